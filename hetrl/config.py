@@ -1,0 +1,244 @@
+"""The experiment file (`configs/*.yaml`): what to train, on which sites, and how to plan and launch it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hetrl.hardware import Topology
+from hetrl.sites import ScenarioFile, read_scenario, read_sites, topology_of
+from hetrl.workload import Lengths, Workload, architecture
+from hetrl.yaml_file import Strict, find, read_yaml
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Model(Strict):
+    """The policy: a catalogue name or a directory with a Hugging Face config.json.
+
+    `weights` is a directory with safetensors; without it the weights are drawn from `seed`.
+    """
+
+    architecture: str
+    weights: str | None = None
+    seed: int = 0
+    dtype: Literal["bf16", "fp32"] = "bf16"
+
+
+class AlgorithmSection(Strict):
+    """PPO or GRPO and their knobs."""
+
+    kind: Literal["ppo", "grpo"] = "grpo"
+    mode: Literal["sync", "async"] = "sync"
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    samples_per_prompt: AtLeastOne = 8
+    minibatches: AtLeastOne = 1
+    epochs: AtLeastOne = 1
+    learning_rate: Positive = 1e-6
+    kl_coefficient: NotNegative = 0.0
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    temperature: Positive = 1.0
+
+    @model_validator(mode="after")
+    def _staleness_needs_async(self) -> AlgorithmSection:
+        if self.mode == "sync" and self.max_staleness:
+            raise ValueError("max_staleness is for mode async; in mode sync it is 0")
+        return self
+
+
+class Reward(Strict):
+    """A rule (no GPU) or a reward model."""
+
+    kind: Literal["rule", "model"] = "rule"
+    architecture: str | None = None
+
+    @model_validator(mode="after")
+    def _model_has_architecture(self) -> Reward:
+        if (self.kind == "model") != (self.architecture is not None):
+            raise ValueError("architecture goes with kind model, and only with it")
+        return self
+
+
+class Critic(Strict):
+    """The value model of PPO; by default the actor's architecture."""
+
+    architecture: str
+
+
+class Data(Strict):
+    """Where the prompts come from."""
+
+    kind: Literal["larger-digit", "arithmetic", "gsm8k", "math", "jsonl"]
+    path: str | None = None
+    seed: int = 0
+
+
+class Batch(Strict):
+    """The size of one iteration."""
+
+    samples: AtLeastOne
+    prompt_tokens: AtLeastOne
+    response_tokens: AtLeastOne
+
+
+class WarmStart(Strict):
+    """Supervised steps on generated demonstrations until the sampled reward lies in the range; then RL begins."""
+
+    reward: tuple[float, float] = (0.2, 0.3)
+    learning_rate: Positive = 1e-3
+    samples: AtLeastOne = 64
+    steps_per_check: AtLeastOne = 5
+    max_steps: AtLeastOne = 500
+
+    @field_validator("reward")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= value[0] < value[1] <= 1:
+            raise ValueError("the range must be [low, high] with 0 <= low < high <= 1")
+        return value
+
+
+class TopologySection(Strict):
+    """Site files and a links file, or one scenario file."""
+
+    sites: tuple[str, ...] = ()
+    links: str | None = None
+    scenario: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TopologySection:
+        if bool(self.sites) == bool(self.scenario):
+            raise ValueError("give either sites (and links) or scenario")
+        return self
+
+
+class Planner(Strict):
+    """Who plans, for what, for how long."""
+
+    solver: str = "sha-ea"
+    objective: Literal["throughput"] = "throughput"
+    budget_seconds: Positive = 30.0
+    seed: int = 0
+
+
+class Launch(Strict):
+    """How the run is started. Times are HH:MM:SS."""
+
+    executor: Literal["auto", "local", "slurm"] = "auto"
+    walltime: str = "08:00:00"
+    gang_timeout: str = "00:10:00"
+
+    @field_validator("walltime", "gang_timeout")
+    @classmethod
+    def _is_time(cls, value: str) -> str:
+        if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value):
+            raise ValueError(f'"{value}" is not HH:MM:SS')
+        return value
+
+
+def seconds_of(clock: str) -> int:
+    """Return the seconds of HH:MM:SS."""
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return hours * 3600 + minutes * 60 + seconds
+
+
+class Experiment(Strict):
+    """A whole experiment file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    model: Model
+    algorithm: AlgorithmSection = AlgorithmSection()
+    reward: Reward = Reward()
+    critic: Critic | None = None
+    data: Data
+    batch: Batch
+    steps: AtLeastOne
+    seed: int = 0
+    warm_start: WarmStart | None = None
+    topology: TopologySection
+    planner: Planner = Planner()
+    launch: Launch = Launch()
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Experiment:
+        group, samples = self.algorithm.samples_per_prompt, self.batch.samples
+        if samples % group:
+            raise ValueError(f"batch.samples ({samples}) must be a multiple of algorithm.samples_per_prompt ({group})")
+        prompts = samples // group
+        if prompts % self.algorithm.minibatches:
+            raise ValueError(f"algorithm.minibatches must divide the {prompts} prompts of an iteration")
+        if self.critic is not None and self.algorithm.kind != "ppo":
+            raise ValueError("critic is for algorithm.kind ppo")
+        return self
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An experiment and the sites that its file names."""
+
+    experiment: Experiment
+    scenario: ScenarioFile
+    topology: Topology
+    workload: Workload
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of experiment and topology, as a plan records them."""
+        return {
+            "experiment": _digest(self.experiment.model_dump(mode="json")),
+            "topology": _digest(self.scenario.model_dump(mode="json")),
+        }
+
+
+def _digest(document: object) -> str:
+    return "sha256:" + hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def read_problem(path: Path) -> Problem:
+    """Read an experiment file and the topology files that it names.
+
+    Relative names are looked for in the working directory, beside the file and one directory above it.
+    """
+    experiment = read_yaml(path, Experiment)
+    bases = [Path(), path.parent, path.parent.parent]
+    section = experiment.topology
+    if section.scenario:
+        scenario = read_scenario(find(section.scenario, bases, f"{path}: topology.scenario"))
+    else:
+        sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
+        links = find(section.links, bases, f"{path}: topology.links") if section.links else None
+        scenario = read_sites(sites, links)
+    return Problem(experiment, scenario, topology_of(scenario), workload_of(experiment))
+
+
+def workload_of(experiment: Experiment) -> Workload:
+    """Return what the planner needs to know of an experiment; UsageError for an unknown architecture."""
+    algorithm, actor = experiment.algorithm, architecture(experiment.model.architecture)
+    critic = None
+    if algorithm.kind == "ppo":
+        critic = architecture(experiment.critic.architecture) if experiment.critic else actor
+    return Workload(
+        algorithm=algorithm.kind,
+        mode=algorithm.mode,
+        max_staleness=algorithm.max_staleness,
+        samples=experiment.batch.samples,
+        samples_per_prompt=algorithm.samples_per_prompt,
+        prompt_tokens=experiment.batch.prompt_tokens,
+        response=Lengths(mean=experiment.batch.response_tokens, maximum=experiment.batch.response_tokens),
+        optimizer_steps_per_iteration=algorithm.minibatches * algorithm.epochs,
+        epochs=algorithm.epochs,
+        actor=actor,
+        critic=critic,
+        reference=actor if algorithm.kl_coefficient > 0 else None,
+        reward=architecture(experiment.reward.architecture) if experiment.reward.architecture else None,
+        weight_bytes=2 if experiment.model.dtype == "bf16" else 4,
+    )

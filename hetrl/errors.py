@@ -1,0 +1,50 @@
+"""The errors that a user of hetrl may see, each with the exit code of the command line.
+
+    HetrlError (1)
+      UsageError (2)            bad input: a file, a key, a value, a flag
+      InfeasibleError (3)       no plan satisfies the constraints
+      SiteUnreachableError (4)  a site does not answer
+      PartialError (5)          done in some places, not in others
+      GangTimeoutError (6)      a member of the run did not come up in time
+
+A message says what is wrong, where, and what to do next:
+`alpha: partition "gpu" allows 24 h, asked 36 h; lower launch.walltime or set sites.alpha.partition`.
+"""
+
+from __future__ import annotations
+
+
+class HetrlError(Exception):
+    """A failure that the command line reports as one short message."""
+
+    exit_code = 1
+
+
+class UsageError(HetrlError):
+    """The input is wrong: the message names the file, the key or the flag, and the nearest right one."""
+
+    exit_code = 2
+
+
+class InfeasibleError(HetrlError):
+    """No plan satisfies the constraints: the message names the tightest one."""
+
+    exit_code = 3
+
+
+class SiteUnreachableError(HetrlError):
+    """A site did not answer within its deadline."""
+
+    exit_code = 4
+
+
+class PartialError(HetrlError):
+    """The command reached some sites and not others: the message names what remains."""
+
+    exit_code = 5
+
+
+class GangTimeoutError(HetrlError):
+    """A member of the run was not ready when the gang timeout ended."""
+
+    exit_code = 6

@@ -1,0 +1,252 @@
+"""GPUs, nodes, sites and links: the device topology graph G_D of HetRL (arXiv 2512.12476, section 3).
+
+A device is named `site/node/index`. Bandwidths are one direction. `gbps` is 1e9 bits per second (links), `gb_per_s` is
+1e9 bytes per second (memory); delays are one way, in milliseconds; 1 GB is 1e9 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from importlib import resources
+
+import yaml
+
+from hetrl.errors import UsageError
+from hetrl.suggest import nearest
+
+ENGINES = ("megatron", "vllm")
+
+
+@dataclass(frozen=True)
+class GpuType:
+    """One entry of the GPU catalogue (`hetrl/catalogue/gpus.yaml`)."""
+
+    name: str
+    peak_tflops: float  # dense bf16 matrix product with fp32 accumulation, no sparsity
+    memory_gb: float
+    memory_gb_per_s: float
+    peer_gbps: float  # GPU to GPU inside a node, one direction
+    host_gbps: float  # GPU to host memory, one direction
+    interconnect: str
+    source: str  # the vendor's document
+    usable_memory: float = 0.92  # what the driver, contexts and fragmentation leave of memory_gb
+
+
+@cache
+def gpu_catalogue() -> Mapping[str, GpuType]:
+    """Return the catalogue by name."""
+    text = resources.files("hetrl.catalogue").joinpath("gpus.yaml").read_text()
+    return {name: GpuType(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
+
+
+def gpu_type(name: str, where: str = "") -> GpuType:
+    """Return the catalogue's entry; raises UsageError that names the nearest known type, after `where`."""
+    catalogue = gpu_catalogue()
+    if name not in catalogue:
+        known = ", ".join(sorted(catalogue))
+        raise UsageError(f'{where}unknown GPU type "{name}"{nearest(name, catalogue)}; known: {known}')
+    return catalogue[name]
+
+
+@dataclass(frozen=True, order=True)
+class DeviceClass:
+    """Devices that the planner may exchange for each other."""
+
+    site: str
+    gpu: str
+    gpus_per_node: int
+
+    @property
+    def name(self) -> str:
+        """Return `site:gpu x size`, as tables show it."""
+        return f"{self.site}:{self.gpu}x{self.gpus_per_node}"
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU (or one `cpu` entry: one rank's share of a machine)."""
+
+    site: str
+    node: str
+    index: int
+    gpu: str
+
+    @property
+    def id(self) -> str:
+        """Return `site/node/index`."""
+        return f"{self.site}/{self.node}/{self.index}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine with equal GPUs.
+
+    `wan_gbps` caps what the node exchanges with other sites where its uplink is slower than the site's; `peer_gbps`
+    overrides the catalogue's GPU-to-GPU bandwidth (another board of the same GPU).
+    """
+
+    name: str
+    gpu: str
+    gpus: int
+    nic_gbps: float = 100.0
+    host_memory_gb: float = 512.0
+    wan_gbps: float | None = None
+    peer_gbps: float | None = None
+
+
+@dataclass(frozen=True)
+class Site:
+    """One cluster: nodes behind one gateway, with the engines that are installed there."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    engines: tuple[str, ...] = ENGINES
+    allocation: str = "node"  # node | gpu: with `node`, idle GPUs of a granted node still cost
+    delay_ms: float = 0.05  # between nodes
+    node_delay_ms: float = 0.005  # inside a node
+    price_per_gpu_hour: float = 0.0
+    budget_gpu_hours: float | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    """The wide-area link between two sites, the same both ways."""
+
+    between: tuple[str, str]
+    delay_ms: float
+    gbps: float
+
+
+@dataclass(frozen=True)
+class Path:
+    """What lies between two devices."""
+
+    delay_ms: float
+    gbps: float
+
+    def seconds(self, transferred_bytes: float) -> float:
+        """Return the time of one transfer: alpha + bytes / beta."""
+        return self.delay_ms / 1e3 + transferred_bytes * 8 / (self.gbps * 1e9)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All sites and the links between them."""
+
+    sites: tuple[Site, ...]
+    links: tuple[Link, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Refuse duplicate names, unknown GPUs, links to nowhere and numbers that cannot be."""
+        _refuse_duplicates("site", (site.name for site in self.sites))
+        for site in self.sites:
+            _check_site(site)
+        _refuse_duplicates("link", ("-".join(sorted(link.between)) for link in self.links))
+        for link in self.links:
+            _check_link(link, {site.name for site in self.sites})
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """Return every device, in the order of sites and nodes."""
+        return tuple(
+            Device(site.name, node.name, index, node.gpu)
+            for site in self.sites
+            for node in site.nodes
+            for index in range(node.gpus)
+        )
+
+    @cached_property
+    def device_by_id(self) -> Mapping[str, Device]:
+        """Return the devices by their ids."""
+        return {device.id: device for device in self.devices}
+
+    @cached_property
+    def site_by_name(self) -> Mapping[str, Site]:
+        """Return the sites by their names."""
+        return {site.name: site for site in self.sites}
+
+    @cached_property
+    def node_by_id(self) -> Mapping[str, Node]:
+        """Return the nodes by `site/node`."""
+        return {f"{site.name}/{node.name}": node for site in self.sites for node in site.nodes}
+
+    @cached_property
+    def classes(self) -> Mapping[DeviceClass, tuple[Device, ...]]:
+        """Return the devices of each class, classes in the order of their first device."""
+        found: dict[DeviceClass, list[Device]] = {}
+        for device in self.devices:
+            found.setdefault(self.class_of(device), []).append(device)
+        return {key: tuple(devices) for key, devices in found.items()}
+
+    def class_of(self, device: Device) -> DeviceClass:
+        """Return the class of a device: its site, GPU type and node size."""
+        return DeviceClass(device.site, device.gpu, self.node_by_id[f"{device.site}/{device.node}"].gpus)
+
+    @cached_property
+    def _link_by_sites(self) -> Mapping[frozenset[str], Link]:
+        return {frozenset(link.between): link for link in self.links}
+
+    def link(self, site: str, other: str) -> Link | None:
+        """Return the link between two sites, None where nobody measured or wrote one."""
+        return self._link_by_sites.get(frozenset((site, other)))
+
+    def path(self, device: Device, other: Device) -> Path | None:
+        """Return what lies between two devices: inside a node, inside a site or over a link; None: no link."""
+        node, other_node = (self.node_by_id[f"{d.site}/{d.node}"] for d in (device, other))
+        site = self.site_by_name[device.site]
+        if device.site == other.site and device.node == other.node:
+            return Path(site.node_delay_ms, node.peer_gbps or gpu_type(node.gpu).peer_gbps)
+        if device.site == other.site:
+            return Path(site.delay_ms, min(node.nic_gbps, other_node.nic_gbps))
+        link = self.link(device.site, other.site)
+        if link is None or link.gbps <= 0:
+            return None
+        caps = [cap for cap in (node.wan_gbps, other_node.wan_gbps) if cap is not None]
+        return Path(link.delay_ms, min([link.gbps, node.nic_gbps, other_node.nic_gbps, *caps]))
+
+
+def _refuse_duplicates(kind: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UsageError(f'topology: {kind} "{name}" is there twice; give each {kind} its own name')
+        seen.add(name)
+
+
+def _check_site(site: Site) -> None:
+    for label in (site.name, *(node.name for node in site.nodes)):
+        if not label or "/" in label or label != label.strip():
+            raise UsageError(f'topology: the name "{label}" in site "{site.name}" must be non-empty, without "/"')
+    _refuse_duplicates(f"node of site {site.name}", (node.name for node in site.nodes))
+    for engine in site.engines:
+        if engine not in ENGINES:
+            raise UsageError(f'site {site.name}: unknown engine "{engine}"; known: {", ".join(ENGINES)}')
+    if site.allocation not in ("node", "gpu"):
+        raise UsageError(f'site {site.name}: allocation is "node" or "gpu", not "{site.allocation}"')
+    if min(site.delay_ms, site.node_delay_ms) < 0:
+        raise UsageError(f"site {site.name}: delay_ms and node_delay_ms must not be negative")
+    for node in site.nodes:
+        _check_node(node, f"site {site.name}, node {node.name}: ")
+
+
+def _check_node(node: Node, where: str) -> None:
+    gpu_type(node.gpu, where)
+    if node.gpus < 1:
+        raise UsageError(f"{where}{node.gpus} GPUs; a node has at least one")
+    for key in ("nic_gbps", "host_memory_gb", "wan_gbps", "peer_gbps"):
+        value = getattr(node, key)
+        if value is not None and value <= 0:
+            raise UsageError(f"{where}{key} must be positive, not {value:g}")
+
+
+def _check_link(link: Link, sites: set[str]) -> None:
+    where = f"link between {link.between[0]} and {link.between[1]}"
+    for end in link.between:
+        if end not in sites:
+            raise UsageError(f'{where}: there is no site "{end}"{nearest(end, sites)}')
+    if link.between[0] == link.between[1]:
+        raise UsageError(f"{where}: a link joins two sites")
+    if link.gbps < 0 or link.delay_ms < 0:
+        raise UsageError(f"{where}: gbps and delay_ms must not be negative")

@@ -1,0 +1,227 @@
+"""What is trained: model architectures, the six tasks of RL post-training and the dataflow graph G.
+
+Sources: HetRL (arXiv 2512.12476) section 3 for the tasks and edges; the models' published `config.json` for the shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hetrl.errors import UsageError
+from hetrl.suggest import nearest
+
+ACTOR_GENERATION = "actor_generation"
+REFERENCE_INFERENCE = "reference_inference"
+REWARD_INFERENCE = "reward_inference"
+CRITIC_INFERENCE = "critic_inference"
+ACTOR_TRAINING = "actor_training"
+CRITIC_TRAINING = "critic_training"
+INFERENCES = (REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE)
+TRAININGS = (ACTOR_TRAINING, CRITIC_TRAINING)
+TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
+ENGINE_OF_TASK = {task: "vllm" if task == ACTOR_GENERATION else "megatron" for task in TASKS}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a dense decoder-only transformer; every count below is exact.
+
+    `positions` counts learned position embeddings (0 for rotary and ALiBi); `gated_mlp` is SwiGLU (three matrices)
+    against two; `linear_bias` puts a bias on every matrix of a layer, `qkv_bias` on q, k and v alone; `norm_parameters` is
+    the number of vectors of a norm (1: RMSNorm or LayerNorm without bias, 2: with bias).
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    linear_bias: bool = False
+    qk_norm: bool = False
+    gated_mlp: bool = True
+    norm_parameters: int = 1
+    positions: int = 0
+    source: str = ""
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Return the parameters of the input embedding."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Return the parameters of the output layer, tied or not (what the last product reads)."""
+        return self.vocabulary * self.hidden
+
+    @cached_property
+    def layer_matrix_parameters(self) -> int:
+        """Return the parameters of the matrices of one layer: q, k, v, o and the feed-forward."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Return all parameters of one layer, norms and biases included."""
+        norms = 2 * self.norm_parameters * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        qkv_outputs = (self.heads + 2 * self.kv_heads) * self.head_dim
+        other_outputs = 2 * self.hidden + (2 if self.gated_mlp else 1) * self.intermediate
+        biases = (qkv_outputs if self.qkv_bias or self.linear_bias else 0) + (other_outputs if self.linear_bias else 0)
+        return self.layer_matrix_parameters + norms + biases
+
+    @cached_property
+    def parameters(self) -> int:
+        """Return all parameters; a tied embedding counts once."""
+        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        return (
+            self.layers * self.layer_parameters
+            + embeddings
+            + self.positions * self.hidden
+            + self.norm_parameters * self.hidden
+        )
+
+    @property
+    def kv_bytes_per_token_layer(self) -> int:
+        """Return the bf16 bytes of the keys and values of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * 2
+
+
+def architecture_from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:
+    """Read a Hugging Face `config.json` of the Qwen2, Qwen3 or Llama families.
+
+    Raises UsageError for another `model_type`, biases that these families publish nowhere, a missing key or a value
+    that is no number.
+    """
+    kind = config.get("model_type")
+    if kind not in ("qwen2", "qwen3", "llama"):
+        raise UsageError(f'{name}: model_type "{kind}" is not supported; known: qwen2, qwen3, llama')
+    for key in ("attention_bias", "mlp_bias"):
+        if config.get(key):
+            raise UsageError(f"{name}: config.json sets {key}; {kind} models with it are not supported")
+    try:
+        heads = int(config["num_attention_heads"])
+        return Architecture(
+            name=name,
+            layers=int(config["num_hidden_layers"]),
+            hidden=int(config["hidden_size"]),
+            heads=heads,
+            kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            intermediate=int(config["intermediate_size"]),
+            vocabulary=int(config["vocab_size"]),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=kind == "qwen2",
+            qk_norm=kind == "qwen3",
+            source="config.json",
+        )
+    except KeyError as missing:
+        raise UsageError(f"{name}: config.json has no {missing}; it is not a Hugging Face {kind} model") from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{name}: config.json holds a value that is no whole number: {error}") from None
+
+
+@cache
+def architecture_catalogue() -> Mapping[str, Architecture]:
+    """Return the catalogue (`hetrl/catalogue/architectures.yaml`) by name."""
+    text = resources.files("hetrl.catalogue").joinpath("architectures.yaml").read_text()
+    return {name: Architecture(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
+
+
+def architecture(name: str) -> Architecture:
+    """Return a catalogue entry, or read the `config.json` of the directory of this name; UsageError otherwise."""
+    catalogue = architecture_catalogue()
+    if name in catalogue:
+        return catalogue[name]
+    directory = Path(name)
+    if (directory / "config.json").is_file():
+        return architecture_from_hf_config(_read_json(directory / "config.json"), name)
+    raise UsageError(
+        f'unknown architecture "{name}"{nearest(name, catalogue)}; give a catalogue name '
+        "or a directory with a Hugging Face config.json"
+    )
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: expected keys and values, found {type(document).__name__}")
+    return document
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The distribution of response lengths in tokens: `kind` fixed means that every sample has `maximum`."""
+
+    mean: float
+    maximum: int
+    kind: str = "fixed"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One RL post-training job as the planner sees it: an iteration handles `samples` sequences."""
+
+    algorithm: str  # ppo | grpo
+    mode: str  # sync | async
+    max_staleness: int
+    samples: int
+    samples_per_prompt: int
+    prompt_tokens: int
+    response: Lengths
+    optimizer_steps_per_iteration: int
+    actor: Architecture
+    critic: Architecture | None = None
+    reference: Architecture | None = None
+    reward: Architecture | None = None
+    weight_bytes: int = 2  # bytes per parameter of the weights that compute and travel: bf16, or 4 for fp32
+    epochs: int = 1
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Return the tasks that need devices, in the order of `TASKS`."""
+        return tuple(task for task in TASKS if self.architecture_of(task) is not None)
+
+    def architecture_of(self, task: str) -> Architecture | None:
+        """Return the model that a task runs; None where the job has no such task."""
+        return {
+            ACTOR_GENERATION: self.actor,
+            ACTOR_TRAINING: self.actor,
+            REFERENCE_INFERENCE: self.reference,
+            REWARD_INFERENCE: self.reward,
+            CRITIC_INFERENCE: self.critic,
+            CRITIC_TRAINING: self.critic,
+        }[task]
+
+    @cached_property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """Return the dataflow graph: generation -> inferences -> trainings -> (weight sync) -> generation."""
+        inferences = [task for task in INFERENCES if task in self.tasks]
+        trainings = [task for task in TRAININGS if task in self.tasks]
+        middle = inferences or [ACTOR_GENERATION]
+        forward = [(ACTOR_GENERATION, task) for task in inferences]
+        return (*forward, *((a, b) for a in middle for b in trainings), (ACTOR_TRAINING, ACTOR_GENERATION))
+
+    @property
+    def sequence_tokens(self) -> float:
+        """Return the mean length of prompt plus response."""
+        return self.prompt_tokens + self.response.mean
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Return the longest possible sequence."""
+        return self.prompt_tokens + self.response.maximum
