@@ -244,6 +244,9 @@ def _tensor_parallel(name: str, task: TaskPlan, workload: Workload) -> Iterator[
             yield f"{where}: tensor parallelism spans the nodes {', '.join(nodes)}; it stays inside one"
         if model.heads % len(devices):
             yield f"{where}: {len(devices)} devices do not divide the {model.heads} attention heads of {model.name}"
+        elif task.engine == "megatron" and model.kv_heads % len(devices):
+            # vLLM replicates key-value heads; Megatron splits them.
+            yield f"{where}: {len(devices)} devices do not divide the {model.kv_heads} key-value heads of {model.name}"
 
 
 def _training_grid(name: str, task: TaskPlan) -> Iterator[str]:

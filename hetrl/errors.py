@@ -20,6 +20,14 @@ class HetrlError(Exception):
     exit_code = 1
 
 
+def error_of(exit_code: int, message: str) -> HetrlError:
+    """Return the error of this exit code: how an error that another process reports is raised here."""
+    for kind in HetrlError.__subclasses__():
+        if kind.exit_code == exit_code:
+            return kind(message)
+    return HetrlError(message)
+
+
 class UsageError(HetrlError):
     """The input is wrong: the message names the file, the key or the flag, and the nearest right one."""
 

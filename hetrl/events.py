@@ -6,6 +6,7 @@ An event is one JSON object per line: `time` (seconds since the epoch), `source`
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -15,24 +16,40 @@ from typing import Any
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one JSON object as a line with a single write, so that concurrent writers do not interleave."""
-    line = json.dumps(row, separators=(", ", ": ")) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    """Append one JSON object as a line with a single write, so that concurrent writers do not interleave.
+
+    A line that an earlier writer left torn (a full disk, a crash) is closed first. Raises OSError where the disk
+    is full.
+    """
+    line = (json.dumps(row, separators=(", ", ": ")) + "\n").encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 
 
+def parse_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the complete rows of some bytes; a line that is still being written, or was torn, is left out."""
+    for line in data[: data.rfind(b"\n") + 1].splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete rows of a file; a missing file has none, a line that is still being written is left out."""
+    """Yield the complete rows of a file; a missing file has none."""
     try:
-        text = path.read_text()
+        yield from parse_lines(path.read_bytes())
     except FileNotFoundError:
         return
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
 
 
 class EventLog:

@@ -35,8 +35,8 @@ class Architecture:
     """The shape of a dense decoder-only transformer; every count below is exact.
 
     `positions` counts learned position embeddings (0 for rotary and ALiBi); `gated_mlp` is SwiGLU (three matrices)
-    against two; `linear_bias` puts a bias on every matrix of a layer, `qkv_bias` on q, k and v alone; `norm_parameters` is
-    the number of vectors of a norm (1: RMSNorm or LayerNorm without bias, 2: with bias).
+    against two; `linear_bias` puts a bias on every matrix of a layer, `qkv_bias` on q, k and v alone;
+    `norm_parameters` is the number of vectors of a norm (1: RMSNorm or LayerNorm without bias, 2: with bias).
     """
 
     name: str

@@ -292,3 +292,12 @@ def test_training_over_sites_needs_each_pair_linked() -> None:
     assert violations(spread, topology(), workload()) == []
     without = linked(*(link for link in topology().links if set(link.between) != {"jsc", "lab"}))
     assert violations(spread, without, workload()) == ["actor_training: trains over jsc and lab, which have no link"]
+
+
+def test_megatron_splits_key_value_heads_and_vllm_replicates_them() -> None:
+    one_head = replace(workload(), actor=replace(workload().actor, kv_heads=1))
+    lines = [line for line in violations(plan(), topology(), one_head) if "heads" in line]
+    assert lines
+    for line in lines:
+        assert line.startswith(f"{TRAINING}, ")
+        assert line.endswith("2 devices do not divide the 1 key-value heads of qwen3-1.7b")

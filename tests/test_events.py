@@ -69,3 +69,12 @@ def test_a_row_is_one_line_of_json(tmp_path: Path) -> None:
     EventLog(path, "launcher").append("said", text="two\nlines")
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["text"] == "two\nlines"
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    append_line(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"step": 2, "rew')
+    append_line(path, {"step": 3})
+    assert [row["step"] for row in read_lines(path)] == [1, 3]

@@ -29,9 +29,9 @@ from hetrl.workload import (
 )
 
 # The number of elements of the published safetensors files. Qwen3 0.6B and 1.7B store the tied output layer a second
-# time (751,632,384 and 2,031,739,904 elements): vocabulary x hidden is taken off here. LLaMA 1 and MPT-7B: the number of
-# parameters that transformers prints. MPT 1B, 3B, 13B: `NumParams` of llm-foundry's scripts/train/benchmarking/README.md
-# at 2048 tokens.
+# time (751,632,384 and 2,031,739,904 elements): vocabulary x hidden is taken off here. LLaMA 1 and MPT-7B: the number
+# of parameters that transformers prints. MPT 1B, 3B, 13B: `NumParams` at 2048 tokens in llm-foundry's
+# scripts/train/benchmarking/README.md.
 PUBLISHED = {
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
