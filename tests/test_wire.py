@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetrl.runtime import wire
+
+_LEAVES: dict[object, st.SearchStrategy[object]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=10),
+    bool: st.booleans(),
+    type(None): st.none(),
+}
+
+
+def _values(kind: object) -> st.SearchStrategy[object]:
+    """Generate values of an annotated type."""
+    if kind in _LEAVES:
+        return _LEAVES[kind]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        return st.fixed_dictionaries({field.name: _values(field.type) for field in fields}).map(lambda v: kind(**v))
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        return st.lists(_values(arguments[0]), max_size=3).map(tuple)
+    if typing.get_origin(kind) is dict:
+        return st.dictionaries(_values(arguments[0]), _values(arguments[1]), max_size=3)
+    return st.one_of([_values(argument) for argument in arguments])
+
+
+_HEADERS = typing.cast(st.SearchStrategy[wire.Header], _values(wire.Header)).map(
+    lambda header: msgspec.structs.replace(header, format=wire.WIRE_FORMAT)
+)
+_HEADER = wire.Header(run="r", source="alpha/controller/0", to=("beta/actor_generation/0",), id=1)
+
+
+@settings(max_examples=20)
+@pytest.mark.parametrize("kind", typing.get_args(wire.Message), ids=lambda kind: kind.__name__)
+@given(data=st.data(), header=_HEADERS)
+def test_every_message_survives_the_wire(kind: type[wire.Tagged], data: st.DataObject, header: wire.Header) -> None:
+    message = data.draw(_values(kind))
+    frames = wire.encode(header, message)
+    assert wire.decode_header(frames[0]) == header
+    arrived = wire.decode_message(memoryview(frames[1]))
+    assert arrived == message
+    assert type(arrived) is kind
+
+
+def test_every_tagged_message_is_one_that_may_arrive() -> None:
+    assert set(wire.Tagged.__subclasses__()) == set(typing.get_args(wire.Message))
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_no_header_and_no_message(garbage: bytes) -> None:
+    for decode in (wire.decode_header, wire.decode_message):
+        with pytest.raises((msgspec.MsgspecError, ValueError)):
+            decode(garbage)
+
+
+@given(st.integers(0, 200))
+def test_a_cut_frame_is_refused(length: int) -> None:
+    header, message = wire.encode(_HEADER, wire.Abort(cause="x" * 20))
+    for decode, frame in ((wire.decode_header, header), (wire.decode_message, message)):
+        with pytest.raises((msgspec.MsgspecError, ValueError)):
+            decode(frame[: min(length, len(frame) - 1)])
+
+
+def test_another_format_is_refused() -> None:
+    frame = wire.encode(msgspec.structs.replace(_HEADER, format="hetrl-wire/9"), wire.Done())[0]
+    with pytest.raises(msgspec.ValidationError, match="hetrl-wire/9"):
+        wire.decode_header(frame)
+
+
+@pytest.mark.parametrize("raw", [{"type": "Nothing"}, {"type": "Abort"}, {"type": "Abort", "cause": 1}, {"cause": "x"}])
+def test_an_unknown_or_incomplete_message_is_refused(raw: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        wire.decode_message(msgspec.msgpack.encode(raw))
+
+
+def test_receivers_are_grouped_by_site_in_order() -> None:
+    members = [wire.address("beta", "actor_generation", 1), wire.address("alpha", "controller"), "beta/critic/0"]
+    assert wire.by_site(members) == {
+        "beta": ("beta/actor_generation/1", "beta/critic/0"),
+        "alpha": ("alpha/controller/0",),
+    }
