@@ -1,0 +1,59 @@
+"""The policy's directory at a site: configuration, tokenizer and, where there are any, weights."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetrl.config import Model
+from hetrl.errors import UsageError
+from hetrl.runtime.tiny_model import write_tiny_model
+from hetrl.workload import Architecture
+
+TINY = "tiny-qwen3"
+
+
+@dataclass(frozen=True)
+class ModelDirectory:
+    """`path` holds config.json and the tokenizer, `weights` the safetensors (None: drawn from the seed)."""
+
+    path: Path
+    config: dict[str, Any]
+    weights: Path | None
+
+
+def ensure_model_directory(model: Model, shape: Architecture, scratch: Path) -> ModelDirectory:
+    """Return the model's directory, writing the tiny model's into `scratch`; UsageError where there is none."""
+    if model.weights is not None:
+        return _read(Path(model.weights), weights=True)
+    if (Path(model.architecture) / "config.json").is_file():
+        return _read(Path(model.architecture), weights=False)
+    if model.architecture != TINY:
+        raise UsageError(
+            f"model.weights: {model.architecture} is only a shape here; give the directory that holds its "
+            "config.json, tokenizer and safetensors at every site"
+        )
+    write_tiny_model(
+        scratch,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        intermediate=shape.intermediate,
+    )
+    return _read(scratch, weights=False)
+
+
+def _read(directory: Path, *, weights: bool) -> ModelDirectory:
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except OSError as error:
+        raise UsageError(f"model: {directory}/config.json: {error.strerror}") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"model: {directory}/config.json is not JSON (line {error.lineno})") from None
+    if weights and not any(directory.glob("*.safetensors")):
+        raise UsageError(f"model.weights: {directory} has no *.safetensors")
+    return ModelDirectory(directory, config, directory if weights else None)

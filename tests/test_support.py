@@ -1,0 +1,38 @@
+"""What cannot be run is refused by name; what can is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hetrl.config import Experiment
+from hetrl.errors import UsageError
+from hetrl.runtime.support import check_runnable
+
+QUICKSTART = yaml.safe_load((Path(__file__).parents[1] / "configs/quickstart.yaml").read_text())
+
+
+def changed(**sections: Any) -> Experiment:
+    return Experiment.model_validate({**QUICKSTART, **sections})
+
+
+def test_the_quickstart_can_be_run() -> None:
+    check_runnable(changed())
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"algorithm": {"kind": "ppo"}}, "algorithm.kind: .ppo."),
+        ({"algorithm": {"mode": "async", "max_staleness": 1}}, "algorithm.mode: .async."),
+        ({"reward": {"kind": "model", "architecture": "qwen3-8b"}}, "reward.kind: .model."),
+        ({"model": {"architecture": "qwen3-8b"}}, "model.weights: qwen3-8b"),
+        ({"data": {"kind": "math", "path": "/data/math"}}, "data.kind: .math."),
+    ],
+)
+def test_what_cannot_be_run_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_runnable(changed(**sections))
