@@ -1,0 +1,1 @@
+"""Acts on the clusters: submit a run, watch it, end it."""

@@ -1,0 +1,119 @@
+"""The command line: `hetrl submit | plan | status | logs | cancel`. stdout is data, stderr is talk.
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 no feasible plan, 4 site unreachable, 5 partial, 6 gang timeout, 130 cancelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from hetrl.errors import HetrlError
+
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit code; an error is one short message on stderr."""
+    arguments = parser().parse_args(argv)
+    # Imported only now, so that --help does not wait for what a verb needs.
+    module, function = arguments.command.split(":")
+    try:
+        return int(getattr(importlib.import_module(module), function)(arguments))
+    except HetrlError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter complains at its end
+        return 0
+    except OSError as error:
+        return _complain(f"{error.filename or 'input or output'}: {error.strerror}", 1)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}:{place.lineno}"
+        return _complain(f"this is a defect of hetrl: {type(error).__name__}: {error} ({where})", 1)
+
+
+def _complain(message: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return exit_code
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
+    top = argparse.ArgumentParser(prog="hetrl", description="One RL post-training of an LLM over several sites.")
+    top.add_argument("--version", action="version", version=f"hetrl {_version()}")
+    verbs = top.add_subparsers(metavar="VERB", required=True)
+
+    plan = _verb(verbs, "plan", "launch.planning:plan_command", "print the plan of an experiment")
+    plan.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
+    plan.add_argument("--json", action="store_true", help="print the plan file instead of a table")
+    plan.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the plan file there too")
+    plan.add_argument("--solver", help="instead of planner.solver")
+    plan.add_argument("--seed", type=int, help="instead of planner.seed")
+    plan.add_argument("--budget", metavar="SECONDS", type=_positive, help="instead of planner.budget_seconds")
+
+    submit = _verb(verbs, "submit", "launch.submit:submit_command", "plan an experiment, start it, follow it")
+    submit.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
+    submit.add_argument("--plan", metavar="FILE", type=Path, help="start this plan instead of planning")
+    submit.add_argument("--yes", action="store_true", help="ask nothing: Ctrl-C stops the run at once")
+    submit.add_argument("--dry-run", action="store_true", help="write the run directory and start nothing")
+
+    status = _verb(verbs, "status", "launch.runs:status_command", "where a run stands")
+    _add_run(status)
+    status.add_argument("--json", action="store_true", help="print the state as JSON")
+
+    logs = _verb(verbs, "logs", "launch.logs:logs_command", "what the processes of a run printed")
+    _add_run(logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
+    logs.add_argument("--site", help="only this site")
+    logs.add_argument("--process", help="only this process, as actor_training-0")
+    logs.add_argument("-n", "--lines", type=_count, default=20, help="last lines of each log (default 20)")
+
+    cancel = _verb(verbs, "cancel", "launch.runs:cancel_command", "end a run and all its processes")
+    _add_run(cancel)
+    return top
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: str, text: str
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    verb.set_defaults(command=command)
+    return verb
+
+
+def _add_run(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run", metavar="RUN", nargs="?", help="id or directory of a run (default: the latest)")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _version() -> str:
+    try:
+        return metadata.version("hetrl")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

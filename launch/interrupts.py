@@ -1,0 +1,76 @@
+"""Ctrl-C and signals while a run is followed: noted when they come, answered when the follower looks."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Replaces the handlers of SIGINT, SIGTERM and SIGHUP between `with` and its end.
+
+    `stop()` returns the number of the signal that ends the run, once there is one. Ctrl-C on a terminal asks first,
+    while the run goes on; a second Ctrl-C is a yes. `hold` is called with True before the question and with False
+    after the answer: nothing else should be shown meanwhile.
+    """
+
+    def __init__(self, always_yes: bool = False, hold: Callable[[bool], None] = lambda _: None) -> None:
+        """Ask nothing where `always_yes`, or without a terminal."""
+        self._hold = hold
+        self._asks = not always_yes and sys.stdin.isatty() and sys.stderr.isatty()
+        self._interrupts = 0
+        self._ended_by: int | None = None
+        self._asking = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, *_ENDING):
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self._interrupts += 1
+        else:
+            self._ended_by = number
+
+    def stop(self) -> int | None:
+        """Return the signal that ends the run, None while it goes on; asks and reads answers without waiting."""
+        if self._ended_by is None and self._interrupts:
+            self._answer_interrupt()
+        if self._ended_by is None and self._asking:
+            self._read_answer()
+        return self._ended_by
+
+    def _answer_interrupt(self) -> None:
+        self._interrupts = 0
+        if not self._asks or self._asking:
+            self._ended_by = signal.SIGINT
+            return
+        self._asking = True
+        self._hold(True)
+        print("\nStop the run? [Y/n] ", end="", file=sys.stderr, flush=True)
+
+    def _read_answer(self) -> None:
+        if not select.select([sys.stdin], [], [], 0)[0]:
+            return
+        self._asking = False
+        answer = os.read(sys.stdin.fileno(), 1024).decode(errors="replace").strip().lower()
+        if answer.startswith("n"):
+            print("The run goes on.", file=sys.stderr, flush=True)
+        else:
+            self._ended_by = signal.SIGINT
+        self._hold(False)

@@ -1,0 +1,82 @@
+"""`hetrl plan`, and the plan of `hetrl submit`: read the experiment, solve or read a plan, check it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from hetrl.config import Problem, read_problem
+from hetrl.errors import HetrlError
+from hetrl.plan import Plan
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
+    problem = read_problem(arguments.config)
+    plan = solve_problem(problem, arguments.solver, arguments.budget, arguments.seed)
+    document = json.dumps(plan.to_json(), indent=2)
+    if arguments.output is not None:
+        try:
+            arguments.output.write_text(document + "\n")
+        except OSError as error:
+            raise HetrlError(f"{arguments.output}: cannot write the plan ({error.strerror})") from None
+        print(f"the plan is in {arguments.output}", file=sys.stderr)
+    if arguments.json:
+        print(document)
+    else:
+        print_plan(Console(), plan, problem)
+    return 0
+
+
+def solve_problem(
+    problem: Problem, solver: str | None = None, budget_seconds: float | None = None, seed: int | None = None
+) -> Plan:
+    """Return the solver's plan; what is not given comes from the experiment. The talk goes to stderr."""
+    from hetrl import search
+
+    planner = problem.experiment.planner
+    solver = solver or planner.solver
+    budget = planner.budget_seconds if budget_seconds is None else budget_seconds
+    talk = Console(stderr=True)
+    with talk.status(f"planning with {solver}, at most {budget:g} s"):
+        asked = search.Problem(problem.topology, problem.workload)
+        plan = search.solve(asked, solver, budget, planner.seed if seed is None else seed, problem.digests)
+    found = plan.solver
+    print(f"planned with {found.name} in {found.seconds:.1f} s ({found.evaluations} evaluations)", file=sys.stderr)
+    return plan
+
+
+def given_plan(path: Path, problem: Problem) -> Plan:
+    """Read a plan file and check it against the experiment; warns where it was made for other inputs.
+
+    Raises UsageError where it is not a plan or breaks a constraint.
+    """
+    from hetrl.check import check
+    from hetrl.plan_json import read_plan
+
+    plan = read_plan(path)
+    check(plan, problem.topology, problem.workload)
+    changed = [name for name, digest in problem.digests.items() if plan.inputs.get(name) != digest]
+    if changed:
+        print(f"warning: {path} was made for another {' and another '.join(changed)}", file=sys.stderr)
+    return plan
+
+
+def print_sites(console: Console, problem: Problem) -> None:
+    """Print the sites and their links."""
+    from hetrl.report.tables import links_table, sites_table
+
+    console.print(sites_table(problem.topology))
+    if problem.topology.links:
+        console.print(links_table(problem.topology))
+
+
+def print_plan(console: Console, plan: Plan, problem: Problem) -> None:
+    """Print the plan."""
+    from hetrl.report.tables import plan_table
+
+    console.print(plan_table(plan, problem.workload, problem.topology))

@@ -1,0 +1,44 @@
+"""The pages of a run: plan.html when it is planned, report.html while it runs and at its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from hetrl.config import Problem
+from hetrl.events import read_lines
+from hetrl.plan import Plan
+from launch.run_directory import Run
+
+
+def write_plan_page(run: Run, plan: Plan, problem: Problem) -> None:
+    """Write plan.html."""
+
+    def page() -> str:
+        from hetrl.report.plan_page import plan_page
+
+        return plan_page(plan, problem.topology, problem.workload)
+
+    _write(run.path / "plan.html", page)
+
+
+def write_run_page(run: Run, plan: Plan) -> None:
+    """Write report.html from what is known by now; the summary is empty before the end."""
+
+    def page() -> str:
+        from hetrl.report.run_page import run_page
+
+        summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
+        return run_page(summary, list(read_lines(run.metrics)), list(read_lines(run.events)), plan)
+
+    _write(run.path / "report.html", page)
+
+
+def _write(path: Path, page: Callable[[], str]) -> None:
+    """Write a page; one that cannot be drawn is a warning, for a run is worth more than its picture."""
+    try:
+        path.write_text(page())
+    except Exception as error:
+        print(f"warning: {path.name} was not written: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,0 +1,204 @@
+"""The run directory `runs/<name>-<stamp>/`: where each file of a run lies, made by `create_run`, found by `find_run`.
+
+config.yaml plan.json plan.html report.html events.jsonl metrics.jsonl state.json summary.json
+scripts/<site>/{gang,array-*}.json    logs/<site>/<process>.log    checkpoints/
+sites/<site>/                         the site's own directory: all that its processes see
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hetrl.config import Experiment, seconds_of
+from hetrl.errors import HetrlError, UsageError
+from hetrl.files import replace_json
+from hetrl.plan import Plan
+from hetrl.runtime.keys import SiteKeys, write_keys
+from hetrl.suggest import nearest
+from launch.render import Job
+
+LAUNCHER = "launcher"
+HOLD_MARGIN_SECONDS = 60
+_STAMP = re.compile(r"-(\d{8}-\d{6})(?:-(\d+))?$")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        """Return the run's name and stamp."""
+        return self.path.name
+
+    @property
+    def events(self) -> Path:
+        """Return the append-only truth about the run."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """Return the file with one row per step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """Return the fold of the events."""
+        return self.path / "state.json"
+
+    @property
+    def summary(self) -> Path:
+        """Return what the run achieved; it appears at its end."""
+        return self.path / "summary.json"
+
+    @property
+    def launcher_log(self) -> Path:
+        """Return where a defect of the launcher leaves its traceback."""
+        return self.path / "logs" / "launcher.log"
+
+    def site(self, site: str) -> Path:
+        """Return a site's own directory."""
+        return self.path / "sites" / site
+
+    def log(self, site: str, process: str) -> Path:
+        """Return what a process printed."""
+        return self.path / "logs" / site / f"{process}.log"
+
+
+def runs_directory() -> Path:
+    """Return HETRL_RUNS, or `runs` in the working directory."""
+    return Path(os.environ.get("HETRL_RUNS") or "runs")
+
+
+def create_run(name: str, config_text: str, plan: Plan) -> Run:
+    """Make the directory of a run that starts now, with its configuration and plan.
+
+    Raises HetrlError where the directory cannot be written.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    try:
+        run = Run(_make_unique(runs_directory(), f"{name}-{stamp}"))
+        for folder in ("scripts", "logs", "sites"):
+            (run.path / folder).mkdir()
+        for site in plan.site_order:
+            run.site(site).mkdir(mode=0o700)
+            (run.path / "logs" / site).mkdir()
+        (run.site(plan.lead_site) / "checkpoints").mkdir()
+        (run.path / "checkpoints").symlink_to(Path("sites") / plan.lead_site / "checkpoints")
+        (run.path / "config.yaml").write_text(config_text)
+        replace_json(run.path / "plan.json", plan.to_json())
+    except OSError as error:
+        where = error.filename or runs_directory()
+        raise HetrlError(
+            f"{where}: {error.strerror}; a run needs a directory to write to: "
+            "start it elsewhere, or set HETRL_RUNS to one"
+        ) from None
+    return run
+
+
+def _make_unique(parent: Path, name: str) -> Path:
+    """Make `parent/name`, or `name-2`, `name-3`, ... where another run of this second has it."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 1000):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path.resolve()
+    raise HetrlError(f"{parent}: a thousand runs {name} exist already; wait a second")
+
+
+def find_run(name: str | None) -> Run:
+    """Return the run of this id or directory, the latest one for None; raises UsageError where there is none."""
+    parent = runs_directory()
+    known = sorted(_runs_in(parent), key=_age)
+    if name is None:
+        if not known:
+            raise UsageError(f"{parent}: there is no run yet; start one with `hetrl submit CONFIG`")
+        return Run(known[-1].resolve())
+    for path in (parent / name, Path(name)):
+        if (path / "plan.json").is_file():
+            return Run(path.resolve())
+    names = [path.name for path in known]
+    latest = f"; the latest is {names[-1]}" if names else ""
+    raise UsageError(f'there is no run "{name}" in {parent}{nearest(name, names) or latest}')
+
+
+def _runs_in(parent: Path) -> list[Path]:
+    if not parent.is_dir():
+        return []
+    return [path for path in parent.iterdir() if _STAMP.search(path.name) and (path / "plan.json").is_file()]
+
+
+def _age(path: Path) -> tuple[str, int]:
+    """Order runs by their stamps, and those of one second by their numbers."""
+    match = _STAMP.search(path.name)
+    return (match[1], int(match[2] or 1)) if match else ("", 0)
+
+
+def write_scripts(run: Run, jobs: Sequence[Job]) -> None:
+    """Write what each site starts: `gang.json` is a job, `array-*.json` the rows of its tasks."""
+    for job in jobs:
+        folder = run.path / "scripts" / job.site
+        folder.mkdir(exist_ok=True)
+        rows = [asdict(process) for process in job.tasks]
+        replace_json(folder / f"{job.name}.json", rows if job.kind == "array" else {"kind": job.kind, "tasks": rows})
+
+
+def stage(
+    run: Run,
+    experiment: Experiment,
+    plan: Plan,
+    gpu_by_device: Mapping[str, str],
+    gateways: Mapping[str, str],
+    keys: Mapping[str, SiteKeys],
+) -> None:
+    """Put into every site's directory what its processes read; `gateways` are the endpoints (tcp://host:port)."""
+    document = yaml.safe_dump(with_absolute_paths(experiment).model_dump(mode="json"), sort_keys=False)
+    for site in plan.site_order:
+        directory = run.site(site)
+        (directory / "config.yaml").write_text(document)
+        replace_json(directory / "plan.json", plan.to_json())
+        shared = {"run": run.id, "site": site, "bind": gateways[site]}
+        described = {**shared, "lead_site": plan.lead_site, "gateways": dict(gateways), "gpus": dict(gpu_by_device)}
+        replace_json(directory / "site.json", described)
+        peers = {other: endpoint for other, endpoint in gateways.items() if other != site}
+        # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
+        hold_seconds = seconds_of(experiment.launch.gang_timeout) + HOLD_MARGIN_SECONDS
+        connected = {**shared, "peers": peers, "hold_seconds": hold_seconds, "keys": "keys.json"}
+        replace_json(directory / "gateway.json", connected)
+        write_keys(directory / "keys.json", keys[site])
+
+
+def with_absolute_paths(experiment: Experiment) -> Experiment:
+    """Return the experiment with the relative paths that exist here made absolute: processes start elsewhere."""
+    changes: dict[str, Any] = {}
+    for section, keys in {
+        "model": ("architecture", "weights"),
+        "reward": ("architecture",),
+        "critic": ("architecture",),
+        "data": ("path",),
+    }.items():
+        part = getattr(experiment, section)
+        values = {key: getattr(part, key) for key in keys} if part is not None else {}
+        found = {key: str(Path(value).absolute()) for key, value in values.items() if value and Path(value).exists()}
+        if found:
+            changes[section] = part.model_copy(update=found)
+    return experiment.model_copy(update=changes)
+
+
+def lead_site_of(run: Run) -> str:
+    """Return the site whose controller leads the run, as its plan says."""
+    return str(json.loads((run.path / "plan.json").read_text())["site_order"][0])

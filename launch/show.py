@@ -1,0 +1,110 @@
+"""What a run's events say to a reader: one line of text each, or none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_NAMES_ERROR = re.compile(r"(\b\w*(Error|Exception|Interrupt)\b|\berror\b|\bfatal\b)[:(\s]", re.IGNORECASE)
+_TAIL_BYTES = 65536
+
+
+class Lines:
+    """Turns events into lines; it remembers the weight version that a step's line shows."""
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self._version: int | None = None
+
+    def line(self, event: Mapping[str, Any]) -> str | None:
+        """Return what an event says, None where it says nothing to a reader."""
+        if event["kind"] == "weights_published":
+            self._version = event["version"]
+        if event["kind"] == "step":
+            return step_line(event, self._version)
+        show = _SHOWN.get(event["kind"])
+        return show(event) if show else None
+
+
+def step_line(event: Mapping[str, Any], version: int | None) -> str:
+    """Return `step 12/40  reward 0.53  3.1 s (gen 1.2, infer 0.3, train 0.8, sync 0.4)  v12`."""
+    seconds = event["seconds"]
+    parts = {
+        "gen": [ACTOR_GENERATION],
+        "infer": ["old_logprobs", *INFERENCES],
+        "train": list(TRAININGS),
+        "sync": ["weight_sync"],
+    }
+    spent = {name: sum(seconds.get(task, 0.0) for task in tasks) for name, tasks in parts.items()}
+    shown = ", ".join(f"{name} {value:.1f}" for name, value in spent.items() if value >= 0.05)
+    width = len(str(event["of"]))
+    line = f"step {event['step']:>{width}}/{event['of']}  reward {event['reward']:.2f}  {seconds['iteration']:.1f} s"
+    return line + (f" ({shown})" if shown else "") + ("" if version is None else f"  v{version}")
+
+
+def _submitted(event: Mapping[str, Any]) -> str:
+    count = len(event["processes"])
+    return f"{event['site']}: {event['job']} started, {count} process{'es' if count > 1 else ''}"
+
+
+def _ready(event: Mapping[str, Any]) -> str:
+    engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
+    return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
+
+
+def _go(event: Mapping[str, Any]) -> str:
+    count = len(event["members"])
+    return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"
+
+
+def _warm_start(event: Mapping[str, Any]) -> str:
+    return f"warm start: {event['steps']} supervised steps, sampled reward {event['reward']:.2f}"
+
+
+_SHOWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "submitted": _submitted,
+    "member_ready": _ready,
+    "go": _go,
+    "warm_start": _warm_start,
+}
+
+
+def telling_line(text: str) -> str:
+    """Return the line of a log that tells why the process ended: the last that names an error, else the last."""
+    lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
+    errors = [line for line in lines if _NAMES_ERROR.search(line + " ")]
+    chosen = (errors or lines or [""])[-1]
+    return chosen.removeprefix("error: ")
+
+
+def log_tail(path: Path, lines: int | None = None) -> str:
+    """Return the end of a log file (its last `lines`, or 64 KiB); nothing where there is none."""
+    try:
+        with path.open("rb") as file:
+            if lines is None:
+                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:] if lines else [])
+
+
+def from_here(path: Path) -> str:
+    """Return a path as the reader of this working directory writes it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as aligned text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
