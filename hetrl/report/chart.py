@@ -1,0 +1,108 @@
+"""Line charts as coordinates: pure arithmetic, the templates draw them as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetrl.report.text import figure
+
+WIDTH, HEIGHT = 400, 230
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 14, 40
+_MOST_DOTS = 60
+_NOTHING = 1e-30  # smaller values are drawn as zero
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A mark on an axis: where it is and what it says."""
+
+    at: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One series, ready to draw: polylines (a gap starts another), dots, axes and a sentence for who cannot see it."""
+
+    title: str
+    lines: tuple[str, ...]
+    dots: tuple[tuple[float, float], ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    x_label: str
+    summary: str
+
+
+def line_chart(title: str, points: Sequence[tuple[float, float | None]], x_label: str = "step") -> Chart:
+    """Return the chart of (x, y) points in the order of x; a missing or infinite y is a gap."""
+    known = [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+    if not known:
+        return Chart(title, (), (), (), (), x_label, f"{title}: no values")
+    ys = [y for _, y in known]
+    first, last = known[0][0], known[-1][0]
+    x_marks = _whole(nice_ticks(first if last / 2 < first < last else 0.0, last, 6))
+    y_marks = nice_ticks(min(ys), max(ys), 5)
+    x_range = (min(x_marks[0], first), max(x_marks[-1], last))
+    placed = {x: (_across(x, x_range), _up(y, (y_marks[0], y_marks[-1]))) for x, y in known}
+    alone = len(known) <= _MOST_DOTS
+    return Chart(
+        title=title,
+        lines=tuple(" ".join(f"{a:.1f},{b:.1f}" for a, b in run) for run in _runs(points, placed)),
+        dots=tuple((round(a, 1), round(b, 1)) for a, b in placed.values()) if alone else (),
+        x_ticks=tuple(Tick(round(_across(x, x_range), 1), f"{x:g}") for x in x_marks),
+        y_ticks=tuple(Tick(round(_up(y, (y_marks[0], y_marks[-1])), 1), tick_label(y, y_marks)) for y in y_marks),
+        x_label=x_label,
+        summary=f"{title}: from {figure(ys[0])} to {figure(ys[-1])}, "
+        f"lowest {figure(min(ys))}, highest {figure(max(ys))}",
+    )
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """Return about `count` multiples of 1, 2 or 5 times a power of ten that enclose [low, high]."""
+    size = max(abs(low), abs(high))
+    if high - low <= 1e-9 * size or size < _NOTHING:  # no difference that an axis could show
+        spread = size / 2 if size >= _NOTHING else 0.5
+        low, high = low - spread, high + spread
+    raw = (high - low) / max(count - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+
+
+def tick_label(value: float, marks: Sequence[float]) -> str:
+    """Return a label with the digits that the distance of the marks needs."""
+    largest = max(map(abs, marks))
+    if not 1e-3 <= largest < 1e5:
+        number, _, power = f"{value:.2e}".partition("e")
+        return f"{float(number):g}e{int(power)}" if value else "0"
+    step = marks[1] - marks[0]
+    return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+
+
+def _whole(marks: list[float]) -> list[float]:
+    """Keep what can be the number of a step."""
+    whole = [mark for mark in marks if mark == int(mark) and mark >= 0]
+    return whole or [0.0, 1.0]
+
+
+def _across(x: float, limits: tuple[float, float]) -> float:
+    return LEFT + (x - limits[0]) / (limits[1] - limits[0] or 1) * (WIDTH - LEFT - RIGHT)
+
+
+def _up(y: float, limits: tuple[float, float]) -> float:
+    return HEIGHT - BOTTOM - (y - limits[0]) / (limits[1] - limits[0]) * (HEIGHT - TOP - BOTTOM)
+
+
+def _runs(
+    points: Sequence[tuple[float, float | None]], placed: dict[float, tuple[float, float]]
+) -> list[list[tuple[float, float]]]:
+    runs: list[list[tuple[float, float]]] = [[]]
+    for x, y in points:
+        if y is None or not math.isfinite(y):
+            runs.append([])
+        else:
+            runs[-1].append(placed[x])
+    return [run for run in runs if len(run) > 1]

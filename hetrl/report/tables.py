@@ -1,0 +1,156 @@
+"""Tables for the terminal, readable at 80 columns; each function returns a rich renderable and prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from rich import box
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetrl.hardware import Node, Site, Topology, gpu_type
+from hetrl.plan import Plan
+from hetrl.report.rows import TaskRow, task_rows
+from hetrl.report.text import byte_figure, compact_devices, figure, spoken
+from hetrl.workload import Workload
+
+_UNCALIBRATED = "* uncalibrated: no measurement of this GPU type stands behind the figure"
+
+
+def sites_table(topology: Topology, uncalibrated: Collection[str] = ()) -> RenderableType:
+    """Return a row per site and kind of node; GPU types in `uncalibrated` carry a star."""
+    table = _table("Sites", "site", "nodes", "GPUs", "memory", "network", "engines")
+    starred = False
+    for site in topology.sites:
+        for index, nodes in enumerate(_alike(site)):
+            node, gpu = nodes[0], gpu_type(nodes[0].gpu)
+            starred |= (star := node.gpu in uncalibrated)
+            head, tail = ("", "") if index else (site.name, ", ".join(site.engines))
+            gpus = f"{len(nodes)} × {node.gpus} {node.gpu}{'*' if star else ''}"
+            names = _folded(site.name, nodes)
+            _add(table, head, names, gpus, f"{gpu.memory_gb:g} GB", f"{figure(node.nic_gbps)} Gbps", tail)
+    return _noted(table, _UNCALIBRATED if starred else "")
+
+
+def _alike(site: Site) -> Iterator[list[Node]]:
+    """Yield runs of equal nodes."""
+    for _, nodes in groupby(site.nodes, key=lambda node: (node.gpu, node.gpus, node.nic_gbps)):
+        yield list(nodes)
+
+
+def _folded(site: str, nodes: list[Node]) -> str:
+    names = compact_devices(f"{site}/{node.name}/0" for node in nodes)
+    return ", ".join(name.removeprefix(f"{site}/").removesuffix("/0") for name in names)
+
+
+def links_table(topology: Topology) -> RenderableType:
+    """Return a row per link: delay one way, bandwidth in one direction, and what 1 GB takes."""
+    table = _table("Links", "between", "and", "delay (one way)", "bandwidth", "1 GB takes")
+    for link in topology.links:
+        seconds = f"{figure(link.delay_ms / 1e3 + 8 / link.gbps)} s" if link.gbps > 0 else "no way"
+        _add(table, *link.between, f"{figure(link.delay_ms)} ms", f"{figure(link.gbps)} Gbps", seconds)
+    return table if topology.links else Text("Links: none")
+
+
+def plan_table(
+    plan: Plan, workload: Workload, topology: Topology, uncalibrated: Collection[str] = ()
+) -> RenderableType:
+    """Return a row per task and site: devices, TP×PP×DP, samples, predicted seconds.
+
+    Seconds that rest on a GPU type in `uncalibrated` carry a star.
+    """
+    table = _table("Plan", "task", "site", "devices", "TP×PP×DP", "samples", "predicted")
+    starred, previous = False, ""
+    for row in task_rows(plan):
+        star = _is_uncalibrated(plan, row, topology, uncalibrated)
+        starred |= star
+        seconds = "" if row.seconds is None else f"{figure(row.seconds)} s{'*' if star else ''}"
+        devices = ", ".join(name.split("/", 1)[1] for name in compact_devices(row.devices))
+        name = spoken(row.task) if row.task != previous else ""
+        _add(table, name, row.site, devices, row.parallelism, "" if row.samples is None else str(row.samples), seconds)
+        previous = row.task
+    for name, value in plan.predicted.tasks.items():
+        if name not in plan.tasks:
+            _add(table, spoken(name), "", "", "", "", f"{figure(value)} s")
+    used = {device for task in plan.tasks.values() for device in task.devices}
+    note = (
+        f"{workload.algorithm.upper()}, {workload.mode}: an iteration of {workload.samples} samples takes "
+        f"{figure(plan.predicted.iteration_seconds)} s ({figure(plan.predicted.samples_per_second)} samples/s) on "
+        f"{len(used)} of {len(topology.devices)} devices, as predicted by our model; solver {plan.solver.name}"
+    )
+    return _noted(table, f"{note}\n{_UNCALIBRATED}" if starred else note)
+
+
+def _is_uncalibrated(plan: Plan, row: TaskRow, topology: Topology, uncalibrated: Collection[str]) -> bool:
+    return any(topology.device_by_id[device].gpu in uncalibrated for device in plan.tasks[row.task].devices)
+
+
+def summary_table(summary: Mapping[str, Any]) -> RenderableType:
+    """Return what a run's `summary.json` says: its figures, then predicted and measured seconds per task."""
+    table = _table("Summary", "what", "value", headers=False)
+    for what, value in _summary_lines(summary):
+        _add(table, what, value)
+    tasks = _table("Seconds per step", "task", "predicted", "measured")
+    for name, seconds in summary.get("tasks", {}).items():
+        pair = (seconds.get("predicted_seconds"), seconds.get("measured_seconds"))
+        _add(tasks, spoken(name), *(f"{figure(value)} s" for value in pair))
+    return Stack(table, tasks) if summary.get("tasks") else table
+
+
+def _summary_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the lines that the summary has values for."""
+    if "run" in summary:
+        yield "run", str(summary["run"])
+    if "steps" in summary:
+        yield "steps", str(summary["steps"])
+    if summary.get("warm_start"):
+        start = summary["warm_start"]
+        yield "supervised start", f"{start['steps']} steps to reward {figure(start['reward'])}"
+    if "reward_first" in summary:
+        yield "reward", f"{figure(summary['reward_first'])} → {figure(summary['reward_last'])}"
+    rates = [f"{figure(summary[f'{key}_per_second'])} {key}/s" for key in ("samples", "tokens") if _has(summary, key)]
+    for what, value in (
+        ("throughput", ", ".join(rates)),
+        ("engines", ", ".join(f"{name} {version}" for name, version in summary.get("engines", {}).items())),
+        ("sites", ", ".join(summary.get("sites", ()))),
+        ("weight versions", _versions(summary.get("weight_versions", ()))),
+        ("over the links", ", ".join(f"{k} {byte_figure(v)}" for k, v in summary.get("bytes_per_link", {}).items())),
+        ("GPU-hours", ", ".join(f"{site} {figure(hours)}" for site, hours in summary.get("gpu_hours", {}).items())),
+    ):
+        if value:
+            yield what, value
+    if "faults_survived" in summary:
+        yield "faults survived", str(summary["faults_survived"])
+
+
+def _has(summary: Mapping[str, Any], key: str) -> bool:
+    return summary.get(f"{key}_per_second") is not None
+
+
+def _versions(versions: Collection[Mapping[str, Any]]) -> str:
+    return f"{len(versions)}, {byte_figure(sum(entry['bytes'] for entry in versions))}" if versions else ""
+
+
+_RIGHT = {"memory", "network", "delay (one way)", "bandwidth", "1 GB takes", "samples", "predicted", "measured"}
+_MAY_WRAP = {"nodes", "engines", "devices", "value"}
+
+
+def _table(title: str, *columns: str, headers: bool = True) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=headers)
+    for column in columns:
+        justify = "right" if column in _RIGHT else "left"
+        table.add_column(column, justify=justify, no_wrap=column not in _MAY_WRAP)  # type: ignore[arg-type]
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    """Add a row of plain text: names are never read as markup."""
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _noted(table: Table, note: str) -> RenderableType:
+    return Stack(table, Text(note)) if note else table
