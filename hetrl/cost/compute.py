@@ -1,0 +1,121 @@
+"""Seconds of the products on one device: FLOPs, bytes read, and the roofline between them.
+
+Everything here is of one pipeline stage on one of its `tensor_parallel` equal ranks, without communication.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from hetrl.cost.efficiency import rates
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
+
+_WITH_LANGUAGE_HEAD = (ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE)
+
+
+@dataclass(frozen=True)
+class StageShape:
+    """One pipeline stage as the formulas see it.
+
+    `first` and `last` are its place in the pipeline (both where there is one stage). `head` is true for the tasks that
+    end in the vocabulary; critic and reward model end in one number, whose product is left out.
+    """
+
+    architecture: Architecture
+    layers: int
+    first: bool
+    last: bool
+    head: bool
+    tensor_parallel: int
+    gpu: str
+    weight_bytes: int = 2
+
+    @property
+    def parameters(self) -> float:
+        """Return the parameters that one rank holds.
+
+        A tied embedding is held once where the first stage is also the last, and twice in a longer pipeline.
+        """
+        model = self.architecture
+        count = self.layers * model.layer_parameters
+        if self.first:
+            count += model.embedding_parameters + model.positions * model.hidden
+        if self.last:
+            count += model.norm_parameters * model.hidden
+            shared = self.first and model.tied_embeddings
+            count += model.head_parameters if self.head and not shared else 0
+            count += 0 if self.head else model.hidden
+        return count / self.tensor_parallel
+
+    @property
+    def matrix_parameters(self) -> float:
+        """Return the parameters of one rank that every token is multiplied with: no input embedding, with the head."""
+        count = self.layers * self.architecture.layer_matrix_parameters
+        count += self.architecture.head_parameters if self.last and self.head else 0
+        return count / self.tensor_parallel
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Return the key and value bytes of one token on one rank; KV heads replicate once TP exceeds them."""
+        model = self.architecture
+        share = max(1.0, model.kv_heads / self.tensor_parallel) / model.kv_heads
+        return self.layers * model.kv_bytes_per_token_layer * self.weight_bytes / 2 * share
+
+
+def has_language_head(task: str) -> bool:
+    """Return whether the task's model ends in the vocabulary."""
+    return task in _WITH_LANGUAGE_HEAD
+
+
+@cache
+def forward_flops(stage: StageShape, sequence: float) -> float:
+    """Return the forward FLOPs per token of one rank: 2 per matrix parameter + causal attention 2 L h s.
+
+    `h` is heads x head_dim. Source: Korthikanti et al. (arXiv 2205.05198), appendix A, with the causal half; times
+    three it is the 6 N + 6 L h s per trained token of the PaLM paper (arXiv 2204.02311, appendix B), causal.
+    """
+    model = stage.architecture
+    attention = 2 * stage.layers * model.heads * model.head_dim * sequence / stage.tensor_parallel
+    return 2 * stage.matrix_parameters + attention
+
+
+def prefill_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
+    """Return the time of a forward pass over `tokens` tokens in sequences of length `sequence`.
+
+    Roofline: FLOPs over the reached peak, but never less than reading the weights once.
+    """
+    device = rates(stage.gpu)
+    reading = stage.matrix_parameters * stage.weight_bytes / device.decode_bytes
+    return max(tokens * forward_flops(stage, sequence) / device.prefill_flops, reading)
+
+
+def training_seconds(stage: StageShape, tokens: float, sequence: float, recompute: str) -> tuple[float, float]:
+    """Return the forward and the backward time of one micro-batch of `tokens` tokens.
+
+    Backward is twice the forward (two products per matrix); full recomputation adds one forward: 6 N + 2 N.
+    """
+    forward = tokens * forward_flops(stage, sequence) / rates(stage.gpu).training_flops
+    return forward, (3 if recompute == "full" else 2) * forward
+
+
+def decode_seconds(stage: StageShape, batch: float, context: float) -> float:
+    """Return the time of one decode step of `batch` sequences with `context` tokens each, on one stage.
+
+    The products are a roofline (weights/TP over memory bandwidth, 2 FLOPs per parameter and sequence over the peak);
+    attention reads all keys and values after them, hence the sum. It meets the Helix (ASPLOS'25) tables of one
+    LLaMA-30B layer within 10 % from batch 2 to 520 on A100-40 and L4.
+    """
+    device = rates(stage.gpu)
+    weights = stage.matrix_parameters
+    products = max(weights * stage.weight_bytes / device.decode_bytes, 2 * weights * batch / device.prefill_flops)
+    return products + batch * context * stage.kv_bytes_per_token / device.decode_bytes
+
+
+def optimizer_seconds(stage: StageShape, shards: int) -> float:
+    """Return the time of one Adam update: 30 bytes per parameter through memory (read 16, write 14), sharded.
+
+    Source: bytes of mixed-precision Adam (ZeRO, arXiv 1910.02054, section 3.1): gradient, master, two moments, weight.
+    """
+    device = rates(stage.gpu)
+    return stage.parameters / shards * 30 / device.memory_bytes_per_s + device.overhead.optimizer_step

@@ -1,0 +1,147 @@
+"""Seconds of communication: one transfer, the collectives inside a node, rings over nodes and sites.
+
+Every bandwidth is one direction; a transfer is alpha + bytes / beta (`Path.seconds`). No link: infinite time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetrl.hardware import Device, Path, Topology, gpu_type
+
+Direction = tuple[str, str]  # (from site, to site)
+NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)
+
+
+def path(topology: Topology, device: Device, other: Device) -> Path:
+    """Return what lies between two devices; `NO_PATH` where nothing does."""
+    return topology.path(device, other) or NO_PATH
+
+
+def slowest(topology: Topology, devices: Sequence[Device]) -> Path | None:
+    """Return the slowest edge of the ring through the devices; None for a single one."""
+    if len(devices) < 2:
+        return None
+    edges = [path(topology, a, b) for a, b in pairwise((*devices, devices[0]))]
+    return Path(max(edge.delay_ms for edge in edges), min(edge.gbps for edge in edges))
+
+
+def all_reduce_seconds(ranks: int, transferred_bytes: float, edge: Path | None) -> float:
+    """Return the time of one all-reduce among directly connected ranks (tensor parallelism inside a node).
+
+    2 alpha + 2 (n-1)/n bytes / beta: reduce-scatter and all-gather, each one exchange with all peers at once.
+    Source: Thakur et al., IJHPCA 2005, section 4.
+    """
+    if edge is None or ranks < 2:
+        return 0.0
+    seconds_per_byte = 8 / (edge.gbps * 1e9)
+    return 2 * edge.delay_ms / 1e3 + 2 * (ranks - 1) / ranks * transferred_bytes * seconds_per_byte
+
+
+def site_gbps(topology: Topology, source: Iterable[Device], target: Iterable[Device]) -> Path:
+    """Return the path between the best-connected node of either side: the gateways stand there."""
+    best = NO_PATH
+    targets = _one_per_node(target)
+    for device in _one_per_node(source):
+        for other in targets:
+            found = path(topology, device, other)
+            best = found if found.gbps > best.gbps else best
+    return best
+
+
+def _one_per_node(devices: Iterable[Device]) -> list[Device]:
+    return list({(device.site, device.node): device for device in devices}.values())
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Ranks that reduce the same gradients: `gradient_bytes` each, `parameter_bytes` gathered again if sharded."""
+
+    devices: tuple[Device, ...]
+    gradient_bytes: float
+    parameter_bytes: float
+    sharded: bool
+
+
+def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
+    """Return the time of the data-parallel reduction of all rings of a task, once.
+
+    All rings run at the same time, so an edge takes its load over its bandwidth and the slowest edge is the time:
+      inside a node  2 (n-1)/n bytes of a ring of n over `peer_gbps`, for each ring (they have separate lanes)
+      between nodes  the same, over the node's NIC, summed over all rings that leave the node
+      between sites  `wan_reduction_bytes` of all rings, over the link between neighbouring sites
+    plus 2 (n-1) alpha of the slowest kind of edge on its level. A sharded optimiser replaces the all-gather of
+    gradients inside a site by that of the (smaller) parameters. Source: ring bounds of Thakur et al., IJHPCA 2005.
+    """
+    lanes, latency = 0.0, 0.0
+    uplinks: defaultdict[str, float] = defaultdict(float)
+    for ring in rings:
+        if len(ring.devices) < 2:
+            continue
+        moved = _ring_bytes(ring)
+        nodes = _one_per_node(ring.devices)
+        if len(nodes) < len(ring.devices):
+            lanes = max(lanes, max(moved * 8 / (_peer_gbps(topology, node) * 1e9) for node in nodes))
+        for node in nodes if len(nodes) > 1 else ():
+            uplinks[f"{node.site}/{node.node}"] += moved
+        latency = max(latency, _latency_seconds(topology, ring))
+    nics = max((load * 8 / (topology.node_by_id[n].nic_gbps * 1e9) for n, load in uplinks.items()), default=0.0)
+    return max(lanes, nics, _wan_seconds(topology, rings, sharing)) + latency
+
+
+def _ring_bytes(ring: Ring) -> float:
+    second = ring.parameter_bytes if ring.sharded else ring.gradient_bytes
+    return (len(ring.devices) - 1) / len(ring.devices) * (ring.gradient_bytes + second)
+
+
+def _peer_gbps(topology: Topology, device: Device) -> float:
+    return topology.node_by_id[f"{device.site}/{device.node}"].peer_gbps or gpu_type(device.gpu).peer_gbps
+
+
+def _latency_seconds(topology: Topology, ring: Ring) -> float:
+    """Return 2 (n-1) alpha for the ranks of the largest site and again for the sites."""
+    sites = Counter(device.site for device in ring.devices)
+    local = max(2 * (count - 1) * topology.site_by_name[site].delay_ms for site, count in sites.items())
+    if len(_one_per_node(ring.devices)) == len(sites):
+        local = max(2 * (count - 1) * topology.site_by_name[site].node_delay_ms for site, count in sites.items())
+    delays = [_delay_ms(topology, pair) for pair in pairwise(sites)]
+    return (local + 2 * (len(sites) - 1) * max(delays, default=0.0)) / 1e3
+
+
+def _delay_ms(topology: Topology, pair: Direction) -> float:
+    link = topology.link(*pair)
+    return link.delay_ms if link else math.inf
+
+
+def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
+    """Return the bytes of one reduction per direction between neighbouring sites of the rings.
+
+    The reduction is hierarchical: each site reduces first, then the sites pass the sum round, 2 (s-1)/s of the whole
+    gradient per direction (with two sites: the whole gradient once, 33 GB for 8B in fp32). A sharded optimiser adds
+    the all-gather of the parameters, (s-1)/s.
+    """
+    loads: defaultdict[Direction, float] = defaultdict(float)
+    for ring in rings:
+        sites = list(dict.fromkeys(device.site for device in ring.devices))
+        if len(sites) < 2:
+            continue
+        share = (len(sites) - 1) / len(sites)
+        moved = 2 * share * ring.gradient_bytes + (share * ring.parameter_bytes if ring.sharded else 0.0)
+        circle = [*pairwise(sites), (sites[-1], sites[0])]
+        for direction in circle:
+            loads[direction] += moved
+    return dict(loads)
+
+
+def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
+    times = [0.0]
+    devices = dict.fromkeys(device for ring in rings for device in ring.devices)
+    for direction, load in wan_reduction_bytes(rings).items():
+        ends = ([d for d in devices if d.site == site] for site in direction)
+        best = site_gbps(topology, *ends)
+        times.append(load * 8 * sharing.get(direction, 1) / (best.gbps * 1e9))
+    return max(times)

@@ -1,0 +1,81 @@
+"""From a plan's stages to the shapes and paths that the formulas take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetrl.cost.compute import StageShape, has_language_head
+from hetrl.cost.efficiency import rates
+from hetrl.cost.network import path, slowest
+from hetrl.hardware import Device, Path, Topology
+from hetrl.plan import Replica, Stage
+from hetrl.workload import Architecture, Workload
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One stage on its devices: `peers` joins its tensor-parallel ranks, `hop` leads to the next stage."""
+
+    shape: StageShape
+    devices: tuple[Device, ...]
+    peers: Path | None
+    hop: Path | None
+
+    @property
+    def site(self) -> str:
+        """Return the site of the stage's first rank."""
+        return self.devices[0].site
+
+
+def model_of(task: str, workload: Workload) -> Architecture:
+    """Return the model that a task runs."""
+    found = workload.architecture_of(task)
+    if found is None:
+        raise ValueError(f"{task}: the workload has no such task")
+    return found
+
+
+def stage_shape(task: str, replica: Replica, index: int, gpu: str, workload: Workload) -> StageShape:
+    """Return the shape of stage `index` of a replica whose slowest device is a `gpu`."""
+    stage: Stage = replica.stages[index]
+    return StageShape(
+        architecture=model_of(task, workload),
+        layers=stage.layers[1] - stage.layers[0],
+        first=index == 0,
+        last=index == len(replica.stages) - 1,
+        head=has_language_head(task),
+        tensor_parallel=len(stage.devices),
+        gpu=gpu,
+        weight_bytes=workload.weight_bytes,
+    )
+
+
+def place(task: str, replica: Replica, topology: Topology, workload: Workload) -> tuple[Placed, ...]:
+    """Return the stages of a replica with their shapes and paths; a mixed stage counts as its slowest GPU."""
+    devices = [tuple(topology.device_by_id[name] for name in stage.devices) for stage in replica.stages]
+    placed = []
+    for index, ranks in enumerate(devices):
+        gpu = min({device.gpu for device in ranks}, key=lambda name: (rates(name).training_flops, name))
+        following = devices[index + 1] if index + 1 < len(devices) else None
+        hop = path(topology, ranks[0], following[0]) if following else None
+        shape = stage_shape(task, replica, index, gpu, workload)
+        placed.append(Placed(shape, ranks, slowest(topology, ranks), hop))
+    return tuple(placed)
+
+
+def place_all(
+    task: str, replicas: Sequence[Replica], topology: Topology, workload: Workload
+) -> list[tuple[Placed, ...]]:
+    """Return the placed stages of every replica; replicas on the same nodes are worked out once."""
+    known: dict[object, tuple[Placed, ...]] = {}
+    found = []
+    for replica in replicas:
+        devices = [tuple(topology.device_by_id[name] for name in stage.devices) for stage in replica.stages]
+        spans = tuple(stage.layers for stage in replica.stages)
+        key = (spans, tuple(tuple((d.site, d.node) for d in ranks) for ranks in devices))
+        if key not in known:
+            known[key] = place(task, replica, topology, workload)
+        like = zip(known[key], devices, strict=True)
+        found.append(tuple(Placed(model.shape, ranks, model.peers, model.hop) for model, ranks in like))
+    return found

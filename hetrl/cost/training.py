@@ -1,0 +1,213 @@
+"""Seconds of training and of inference: micro-batches through unequal pipelines, then the gradient reduction."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetrl.cost.compute import StageShape, forward_flops, optimizer_seconds, training_seconds
+from hetrl.cost.efficiency import rates
+from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
+from hetrl.cost.stages import Placed, place_all
+from hetrl.hardware import Path, Topology
+from hetrl.plan import TaskPlan
+from hetrl.workload import Workload
+
+GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The seconds of one task in an iteration and the bytes that it sends over each direction between sites."""
+
+    seconds: float
+    wan_bytes: Mapping[Direction, float]
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Times:
+    """One micro-batch on one stage: forward and backward with their collectives, and the hop behind the stage."""
+
+    forward: float
+    backward: float
+    hop: Path | None = None
+    hop_bytes: float = 0.0
+    hop_sharing: int = 1  # flows in one direction over the same wide-area link
+
+    @property
+    def both(self) -> float:
+        """Return f + b."""
+        return self.forward + self.backward
+
+    @property
+    def hop_transfer(self) -> float:
+        """Return bytes / beta of the hop's share of the link, one direction."""
+        return 0.0 if self.hop is None else self.hop_bytes * self.hop_sharing * 8 / (self.hop.gbps * 1e9)
+
+    @property
+    def hop_seconds(self) -> float:
+        """Return alpha + bytes / beta of the hop, 0 behind the last stage."""
+        return 0.0 if self.hop is None else self.hop.delay_ms / 1e3 + self.hop_transfer
+
+
+def pipeline_seconds(stages: Sequence[Times], micro_batches: int) -> float:
+    """Return the time of m micro-batches through an unequal 1F1B pipeline whose hops may cross sites.
+
+    sum (f+b)_i + 2 sum hops + (m-1) max(max (f+b)_i, hop bytes / beta, round trip of stage i / in flight there)
+    Stage i of p keeps p-i micro-batches in flight; its round trip is from the start of a forward to the end of its
+    backward: all later stages' f+b and twice the hops between. The second and third terms bind over slow links.
+    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; DESIGN: HetRL (arXiv 2512.12476) section 4.
+    """
+    count = len(stages)
+    period, round_trip = 0.0, 0.0
+    for index in range(count - 1, -1, -1):
+        stage = stages[index]
+        round_trip += stage.both + 2 * stage.hop_seconds
+        in_flight = min(count - index, micro_batches)
+        period = max(period, stage.both, stage.hop_transfer, round_trip / in_flight)
+    return round_trip + (micro_batches - 1) * period
+
+
+def training_cost(
+    name: str, task: TaskPlan, topology: Topology, workload: Workload, sharing: Mapping[Direction, int]
+) -> Cost:
+    """Return the seconds of one iteration's training: every optimiser step of every epoch.
+
+    A step: the slowest replica's pipeline, the reduction over the replicas, the update. `sharing` counts the tasks that
+    use a direction between sites at the same time; each gets an equal part.
+    """
+    replicas = place_all(name, task.replicas, topology, workload)
+    steps = workload.optimizer_steps_per_iteration
+    minibatches = max(steps // workload.epochs, 1)
+    tokens = task.micro_batch * workload.sequence_tokens
+    flows = _hop_flows(replicas)
+    memo: dict[object, Times] = {}
+    pipelines, counts = [], []
+    for replica, placed in zip(task.replicas, replicas, strict=True):
+        times = [
+            _times(stage, index, placed, tokens, task, workload, flows, sharing, memo)
+            for index, stage in enumerate(placed)
+        ]
+        micro_batches = math.ceil(replica.samples / minibatches / task.micro_batch)
+        counts.append(micro_batches)
+        pipelines.append(pipeline_seconds(times, micro_batches))
+    rings = gradient_rings(task, replicas)
+    reduction = reduction_seconds(topology, rings, sharing)
+    shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
+    update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
+    wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
+    for placed, count in zip(replicas, counts, strict=True):
+        for direction, load in _activation_bytes(placed, steps * count * tokens).items():
+            wan[direction] += load
+    parts = {"pipeline": steps * max(pipelines), "reduction": steps * reduction, "update": steps * update}
+    return Cost(sum(parts.values()), dict(wan), parts)
+
+
+def _hop_flows(replicas: Sequence[tuple[Placed, ...]]) -> Counter[Direction]:
+    """Count, per pair of sites, the hops that use it in one direction (backward hops use the other one)."""
+    flows: Counter[Direction] = Counter()
+    for placed in replicas:
+        for stage, following in pairwise(placed):
+            if stage.site != following.site:
+                flows[stage.site, following.site] += 1
+                flows[following.site, stage.site] += 1
+    return flows
+
+
+def _times(
+    stage: Placed,
+    index: int,
+    placed: Sequence[Placed],
+    tokens: float,
+    task: TaskPlan,
+    workload: Workload,
+    flows: Mapping[Direction, int],
+    sharing: Mapping[Direction, int],
+    memo: dict[object, Times],
+) -> Times:
+    direction = (stage.site, placed[index + 1].site) if stage.hop else (stage.site, stage.site)
+    key = (stage.shape, stage.peers, stage.hop, direction)
+    if key not in memo:
+        shared = max(flows.get(direction, 1), 1) * sharing.get(direction, 1)
+        memo[key] = micro_batch_times(stage, tokens, task.recompute, workload.sequence_tokens, shared)
+    return memo[key]
+
+
+def micro_batch_times(stage: Placed, tokens: float, recompute: str, sequence: float, hop_sharing: int = 1) -> Times:
+    """Return the times of one micro-batch of `tokens` tokens on one stage.
+
+    Tensor parallelism adds two all-reduces of the activations per layer and pass (Megatron-LM, arXiv 1909.08053,
+    section 3); the fixed time per micro-batch is shared out 1 : 2 between the passes.
+    """
+    shape = stage.shape
+    forward, backward = training_seconds(shape, tokens, sequence, recompute)
+    activation = activation_bytes(shape, tokens)
+    reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
+    fixed = rates(shape.gpu).overhead.micro_batch / 3
+    passes = 2 if recompute == "full" else 1
+    return Times(forward + reduce + fixed, backward + passes * reduce + 2 * fixed, stage.hop, activation, hop_sharing)
+
+
+def activation_bytes(shape: StageShape, tokens: float) -> float:
+    """Return the bytes of the activations between two layers: tokens x hidden, each sent once per hop."""
+    return tokens * shape.architecture.hidden * shape.weight_bytes
+
+
+def _activation_bytes(placed: Sequence[Placed], tokens: float) -> dict[Direction, float]:
+    loads: defaultdict[Direction, float] = defaultdict(float)
+    for stage, following in pairwise(placed):
+        if stage.site != following.site:
+            moved = activation_bytes(stage.shape, tokens)
+            loads[stage.site, following.site] += moved
+            loads[following.site, stage.site] += moved
+    return dict(loads)
+
+
+def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> list[Ring]:
+    """Return the data-parallel rings: one per stage and tensor-parallel rank."""
+    if len(replicas) < 2:
+        return []
+    sharded = task.optimizer_sharding == "data_parallel"
+    rings = []
+    for stages in zip(*replicas, strict=True):
+        shape = stages[0].shape
+        gradient = shape.parameters * GRADIENT_BYTES[task.gradient_dtype]
+        for ranks in zip(*(stage.devices for stage in stages), strict=True):
+            rings.append(Ring(ranks, gradient, shape.parameters * shape.weight_bytes, sharded))
+    return rings
+
+
+def inference_cost(name: str, task: TaskPlan, topology: Topology, workload: Workload) -> Cost:
+    """Return the seconds of one forward pass over the iteration's samples: the slowest replica.
+
+    Micro-batches flow through the stages one after another: sum f_i + sum hops + (m-1) max(f_i, hop bytes / beta).
+    """
+    tokens = task.micro_batch * workload.sequence_tokens
+    slowest = 0.0
+    memo: dict[object, float] = {}
+    for replica, placed in zip(task.replicas, place_all(name, task.replicas, topology, workload), strict=True):
+        key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
+        if key not in memo:
+            micro_batches = math.ceil(replica.samples / task.micro_batch)
+            memo[key] = forward_pipeline_seconds(placed, tokens, micro_batches, workload.sequence_tokens)
+        slowest = max(slowest, memo[key])
+    return Cost(slowest, {}, {"forward": slowest})
+
+
+def forward_pipeline_seconds(placed: Sequence[Placed], tokens: float, micro_batches: int, sequence: float) -> float:
+    """Return the time of m micro-batches of `tokens` tokens, forward only, through the stages."""
+    filling, period = 0.0, 0.0
+    for stage in placed:
+        shape, overhead = stage.shape, rates(stage.shape.gpu).overhead
+        product = tokens * forward_flops(shape, sequence) / rates(shape.gpu).prefill_flops
+        activation = activation_bytes(shape, tokens)
+        reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
+        forward = product + reduce + overhead.micro_batch / 3
+        hop = Times(0.0, 0.0, stage.hop, activation)
+        filling += forward + hop.hop_seconds
+        period = max(period, forward, hop.hop_transfer)
+    return rates(placed[0].shape.gpu).overhead.inference_call + filling + (micro_batches - 1) * period

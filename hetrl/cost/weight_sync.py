@@ -1,0 +1,121 @@
+"""Seconds and bytes of sending new weights from the trainer's sites to the generation replicas."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hetrl.cost.efficiency import rates
+from hetrl.cost.network import Direction, site_gbps
+from hetrl.cost.stages import model_of, stage_shape
+from hetrl.hardware import Device, Topology
+from hetrl.plan import Route, TaskPlan, WeightSync
+from hetrl.workload import ACTOR_TRAINING, Workload
+
+
+@dataclass(frozen=True)
+class SyncCost:
+    """`transfer_seconds` may be hidden behind generation in asynchronous mode; `pause_seconds` never."""
+
+    transfer_seconds: float
+    pause_seconds: float
+    wan_bytes: dict[Direction, float]
+
+    @property
+    def seconds(self) -> float:
+        """Return the whole time from the last optimiser step to the first token of the next version."""
+        return self.transfer_seconds + self.pause_seconds
+
+
+def weight_routes(training: TaskPlan, generation: TaskPlan) -> WeightSync:
+    """Return full synchronisation: each site with stages of the first replica sends them to each rollout site."""
+    sources = dict.fromkeys(_site(stage.devices[0]) for stage in training.replicas[0].stages)
+    targets = dict.fromkeys(_site(device) for device in generation.devices)
+    return WeightSync("full", tuple(Route(a, b) for a in sources for b in targets if a != b))
+
+
+def _site(device: str) -> str:
+    return device.split("/", 1)[0]
+
+
+def held_bytes(training: TaskPlan, workload: Workload) -> dict[str, float]:
+    """Return the weight bytes that each site holds of the actor trainer's first replica, whole (all ranks)."""
+    held: defaultdict[str, float] = defaultdict(float)
+    replica = training.replicas[0]
+    for index, stage in enumerate(replica.stages):
+        shape = stage_shape(ACTOR_TRAINING, replica, index, "cpu", workload)
+        held[_site(stage.devices[0])] += shape.parameters * shape.tensor_parallel * workload.weight_bytes
+    if model_of(ACTOR_TRAINING, workload).tied_embeddings and len(replica.stages) > 1:
+        head = model_of(ACTOR_TRAINING, workload).head_parameters * workload.weight_bytes
+        held[_site(replica.stages[-1].devices[0])] -= head  # the copy of the embedding is not sent
+    return dict(held)
+
+
+def weight_sync_cost(
+    sync: WeightSync, training: TaskPlan, generation: TaskPlan, topology: Topology, workload: Workload
+) -> SyncCost:
+    """Return the time of one full version: encode, every uplink once, fan-out inside the sites, load.
+
+    A `delta` is priced like the full set until a density has been measured.
+
+    encode   the trainer's ranks copy their weights to host memory, all at once
+    uplinks  the routes run at the same time; one uplink carries the sum of its routes
+    fan-out  inside a rollout site every node receives the set once over its NIC, chunks overlapping with the uplink
+    load     each device takes its share (weights/TP) from host memory, plus the fixed pause of a version
+    """
+    held = held_bytes(training, workload)
+    total = sum(held.values())
+    wan: defaultdict[Direction, float] = defaultdict(float)
+    for route in sync.routes:
+        wan[route.source, route.target] += held.get(route.source, 0.0)
+    by_site = _devices_by_site((*training.devices, *generation.devices), topology)
+    encode = max(_copy_seconds(stage.devices, held, topology) for stage in training.replicas[0].stages)
+    targets = [topology.device_by_id[name] for name in generation.devices]
+    fan_out = max(total * 8 / (_nic_gbps(topology, device) * 1e9) for device in targets)
+    transfer = max(encode, _uplink_seconds(wan, by_site, topology), fan_out)
+    return SyncCost(transfer, _pause_seconds(generation, total, topology), dict(wan))
+
+
+def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, list[Device]]:
+    found: defaultdict[str, list[Device]] = defaultdict(list)
+    for name in dict.fromkeys(names):
+        device = topology.device_by_id[name]
+        found[device.site].append(device)
+    return dict(found)
+
+
+def _nic_gbps(topology: Topology, device: Device) -> float:
+    return topology.node_by_id[f"{device.site}/{device.node}"].nic_gbps
+
+
+def _copy_seconds(devices: tuple[str, ...], held: dict[str, float], topology: Topology) -> float:
+    return held[_site(devices[0])] / len(devices) / rates(topology.device_by_id[devices[0]].gpu).host_bytes_per_s
+
+
+def _uplink_seconds(wan: Mapping[Direction, float], by_site: dict[str, list[Device]], topology: Topology) -> float:
+    """Return the slowest of: each link alone; each site's uplink with all that leaves through its best node."""
+    slowest = 0.0
+    leaving: defaultdict[str, float] = defaultdict(float)
+    for (source, target), load in wan.items():
+        way = site_gbps(topology, by_site[source], by_site[target])
+        slowest = max(slowest, way.seconds(load))
+        leaving[source] += load
+    for source, load in leaving.items():
+        slowest = max(slowest, load * 8 / (max(_uplink_gbps(topology, d) for d in by_site[source]) * 1e9))
+    return slowest
+
+
+def _uplink_gbps(topology: Topology, device: Device) -> float:
+    node = topology.node_by_id[f"{device.site}/{device.node}"]
+    return min(node.nic_gbps, node.wan_gbps or node.nic_gbps)
+
+
+def _pause_seconds(generation: TaskPlan, total: float, topology: Topology) -> float:
+    """Return the longest pause of a replica: its largest share from host memory, plus the fixed time."""
+    pauses = []
+    for replica in generation.replicas:
+        device = rates(topology.device_by_id[replica.devices[0]].gpu)
+        share = total / len(replica.devices)
+        pauses.append(share / device.host_bytes_per_s + device.overhead.weight_version)
+    return max(pauses)

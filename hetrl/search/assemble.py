@@ -1,0 +1,103 @@
+"""From planned groups to a whole `Plan`: real devices, groups split where they can be, routes, prediction, check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetrl.check import check
+from hetrl.cost.iteration import with_prediction
+from hetrl.cost.weight_sync import weight_routes
+from hetrl.plan import Algorithm, Group, Plan, Predicted, Replica, Solver, Stage, TaskPlan
+from hetrl.search.space import Chunk, Problem
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS, TRAININGS
+
+_UNKNOWN = Predicted(0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Made:
+    """How a plan came about: its seed and the complete plans that were compared."""
+
+    solver: str
+    seed: int
+    inputs: Mapping[str, str]
+
+
+def moved(task: TaskPlan, source: Sequence[Chunk], target: Sequence[Chunk]) -> TaskPlan:
+    """Return the task on the devices of `target`, chunk for chunk in place of those of `source`."""
+    ordered = (sorted(chunks, key=lambda chunk: (chunk.kind, len(chunk.devices))) for chunks in (source, target))
+    renamed = {
+        old.id: new.id
+        for before, after in zip(*ordered, strict=True)
+        for old, new in zip(before.devices, after.devices, strict=True)
+    }
+    replicas = tuple(
+        Replica(r.samples, tuple(Stage(tuple(renamed[d] for d in s.devices), s.layers) for s in r.stages))
+        for r in task.replicas
+    )
+    return replace(task, replicas=replicas)
+
+
+def finish(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Made) -> Plan:
+    """Return the plan of these groups with its prediction; groups whose tasks share no device are split.
+
+    Tasks of one group never overlap, so a split can only help. `solver.seconds` and `.evaluations` are left at 0.
+    """
+    parts = [_awake(part) for group in groups for part in _components(group)]
+    tasks = {name: task for part in parts for name, task in part.items()}
+    workload = problem.workload
+    sites = dict.fromkeys(_site(d) for name in (ACTOR_TRAINING, *tasks) for d in tasks[name].devices)
+    plan = Plan(
+        algorithm=Algorithm(
+            workload.algorithm, workload.mode, workload.max_staleness, workload.optimizer_steps_per_iteration
+        ),
+        groups=tuple(_group(part) for part in parts),
+        tasks={name: tasks[name] for name in TASKS if name in tasks},
+        weight_sync=weight_routes(tasks[ACTOR_TRAINING], tasks[ACTOR_GENERATION]),
+        site_order=tuple(sites),
+        predicted=_UNKNOWN,
+        solver=Solver(made.solver, made.seed, 0.0, 0),
+        inputs=dict(made.inputs),
+    )
+    return with_prediction(plan, problem.topology, workload)
+
+
+def checked(plan: Plan, problem: Problem) -> Plan:
+    """Return the plan if it breaks no constraint; raises PlanError."""
+    check(plan, problem.topology, problem.workload)
+    return plan
+
+
+def _site(device: str) -> str:
+    return device.split("/", 1)[0]
+
+
+def _components(group: Mapping[str, TaskPlan]) -> list[dict[str, TaskPlan]]:
+    """Split a group into the sets of tasks that are joined by common devices."""
+    parts: list[dict[str, TaskPlan]] = []
+    for name, task in group.items():
+        devices = set(task.devices)
+        joined = [part for part in parts if any(devices & set(other.devices) for other in part.values())]
+        parts = [part for part in parts if part not in joined]
+        parts.append({key: value for part in joined for key, value in part.items()} | {name: task})
+    return parts
+
+
+def _awake(part: dict[str, TaskPlan]) -> dict[str, TaskPlan]:
+    """Keep a task resident that is alone on its devices: nobody needs the room."""
+    if len(part) > 1:
+        return part
+    return {name: replace(task, idle_state="resident") for name, task in part.items()}
+
+
+def _group(tasks: Mapping[str, TaskPlan]) -> Group:
+    """Return the group on the devices in use: an array if its replicas are loose and fit one node each."""
+    devices = tuple(dict.fromkeys(device for task in tasks.values() for device in task.devices))
+    loose = all(
+        name not in TRAININGS and len({device.rsplit("/", 1)[0] for device in replica.devices}) == 1
+        for name, task in tasks.items()
+        for replica in task.replicas
+    )
+    names = tuple(name for name in TASKS if name in tasks)
+    return Group(names, devices, "array" if loose else "gang")

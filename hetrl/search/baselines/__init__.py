@@ -1,0 +1,1 @@
+"""Plans as other systems make them, for comparison."""

@@ -1,0 +1,93 @@
+"""Why there is no plan: the tightest constraint, and the smallest change that would lift it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from hetrl.cost.compute import StageShape, has_language_head
+from hetrl.cost.efficiency import rates
+from hetrl.cost.memory import training_state_bytes
+from hetrl.cost.stages import model_of
+from hetrl.errors import InfeasibleError
+from hetrl.search.space import Space
+from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
+
+
+def refuse_impossible(space: Space) -> None:
+    """Raise InfeasibleError for what no search can mend: a missing engine, too little memory over all GPUs."""
+    for task in space.problem.workload.tasks:
+        _refuse_missing_engine(space, task)
+    for task in space.problem.workload.tasks:
+        _refuse_too_little_memory(space, task)
+
+
+def _kinds(space: Space, task: str) -> list[int]:
+    return [kind for kind in range(len(space.classes)) if space.usable(task, kind)]
+
+
+def _refuse_missing_engine(space: Space, task: str) -> None:
+    if _kinds(space, task):
+        return
+    engine = ENGINE_OF_TASK[task]
+    sites = ", ".join(site.name for site in space.problem.topology.sites)
+    raise InfeasibleError(
+        f"{task} needs the engine {engine}, which no site has ({sites}); install it at one and list it under `engines`"
+    )
+
+
+def least_gb(space: Space, task: str) -> float:
+    """Return the least memory over all devices together: weights, and for training gradients and sharded optimiser.
+
+    Offloaded or not, the weights, gradients and optimiser of a task are on the devices at once while it runs.
+    """
+    workload = space.problem.workload
+    model = model_of(task, workload)
+    whole = StageShape(model, model.layers, True, True, has_language_head(task), 1, "cpu", workload.weight_bytes)
+    if task in TRAININGS:
+        return sum(training_state_bytes(whole, 1)) / 1e9
+    return whole.parameters * workload.weight_bytes / 1e9
+
+
+def _usable_gb(space: Space, kinds: list[int]) -> float:
+    return sum(space.sizes[kind] * rates(space.classes[kind].gpu).usable_gb for kind in kinds)
+
+
+def _refuse_too_little_memory(space: Space, task: str) -> None:
+    kinds = _kinds(space, task)
+    reach: Callable[[list[int]], float] = lambda some: _usable_gb(space, some)  # noqa: E731
+    needed, usable = least_gb(space, task), reach(kinds)
+    if task not in TRAININGS:  # a replica lies in one site
+        sites = dict.fromkeys(space.classes[kind].site for kind in kinds)
+        usable = max(reach([kind for kind in kinds if space.classes[kind].site == site]) for site in sites)
+    if needed <= usable:
+        return
+    raise InfeasibleError(_too_little(space, task, needed, usable, kinds))
+
+
+def _too_little(space: Space, task: str, needed: float, usable: float, kinds: list[int]) -> str:
+    workload = space.problem.workload
+    best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (rates(gpu).usable_gb, gpu))
+    missing = math.ceil((needed - usable) / rates(best).usable_gb)
+    phase = "training" if task in TRAININGS else "weights"
+    where = "over all GPUs, the topology has" if task in TRAININGS else "in one site, the largest has"
+    return (
+        f"{task}: {model_of(task, workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB usable; "
+        f"add {missing} x {best} ({rates(best).usable_gb:.0f} GB usable each) or choose a smaller model"
+    )
+
+
+def explain_infeasible(space: Space, budget_seconds: float) -> InfeasibleError:
+    """Return the error of a search that found nothing although each task alone would fit."""
+    task = max(space.problem.workload.tasks, key=lambda name: least_gb(space, name))
+    needed = least_gb(space, task)
+    usable = _usable_gb(space, _kinds(space, task))
+    resident = sum(least_gb(space, name) for name in space.problem.workload.tasks)
+    best = max((kind.gpu for kind in space.classes), key=lambda gpu: (rates(gpu).usable_gb, gpu))
+    missing = max(math.ceil((needed * 1.3 - usable) / rates(best).usable_gb), 1)
+    trainer = ACTOR_TRAINING if task not in TRAININGS else task
+    return InfeasibleError(
+        f"no plan found within {budget_seconds:g} s: {task} alone needs {needed:.0f} GB of {usable:.0f} GB usable "
+        f"before activations, all tasks together {resident:.0f} GB; add {missing} x {best}, shorten the sequences "
+        f"(activations of {trainer}), raise planner.budget_seconds, or link the sites that have no link"
+    )

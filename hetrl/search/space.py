@@ -1,0 +1,129 @@
+"""What the planner chooses from: set partitions of the tasks, device counts per class and group, devices by class.
+
+An *allotment* is the number of devices that a group gets of each class, in the order of `Space.classes`. A *chunk* is
+the part of it that lies in one node: whole nodes first, then one remainder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hetrl.hardware import Device, DeviceClass, Topology
+from hetrl.workload import ENGINE_OF_TASK, Workload
+
+Allotment = tuple[int, ...]
+Grouping = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to plan: a job and the sites that may run it."""
+
+    topology: Topology
+    workload: Workload
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Devices of one class in one node."""
+
+    kind: int  # index into Space.classes
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """The device classes of a problem and how many devices each has; with `sites`, only those sites may be used."""
+
+    problem: Problem
+    sites: frozenset[str] | None = None
+
+    @cached_property
+    def classes(self) -> tuple[DeviceClass, ...]:
+        """Return the device classes, in the topology's order."""
+        return tuple(self.problem.topology.classes)
+
+    @cached_property
+    def sizes(self) -> Allotment:
+        """Return the number of devices of each class."""
+        return tuple(len(devices) for devices in self.problem.topology.classes.values())
+
+    @cached_property
+    def nodes(self) -> tuple[tuple[tuple[Device, ...], ...], ...]:
+        """Return, for each class, the devices of each of its nodes."""
+        found = []
+        for devices in self.problem.topology.classes.values():
+            by_node: dict[str, list[Device]] = {}
+            for device in devices:
+                by_node.setdefault(device.node, []).append(device)
+            found.append(tuple(tuple(members) for members in by_node.values()))
+        return tuple(found)
+
+    def usable(self, task: str, kind: int) -> bool:
+        """Return whether the class's site may be used and has the engine of the task."""
+        site = self.problem.topology.site_by_name[self.classes[kind].site]
+        return (self.sites is None or site.name in self.sites) and ENGINE_OF_TASK[task] in site.engines
+
+    def pack(self, allotments: Sequence[Allotment]) -> list[list[Chunk]] | None:
+        """Return each group's chunks on disjoint devices; None where a remainder would be torn over two nodes.
+
+        Whole nodes go first; the remainders follow, largest first, each into the first node with room.
+        """
+        packed: list[list[Chunk]] = [[] for _ in allotments]
+        for kind, nodes in enumerate(self.nodes):
+            free = [list(node) for node in nodes]
+            wanted = []
+            for group, allotment in enumerate(allotments):
+                size = self.classes[kind].gpus_per_node
+                wanted += [(size, group)] * (allotment[kind] // size) + [(allotment[kind] % size, group)]
+            for count, group in sorted(wanted, key=lambda want: (-want[0], want[1])):
+                room = next((node for node in free if len(node) >= count), None)
+                if room is None:
+                    return None
+                if count:
+                    packed[group].append(Chunk(kind, tuple(room[:count])))
+                    del room[:count]
+        return packed
+
+
+def linked(topology: Topology, site: str, other: str) -> bool:
+    """Return whether two sites are one, or have a link that carries anything."""
+    if site == other:
+        return True
+    link = topology.link(site, other)
+    return link is not None and link.gbps > 0
+
+
+def stars(topology: Topology) -> list[frozenset[str]]:
+    """Return the largest sets of sites that have a link to one of them, which may lead; one set if all are linked."""
+    names = [site.name for site in topology.sites]
+    found = dict.fromkeys(frozenset(other for other in names if linked(topology, name, other)) for name in names)
+    return [star for star in found if not any(star < other for other in found)]
+
+
+def clique(topology: Topology) -> frozenset[str]:
+    """Return sites that are all linked with each other: each in turn, in the topology's order, if it fits in."""
+    chosen: list[str] = []
+    for site in topology.sites:
+        if all(linked(topology, site.name, other) for other in chosen):
+            chosen.append(site.name)
+    return frozenset(chosen)
+
+
+def set_partitions(items: Sequence[str]) -> Iterator[Grouping]:
+    """Yield every set partition, coarsest first within each step (Bell numbers: 203 for six tasks)."""
+    if not items:
+        yield ()
+        return
+    first, rest = items[0], items[1:]
+    for partition in set_partitions(rest):
+        for index, block in enumerate(partition):
+            yield (*partition[:index], (first, *block), *partition[index + 1 :])
+        yield ((first,), *partition)
+
+
+def powers_of_two(limit: int) -> list[int]:
+    """Return 1, 2, 4, ... up to the limit."""
+    return [1 << exponent for exponent in range(limit.bit_length())]
