@@ -145,6 +145,28 @@ def test_a_ring_inside_a_node_runs_at_its_lanes() -> None:
     assert seconds == pytest.approx(1.0, rel=1e-3)  # 2 x 1/2 x 300 GB at 300 GB/s
 
 
+def test_rings_between_nodes_share_the_nic_of_each_node() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 2, nic_gbps=80) for index in range(2))),))
+    rings = [
+        Ring(tuple(Device("a", f"n{node}", rank, "a100-80gb") for node in range(2)), 10e9, 5e9, False)
+        for rank in range(2)
+    ]
+    assert reduction_seconds(topology, rings, {}) == pytest.approx(2 * 10e9 / 10e9, rel=1e-3)  # 80 gbps: 10 GB/s
+
+
+def test_inside_a_site_a_version_takes_the_nic_and_the_way_from_host_memory() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 2, nic_gbps=8) for index in range(2))),))
+    workload, model = grpo(), grpo().actor
+    trainer = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 28)),)),))
+    generator = TaskPlan("vllm", (Replica(64, (Stage(("a/n1/0", "a/n1/1"), (0, 28)),)),))
+    cost = weight_sync_cost(weight_routes(trainer, generator), trainer, generator, topology, workload)
+    size = model.parameters * 2
+    assert cost.wan_bytes == {}
+    assert cost.transfer_seconds == pytest.approx(size / 1e9)  # 8 gbps: 1 GB/s
+    fixed = rates("a100-80gb").overhead.weight_version
+    assert cost.pause_seconds == pytest.approx(fixed + size / 2 / 32e9)  # half of it per device, PCIe 32 GB/s one way
+
+
 def test_training_holds_18_bytes_per_parameter_sharded_6_and_12_over_dp() -> None:
     whole = EIGHT_B.parameters
     assert sum(training_state_bytes(WHOLE, 1)) == 18 * whole

@@ -28,6 +28,7 @@ from hetrl.runtime.weight_file import WeightFile
 
 GENERATE_SECONDS = 3600.0
 UPDATE_SECONDS = 600.0
+LOG_LINES = 60
 
 
 def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
@@ -110,7 +111,7 @@ async def serve_replica(context: Context, replica: int) -> None:
     server = VllmServer(settings_of(context, replica, scratch), scratch, scratch / "vllm.log")
     async with context.joined(GENERATION, replica) as member:
         try:
-            await server.start(seconds_of(context.experiment.launch.gang_timeout))
+            await start(server, seconds_of(context.experiment.launch.gang_timeout), scratch / "vllm.log")
             ready = wire.Join(
                 ranks=ranks_of(context.plan.tasks[GENERATION], replica),
                 host=socket.gethostname(),
@@ -121,6 +122,16 @@ async def serve_replica(context: Context, replica: int) -> None:
             await Agent(member, server, WeightFile(scratch / "weights")).serve()
         finally:
             await server.stop()
+
+
+async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:
+    """Start the server; when it fails, the end of its log goes to ours, which the launcher shows."""
+    try:
+        await server.start(timeout_seconds)
+    except HetrlError:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+        print(f"the end of {log.name}:", *lines, sep="\n", file=sys.stderr)
+        raise
 
 
 def ranks_of(task: TaskPlan, replica: int) -> int:
