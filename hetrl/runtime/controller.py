@@ -1,11 +1,12 @@
 """The run, from top to bottom: `python -m hetrl.runtime.controller SITE_DIRECTORY`.
 
 wait until every member is READY, send GO
+publish the first weights
 warm start: supervised steps until the sampled reward is where RL should begin
 for each step:
-    draw samples of a batch of prompts under the current weights, and reward them
-    score them under trainer and reference, take one optimiser step per minibatch
-    publish the weights: the next step starts when every replica serves them
+    take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
+    learn from it: score it under trainer and reference, one optimiser step per minibatch
+    publish the weights to every replica
 write the summary, send FINISH
 """
 
@@ -15,8 +16,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,17 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.data import Source, open_source
-from hetrl.runtime.experience import experience, largest_difference, minibatches, padded
+from hetrl.runtime.feed import Feed
+from hetrl.runtime.learner import Learner, timed
 from hetrl.runtime.member import Member
 from hetrl.runtime.membership import Membership
 from hetrl.runtime.model_directory import ensure_model_directory
 from hetrl.runtime.policy import Policy
 from hetrl.runtime.record import Record, sample_metrics
-from hetrl.runtime.sampling import Group, Sampler, mean_reward
+from hetrl.runtime.sampling import Group, Sampler, SamplingSettings
+from hetrl.runtime.warm_start import warm_start
 from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
 
-WARM_START_PROMPTS = 64
 LINK_STATS_SECONDS = 30.0
 
 
@@ -46,42 +47,55 @@ class Run:
     def __init__(self, context: Context, member: Member, record: Record) -> None:
         self.context, self.member, self.record = context, member, record
         self.experiment = context.experiment
-        experiment = self.experiment
-        directory = ensure_model_directory(experiment.model, context.architecture, context.directory / "model")
+        self.source: Source = open_source(self.experiment.data)
+        self.version = 0
+        directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
         self.stop_token, self.pad_token = _special_tokens(directory.config)
         self.tokenizer = Tokenizer.from_file(str(directory.path / "tokenizer.json"))
-        self.source: Source = open_source(experiment.data)
-        self.version = 0
-        self.sampler = Sampler(
-            member=member,
-            replicas=context.replicas,
-            shares=tuple(replica.samples for replica in context.plan.tasks[GENERATION].replicas),
+        self.sampler = self._make_sampler()
+        self.policy = self._make_policy()
+        self.learner = Learner(self.policy, self.experiment.algorithm, self.pad_token)
+
+    def _make_sampler(self) -> Sampler:
+        algorithm, batch = self.experiment.algorithm, self.experiment.batch
+        replicas = self.context.plan.tasks[GENERATION].replicas
+        settings = SamplingSettings(
             tokenizer=self.tokenizer,
             stop_token=self.stop_token,
-            samples_per_prompt=experiment.algorithm.samples_per_prompt,
-            prompt_tokens=experiment.batch.prompt_tokens,
-            response_tokens=experiment.batch.response_tokens,
-            temperature=experiment.algorithm.temperature,
-            seed=experiment.seed,
+            samples_per_prompt=algorithm.samples_per_prompt,
+            prompt_tokens=batch.prompt_tokens,
+            response_tokens=batch.response_tokens,
+            temperature=algorithm.temperature,
+            seed=self.experiment.seed,
         )
-        has_reference = REFERENCE_INFERENCE in context.plan.tasks
-        self.policy = Policy(
-            member=member,
-            trainer=context.task_address(ACTOR_TRAINING),
-            replicas=context.replicas,
-            reference=context.task_address(REFERENCE_INFERENCE) if has_reference else None,
-            temperature=experiment.algorithm.temperature,
+        shares = {name: plan.samples for name, plan in zip(self.context.replicas, replicas, strict=True)}
+        return Sampler(self.member, shares, settings)
+
+    def _make_policy(self) -> Policy:
+        has_reference = REFERENCE_INFERENCE in self.context.plan.tasks
+        return Policy(
+            member=self.member,
+            trainer=self.context.task_address(ACTOR_TRAINING),
+            replicas=self.context.replicas,
+            reference=self.context.task_address(REFERENCE_INFERENCE) if has_reference else None,
+            temperature=self.experiment.algorithm.temperature,
         )
 
     async def train(self) -> None:
-        """Warm start, then every step, then the summary."""
+        """Publish, warm start, every step, then the summary."""
         await self.publish()
         if self.experiment.warm_start is not None:
-            await self.warm_start()
+            await warm_start(self, self.experiment.warm_start)
         if self.policy.reference is not None:
             await self.policy.publish(self.version, (self.policy.reference,))
-        for step in range(1, self.experiment.steps + 1):
-            await self.step(step)
+        prompts = self.experiment.batch.samples // self.experiment.algorithm.samples_per_prompt
+        staleness = self.experiment.algorithm.max_staleness
+        feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.version)
+        try:
+            for step in range(1, self.experiment.steps + 1):
+                await self.step(step, feed)
+        finally:
+            await feed.close()
         links = await self.link_bytes()
         self.record.summary(self.context.run, self.experiment.name, self.context.plan, links)
         self.record.events.append("finished")
@@ -93,92 +107,35 @@ class Run:
         self.record.published(published)
         return published
 
-    async def warm_start(self) -> None:
-        """Take supervised steps until the sampled reward lies in the experiment's range."""
-        settings = self.experiment.warm_start
-        assert settings is not None
-        low, high = settings.reward
-        for done in range(0, settings.max_steps + 1, settings.steps_per_check):
-            reward = mean_reward(await self.draw(f"warm start {done}", WARM_START_PROMPTS, done * WARM_START_PROMPTS))
-            self.record.warm_start(done, reward)
-            if reward > high:
-                raise HetrlError(
-                    f"warm start: sampled reward {reward:.2f} after {done} supervised steps is above {high}; "
-                    "lower warm_start.learning_rate or steps_per_check"
-                )
-            if reward >= low:
-                return
-            for step in range(done, done + settings.steps_per_check):
-                await self.supervised_step(step)
-            await self.publish()
-        raise HetrlError(
-            f"warm start: sampled reward below {low} after {settings.max_steps} supervised steps; "
-            "raise warm_start.learning_rate or max_steps"
-        )
+    async def draw(self, number: int) -> Group:
+        """Sample the group of prompt `number`."""
+        return await self.sampler.group(self.source(number), number, "train")
 
-    async def supervised_step(self, step: int) -> None:
-        """Imitate the answers of a batch of prompts."""
-        settings = self.experiment.warm_start
-        assert settings is not None
-        demonstrations = [self.source(step * settings.samples + number) for number in range(settings.samples)]
-        sequences = [(self.tokens(d.text), (*self.tokens(d.answer), self.stop_token)) for d in demonstrations]
-        arrays = padded(sequences, self.pad_token)
-        await self.policy.train(arrays, "supervised", {"learning_rate": settings.learning_rate}, step)
-
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, without special tokens."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
-    async def draw(self, stream: str, prompts: int, first: int) -> tuple[Group, ...]:
-        """Sample `prompts` prompts from number `first` on under the current version."""
-        return await self.sampler.draw([self.source(first + n) for n in range(prompts)], stream, self.version)
-
-    async def step(self, step: int) -> None:
-        """One iteration of synchronous GRPO."""
-        algorithm, seconds = self.experiment.algorithm, dict[str, float]()
-        start, version = time.monotonic(), self.version
-        prompts = self.experiment.batch.samples // algorithm.samples_per_prompt
-        with _timed(seconds, GENERATION):
-            groups = await self.draw(f"step {step}", prompts, (step - 1) * prompts)
-        arrays = experience(groups, self.pad_token)
-        with _timed(seconds, "old_logprobs"):
-            arrays["old_logprobs"] = await self.policy.logprobs(self.policy.trainer, arrays, step)
-        if self.policy.reference is not None:
-            with _timed(seconds, REFERENCE_INFERENCE):
-                arrays["reference_logprobs"] = await self.policy.logprobs(self.policy.reference, arrays, step)
-        mismatch = largest_difference(arrays)
-        with _timed(seconds, ACTOR_TRAINING):
-            trained = await self.optimise(arrays, step)
-        with _timed(seconds, "weight_sync"):
+    async def step(self, step: int, feed: Feed) -> None:
+        """One iteration: a batch, learning, the next weights."""
+        seconds: dict[str, float] = {}
+        start, version, dropped = time.monotonic(), self.version, feed.dropped
+        with timed(seconds, GENERATION):
+            groups = await feed.batch()
+        learned = await self.learner.learn(groups, step, seconds)
+        with timed(seconds, "weight_sync"):
             published = await self.publish()
+        feed.advance(self.version)
         seconds["iteration"] = time.monotonic() - start
         row = {
             "step": step,
             **sample_metrics(groups),
-            **{name: round(value, 8) for name, value in trained.items() if name != "tokens"},
+            **{name: round(value, 8) for name, value in learned.items() if name != "tokens"},
             "weight_version": version,
-            "mismatch": mismatch,
+            "dropped_groups": feed.dropped - dropped,
             "weight_bytes": published.bytes,
             "seconds": {task: round(value, 4) for task, value in seconds.items()},
         }
         self.record.step(row, self.experiment.steps)
 
-    async def optimise(self, arrays: dict[str, Any], step: int) -> dict[str, float]:
-        """Take every optimiser step of an iteration and return the mean of what they measured."""
-        algorithm = self.experiment.algorithm
-        hyper = {
-            "learning_rate": algorithm.learning_rate,
-            "clip_low": algorithm.clip_low,
-            "clip_high": algorithm.clip_high,
-            "kl_coefficient": algorithm.kl_coefficient,
-            "temperature": algorithm.temperature,
-        }
-        arrays.pop("sampler_logprobs")
-        parts = minibatches(arrays, algorithm.minibatches)
-        measured = [
-            await self.policy.train(part, "policy", hyper, step) for _ in range(algorithm.epochs) for part in parts
-        ]
-        return {name: sum(row[name] for row in measured) / len(measured) for name in measured[0]}
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a text, without special tokens."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     async def link_bytes(self) -> dict[str, int]:
         """Return the bytes that crossed each link of the lead site so far, both directions."""
@@ -191,13 +148,6 @@ class Run:
             f"{self.context.site}-{site}": link.bytes_sent + link.bytes_received
             for site, link in reply.message.links.items()
         }
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], task: str) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    seconds[task] = time.monotonic() - start
 
 
 def _special_tokens(config: dict[str, Any]) -> tuple[int, int]:

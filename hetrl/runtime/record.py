@@ -84,14 +84,24 @@ class Record:
 
 
 def sample_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what the samples of a step say: reward, counts, and how many samples were drawn under each version."""
+    """Return what the samples of a step say.
+
+    The reward, counts, how many samples have tokens of each version, and per replica tokens and the seconds of its
+    longest group.
+    """
     samples = [sample for group in groups for sample in group.samples]
+    replicas: dict[str, dict[str, float]] = {}
+    for group in groups:
+        row = replicas.setdefault(group.replica, {"tokens": 0, "seconds": 0.0})
+        row["tokens"] += sum(len(sample.tokens) for sample in group.samples)
+        row["seconds"] = round(max(row["seconds"], group.seconds), 4)
     versions = Counter(str(span.version) for sample in samples for span in sample.versions)
     return {
         "reward": round(mean_reward(groups), 6),
         "samples": len(samples),
         "tokens": sum(len(sample.tokens) for sample in samples),
         "versions": dict(versions),
+        "replicas": replicas,
     }
 
 

@@ -60,13 +60,18 @@ class Agent:
     async def serve(self) -> None:
         """Answer until the run finishes or is aborted; generations run concurrently, weights come in order."""
         async with asyncio.TaskGroup() as generations:
+            under_way: set[asyncio.Task[None]] = set()
             while True:
                 envelope = await self._member.receive()
                 match envelope.message:
                     case wire.Finish():
+                        for task in under_way:
+                            task.cancel()
                         return
                     case wire.Generate():
-                        generations.create_task(self._answer(envelope))
+                        task = generations.create_task(self._answer(envelope))
+                        under_way.add(task)
+                        task.add_done_callback(under_way.discard)
                     case wire.WeightsBegin() | wire.WeightsTensor() | wire.WeightsEnd():
                         await self._answer(envelope)
 

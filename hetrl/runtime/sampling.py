@@ -1,10 +1,10 @@
-"""From prompts to scored samples: dispatch to the generation replicas, check versions, apply the reward rule."""
+"""From prompts to scored samples: dispatch to the generation replicas, apply the reward rule."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data import Prompt
-from hetrl.runtime.layout import split
 from hetrl.runtime.member import Member
 from hetrl.runtime.rewards import exact_match
 
@@ -22,21 +21,20 @@ GENERATE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one prompt and their rewards."""
+    """The samples of one prompt, their rewards, and the replica that drew them in so many seconds."""
 
     prompt: Prompt
     prompt_tokens: tuple[int, ...]
     samples: tuple[wire.Sample, ...]
     rewards: tuple[float, ...]
+    replica: str = ""
+    seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Sampler:
-    """Draws groups of samples; `shares` are the samples per replica of the plan, in the replicas' order."""
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How prompts are encoded and sampled; tokens are counted as the model's tokenizer does."""
 
-    member: Member
-    replicas: tuple[str, ...]
-    shares: tuple[int, ...]
     tokenizer: Tokenizer
     stop_token: int
     samples_per_prompt: int
@@ -45,54 +43,60 @@ class Sampler:
     temperature: float
     seed: int
 
-    async def draw(self, prompts: Sequence[Prompt], stream: str, version: int) -> tuple[Group, ...]:
-        """Sample every prompt; prompts go to replicas in proportion to their shares, always in the same way.
 
-        `stream` names the draw: the same experiment seed and stream give the same random numbers. Raises HetrlError
-        when a token was not drawn under `version`.
+class Sampler:
+    """Draws groups of samples from the generation replicas, each in proportion to its share of the plan."""
+
+    def __init__(self, member: Member, shares: Mapping[str, int], settings: SamplingSettings) -> None:
+        """Draw from the replicas that `shares` names, with the samples per iteration that the plan gives each."""
+        self._member, self._shares, self._settings = member, shares, settings
+        self._outstanding = dict.fromkeys(shares, 0)
+
+    async def draw(self, prompts: Sequence[Prompt], stream: str) -> tuple[Group, ...]:
+        """Sample a group for every prompt, all at once."""
+        return tuple(await asyncio.gather(*(self.group(prompt, n, stream) for n, prompt in enumerate(prompts))))
+
+    async def group(self, prompt: Prompt, number: int, stream: str) -> Group:
+        """Sample one prompt and reward its samples.
+
+        `stream` and `number` name the random numbers, together with the experiment's seed; which replica draws them
+        does not matter. The replica is the one with the least to do for its share.
         """
-        parts = split(len(prompts), self.shares)
-        receivers = [name for name, part in zip(self.replicas, parts, strict=True) for _ in part]
-        return tuple(
-            await asyncio.gather(
-                *(
-                    self._group(number, prompt, receiver, stream, version)
-                    for number, (prompt, receiver) in enumerate(zip(prompts, receivers, strict=True))
-                )
-            )
-        )
+        replica = min(self._shares, key=lambda name: (self._outstanding[name] + 1) / self._shares[name])
+        self._outstanding[replica] += 1
+        try:
+            return await self._ask(replica, prompt, number, stream)
+        finally:
+            self._outstanding[replica] -= 1
 
-    async def _group(self, number: int, prompt: Prompt, receiver: str, stream: str, version: int) -> Group:
-        tokens = tuple(self.tokenizer.encode(prompt.text, add_special_tokens=False).ids)
-        if len(tokens) > self.prompt_tokens:
+    async def _ask(self, replica: str, prompt: Prompt, number: int, stream: str) -> Group:
+        settings = self._settings
+        tokens = tuple(settings.tokenizer.encode(prompt.text, add_special_tokens=False).ids)
+        if len(tokens) > settings.prompt_tokens:
             raise HetrlError(
-                f'the prompt "{prompt.text[:40]}" has {len(tokens)} tokens; batch.prompt_tokens is {self.prompt_tokens}'
+                f'the prompt "{prompt.text[:40]}" has {len(tokens)} tokens; '
+                f"batch.prompt_tokens is {settings.prompt_tokens}"
             )
         sampling = wire.Sampling(
-            samples=self.samples_per_prompt,
-            max_tokens=self.response_tokens,
-            temperature=self.temperature,
+            samples=settings.samples_per_prompt,
+            max_tokens=settings.response_tokens,
+            temperature=settings.temperature,
             top_p=1.0,
-            seed=seed_of(self.seed, stream, number),
-            stop_token=self.stop_token,
+            seed=seed_of(settings.seed, stream, number),
+            stop_token=settings.stop_token,
         )
         request = wire.Generate(group=number, prompt=tokens, sampling=sampling)
         doing = f"{stream}: generate group {number}"
-        reply = await self.member.request(receiver, request, timeout_seconds=GENERATE_SECONDS, doing=doing)
+        reply = await self._member.request(replica, request, timeout_seconds=GENERATE_SECONDS, doing=doing)
         if not isinstance(reply.message, wire.Generated):
-            raise HetrlError(f"{receiver}: answered {type(reply.message).__name__} ({doing})")
+            raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples
-        _check_versions(samples, version, receiver, doing)
-        return Group(prompt, tokens, samples, tuple(self._reward(prompt, sample) for sample in samples))
+        rewards = tuple(self._reward(prompt, sample) for sample in samples)
+        return Group(prompt, tokens, samples, rewards, replica, reply.message.seconds)
 
     def _reward(self, prompt: Prompt, sample: wire.Sample) -> float:
-        return exact_match(self.tokenizer.decode(list(sample.tokens), skip_special_tokens=True), prompt.answer)
-
-
-def _check_versions(samples: Sequence[wire.Sample], version: int, receiver: str, doing: str) -> None:
-    drawn = {span.version for sample in samples for span in sample.versions}
-    if drawn != {version}:
-        raise HetrlError(f"{receiver}: drew tokens under weight versions {sorted(drawn)}, not {version} ({doing})")
+        text = self._settings.tokenizer.decode(list(sample.tokens), skip_special_tokens=True)
+        return exact_match(text, prompt.answer)
 
 
 def seed_of(seed: int, stream: str, number: int) -> int:

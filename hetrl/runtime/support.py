@@ -15,8 +15,6 @@ def check_runnable(experiment: Experiment) -> None:
     algorithm = experiment.algorithm
     if algorithm.kind != "grpo":
         raise UsageError(f'algorithm.kind: "{algorithm.kind}" can be planned for but not run yet; use grpo')
-    if algorithm.mode != "sync":
-        raise UsageError(f'algorithm.mode: "{algorithm.mode}" can be planned for but not run yet; use sync')
     if experiment.reward.kind != "rule":
         raise UsageError(f'reward.kind: "{experiment.reward.kind}" can be planned for but not run yet; use rule')
     model = experiment.model
