@@ -114,6 +114,10 @@ bench-%: setup ## run benchmarks/NAME.py
 	  "$$(find benchmarks -maxdepth 1 -name '[!_]*.py' -printf '%f ' | sed 's/\.py//g')" >&2; exit 2; fi
 	@$(BIN)/python benchmarks/$*.py $(ARGS)
 
+.PHONY: picture
+picture: setup-planner ## docs/images/run.png, the README's picture, from report.html of the run RUN=... (needs chromium)
+	@$(BIN)/python docs/picture.py $(if $(RUN),'$(RUN)') $(ARGS)
+
 .PHONY: clean clean-venv
 clean: ## remove caches and build products (never runs/)
 	@rm -rf build dist *.egg-info requirements/vllm-alias/build requirements/vllm-alias/*.egg-info

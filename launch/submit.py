@@ -116,7 +116,7 @@ def launch(
 
         def show(event: Mapping[str, Any], state: State) -> None:
             screen.show(event, state)
-            if event["kind"] == "step" and event["step"] % REPORT_STEPS == 0:
+            if event["kind"] == "step" and event["step"] % REPORT_STEPS == 1:
                 write_run_page(run, plan)
 
         try:

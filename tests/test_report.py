@@ -2,83 +2,30 @@
 
 from __future__ import annotations
 
-import math
+import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
-from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hetrl.report.chart import LEFT, RIGHT, WIDTH, line_chart, nice_ticks, tick_label
+from hetrl.report.facts import replica_rates, staleness_counts
+from hetrl.report.gantt import gantt
 from hetrl.report.page import PALETTE, SHORT
 from hetrl.report.plan_page import plan_page
 from hetrl.report.run_page import run_page
 from hetrl.workload import TASKS
+from launch.reports import write_run_page
+from launch.run_directory import Run
 from tests.plan_cases import plan, topology, workload
-from tests.report_cases import HOSTILE, SUMMARY, hostile
+from tests.report_cases import EVENTS, HOSTILE, METRICS, SUMMARY, Page, hostile
 
-METRICS: list[dict[str, Any]] = [
-    {
-        "step": step,
-        "reward": 0.25 + step / 10,
-        "loss": -0.5 / step,
-        "kl": 1e-4 * step,
-        "clip_fraction": 0.01,
-        "grad_norm": 1.5,
-        "weight_version": step,
-        "versions": {str(step - 1): 24, str(step): 40},
-        "samples": 64,
-        "tokens": 130,
-        "mismatch": 1e-6,
-        "seconds": {"actor_generation": 1.25 * step, "actor_training": 0.5, "weight_sync": 0.125, "iteration": 2.0},
-        "weight_bytes": 1_234_567,
-    }
-    for step in (1, 2, 3)
-]
-EVENTS: list[dict[str, Any]] = [
-    {"time": 100.0, "source": "launcher", "sequence": 0, "kind": "submitted", "site": "alps"},
-    {"time": 104.5, "source": "launcher", "sequence": 1, "kind": "process_exited", "process": "rollout-2", "code": -9},
-    {"time": 105.0, "source": "alps", "sequence": 0, "kind": "step", "step": 1},
-    {"time": 106.0, "source": "alps", "sequence": 1, "kind": "finished"},
-]
-
-
-class Page(HTMLParser):
-    """Collects the tags, attributes and text of a page and refuses tags that are not closed."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.words: list[str] = []
-        self._open: list[str] = []
-        self.feed(page)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in ("meta", "br"):
-            self._open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self._open and self._open[-1] != "style":
-            self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
+ROOT = Path(__file__).parents[1]
 
 
 def plan_of_tests() -> str:
@@ -89,10 +36,23 @@ def run_of_tests() -> str:
     return run_page(SUMMARY, METRICS, EVENTS, plan())
 
 
+FAILED: list[dict[str, Any]] = [
+    {"time": 99.0, "source": "launcher", "sequence": 0, "kind": "planned", "run": "try-1", "name": "try", "steps": 40},
+    *EVENTS[:3],
+    {"time": 107.0, "source": "alps", "sequence": 1, "kind": "failed", "cause": "alps: the trainer is gone"},
+    {
+        "time": 109.0,
+        "source": "launcher",
+        "sequence": 2,
+        "kind": "failed",
+        "cause": f"no word from {HOSTILE}\nsee logs",
+    },
+]
 PAGES = {
     "plan": plan_of_tests,
     "run": run_of_tests,
     "run that has just begun": lambda: run_page({}, [], [], plan()),
+    "run that failed": lambda: run_page({}, METRICS[:1], FAILED, plan()),
     "run in its first step": lambda: run_page({}, METRICS[:1], EVENTS[:1], plan()),
 }
 
@@ -149,9 +109,10 @@ def test_the_run_page_has_the_curves_and_figures() -> None:
     labels = [value for key, value in page.attributes if key == "aria-label"]
     assert "Reward: from 0.350 to 0.550, lowest 0.350, highest 0.550" in labels
     assert {label.split(":")[0] for label in labels if label} >= {"Reward", "Loss", "KL divergence"}
+    assert "Rollout log-prob mismatch (log scale): from 1.0e-06 to 1.0e-06, lowest 1.0e-06, highest 1.0e-06" in labels
     for expected in (
-        *("0.350 → 0.550", "1.11 s predicted", "1.31 s measured", "megatron-core 0.16.1", "vllm 0.32.0"),
-        *("123 MB", "52.3 MB", "sha256:abcd", "24 of version 0", "40 of version 1", "35 supervised steps"),
+        *("0.350 → 0.550", "1.11 s", "1.31 s", "megatron-core 0.16.1", "vllm 0.32.0"),
+        *("123 MB", "52.3 MB", "sha256:abcd", "1.23 MB", "35 supervised steps"),
         *("! process_exited", "4.5 s", "process: rollout-2, code: -9", "finished", "try-20260102-030405"),
     ):
         assert expected in page.text
@@ -159,13 +120,120 @@ def test_the_run_page_has_the_curves_and_figures() -> None:
 
 def test_without_a_summary_the_measured_seconds_are_medians_of_the_steps() -> None:
     text = Page(run_page({}, METRICS, [], plan())).text
-    assert "33.0 s predicted" in text and "2.50 s measured" in text
-    assert "2.50 s predicted" in text and "not measured" in text  # the reference task
+    assert "actor generation jsc, lab 33.0 s 2.50 s 0.0758" in text
+    assert "reference inference alps 2.50 s not measured" in text
+
+
+def spans_of(html: str) -> list[tuple[str, str, float, float]]:
+    """Return (name, class, start, end) of every bar of the iteration's chart, in per cent of its width."""
+    found = []
+    for text in re.findall(r'<svg class="spans" role="img".*?</svg>', html, re.DOTALL):
+        svg = ElementTree.fromstring(text)
+        for bar in svg.iter("rect"):
+            start, width = (float(bar.attrib[key].removesuffix("%")) for key in ("x", "width"))
+            found.append((re.split(" at |:", svg.attrib["aria-label"])[0], bar.attrib["class"], start, start + width))
+    return found
+
+
+def test_the_bars_of_the_iteration_stand_where_the_numbers_say() -> None:
+    replicas = {"lab/actor_generation/2": {"seconds": 1.0, "tokens": 130}}
+    row = {**METRICS[0], "replicas": replicas}
+    html = run_page({}, [row], EVENTS[:1], plan())
+    assert gantt(plan(), [row]).end_seconds == 50
+    bars = {(name, how): (start / 2, end / 2) for name, how, start, end in spans_of(html)}
+    assert bars == {
+        ("actor generation", "predicted"): (0, 33),
+        ("actor generation", "measured"): (0, 1.25),
+        ("replica 2", "measured"): (0, 1),
+        ("reference inference", "predicted"): (0, 2.5),
+        ("reward inference", "predicted"): (0, 3.75),
+        ("actor training", "predicted"): (2.5, 23.5),
+        ("actor training", "measured"): (1.25, 1.75),
+        ("weight sync", "predicted"): (23.5, 24),
+        ("weight sync", "measured"): (1.75, 1.875),
+        ("iteration", "predicted"): (0, 41.25),
+        ("iteration", "measured"): (0, 2),
+    }
+
+
+def test_the_staleness_counts_samples_by_how_far_behind_they_were_drawn() -> None:
+    assert staleness_counts(METRICS) == {0: 120, 1: 72}
+    labels = [value for key, value in Page(run_of_tests()).attributes if key == "aria-label"]
+    assert "Staleness of the samples (versions behind the trainer): 120 of 0, 72 of 1" in labels
+
+
+def test_replicas_are_compared_by_their_tokens_per_second() -> None:
+    rows = [
+        {**row, "replicas": {"jsc/actor_generation/0": {"seconds": 0.5, "tokens": 100 * row["step"]}}}
+        for row in METRICS
+    ]
+    assert replica_rates(rows, whole_steps=False) == {"jsc/actor_generation/0": 400.0}
+    assert replica_rates(rows, whole_steps=True) == {"jsc/actor_generation/0": 100.0}
+    assert "jsc/actor_generation/0 100 tokens/s" in Page(run_page({}, rows, EVENTS, plan())).text
+    sync = replace(plan(), algorithm=replace(plan().algorithm, mode="sync", max_staleness=0))
+    assert "jsc/actor_generation/0 400 tokens/s" in Page(run_page({}, rows, EVENTS, sync)).text
+
+
+def test_a_failed_run_tells_its_cause_first() -> None:
+    text = Page(run_page({}, METRICS[:1], FAILED, plan())).text
+    assert f"The run failed after step 1 no word from {HOSTILE} see logs 1 of 40 steps" in text
+    assert "The run failed before its first step ended" in Page(run_page({}, [], FAILED, plan())).text
+
+
+def test_before_the_end_metrics_and_events_stand_in_for_the_summary() -> None:
+    events = [
+        *FAILED[:2],
+        {"time": 101.0, "source": "alps", "kind": "member_ready", "member": "a", "engines": {"vllm": "0.32.0"}},
+        {"time": 102.0, "source": "alps", "kind": "weights_published", "version": 7, "bytes": 2000, "seconds": 0.5},
+        {"time": 103.0, "source": "alps", "kind": "warm_start", "steps": 10, "reward": 0.125},
+        {"time": 3700.0, "source": "alps", "kind": "step", "step": 1},
+    ]
+    text = Page(run_page({}, METRICS, events, plan())).text
+    for expected in (
+        *("try running", "3 of 40 steps", "1 h 0 min so far", "vllm 0.32.0", "1 weight version, 2.00 kB"),
+        *("after 10 supervised steps, at a reward of 0.125", "32.0 samples per second", "alps 8.00"),
+    ):
+        assert expected in text
+
+
+def test_a_number_that_the_page_does_not_know_gets_a_curve() -> None:
+    rows = [{**row, "importance_weight": 1.5, "note": "text"} for row in METRICS]
+    text = Page(run_page({}, rows, [], plan())).text
+    assert "1 more curve Importance weight" in text and "Note" not in text
+
+
+def test_the_page_of_a_run_directory_has_the_devices_of_the_topology(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.site("alps").mkdir(parents=True)
+    gpus = {device.id: device.gpu for device in topology().devices}
+    (run.site("alps") / "site.json").write_text(json.dumps({"gpus": gpus}))
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in METRICS))
+    write_run_page(run, plan())
+    page = Page((tmp_path / "report.html").read_text())
+    titles = [value or "" for key, value in page.attributes if key == "title"]
+    assert "jsc/l40s-1/1 (l40s): idle" in titles
+    assert "alps/a100-0/0 (a100-40gb): reference inference, actor training; peak 21.5 of 36.8 GB usable" in titles
+
+
+def test_without_a_topology_the_map_has_the_devices_of_the_plan() -> None:
+    titles = {value for key, value in Page(run_of_tests()).attributes if key == "title"}
+    assert "alps/a100-0/0: reference inference, actor training" in titles
+
+
+def test_the_picture_names_the_remedy_where_there_is_no_browser(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "report.html").write_text(run_of_tests())
+    command = [sys.executable, str(ROOT / "docs/picture.py"), str(tmp_path), "--output", str(tmp_path / "a.png")]
+    environment = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: no headless browser on PATH")
+    assert "apt-get install chromium" in done.stderr
 
 
 def test_a_missing_curve_is_said_to_be_missing() -> None:
     rows = [{key: value for key, value in row.items() if key != "kl"} for row in METRICS]
-    assert "KL divergence not recorded" in Page(run_page(SUMMARY, rows, EVENTS, plan())).text
+    assert "KL divergence not recorded in this run" in Page(run_page(SUMMARY, rows, EVENTS, plan())).text
 
 
 def test_hostile_names_are_escaped_on_pages() -> None:
@@ -203,47 +271,11 @@ def test_the_text_on_each_colour_can_be_read() -> None:
     assert len({fill for fill, _ in PALETTE}) == len(TASKS)
 
 
-# Charts
-
-
-@given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.integers(2, 10))
-def test_ticks_enclose_the_values_and_are_few(one: float, other: float, count: int) -> None:
-    low, high = sorted((one, other))
-    marks = nice_ticks(low, high, count)
-    slack = 1e-6 * (marks[-1] - marks[0])
-    assert marks[0] <= low + slack and marks[-1] >= high - slack
-    assert 2 <= len(marks) <= count + 2
-    assert marks == sorted(set(marks))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "marks"),
-    [
-        (0, 1, [0, 0.5, 1]),
-        (-3, 6, [-5, 0, 5, 10]),
-        (7, 7, [2, 4, 6, 8, 10, 12]),
-        (0, 4e-14, [0, 1e-14, 2e-14, 3e-14, 4e-14]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, marks: list[float]) -> None:
-    assert nice_ticks(low, high, 5) == marks
-
-
-def test_tick_labels_have_the_digits_that_they_need() -> None:
-    assert [tick_label(mark, [0, 0.05, 0.1]) for mark in (0, 0.05, 0.1)] == ["0.00", "0.05", "0.10"]
-    assert [tick_label(mark, [0, 5e-7]) for mark in (0, 5e-7)] == ["0", "5e-7"]
-    assert tick_label(1.5e6, [0, 1.5e6]) == "1.5e6"
-
-
-def test_a_chart_stays_inside_and_breaks_at_gaps() -> None:
-    points = [(1.0, 0.5), (2.0, 0.75), (3.0, None), (4.0, math.nan), (5.0, 1.0), (6.0, 0.25)]
-    chart = line_chart("x", points)
-    assert [len(line.split()) for line in chart.lines] == [2, 2]
-    assert len(chart.dots) == 4
-    assert all(LEFT <= x <= WIDTH - RIGHT for x, _ in chart.dots)
-    assert [x for x, _ in chart.dots] == sorted(x for x, _ in chart.dots)
-    assert min(chart.dots, key=lambda dot: dot[1])[0] == chart.dots[2][0]  # up is more
-
-
-def test_many_points_have_no_dots() -> None:
-    assert line_chart("x", [(float(x), float(x)) for x in range(1000)]).dots == ()
+def test_text_and_bars_stand_out_in_light_and_in_dark() -> None:
+    css = run_of_tests()
+    for theme in re.findall(r":root \{([^}]*--paper[^}]*)\}", css):
+        colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", theme))
+        for below in ("paper", "card"):
+            assert min(contrast(colours[name], colours[below]) for name in ("ink", "soft", "bad", "good")) >= 4.5
+            assert contrast(colours["line"], colours[below]) >= 3  # WCAG 2.1, 1.4.11: graphics
+    assert len(re.findall(r"--paper:", css)) == 2

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hetrl.plan import Plan
 from hetrl.report import chart
-from hetrl.report.text import byte_figure, figure, spoken
+from hetrl.report.text import byte_figure, duration, figure, spoken
 
 # Okabe and Ito's palette (Color Universal Design, 2008), which stays apart under the usual colour blindnesses, each
 # with a text colour of contrast 4.5 or more (WCAG 2.1, 1.4.3). The letter of a mark says the same as its colour.
@@ -87,7 +87,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(figure=figure, byte_figure=byte_figure, spoken=spoken)
+    environment.filters.update(figure=figure, byte_figure=byte_figure, duration=duration, spoken=spoken)
     environment.globals.update(
         width=chart.WIDTH, height=chart.HEIGHT, left=chart.LEFT, right=chart.RIGHT, top=chart.TOP, bottom=chart.BOTTOM
     )

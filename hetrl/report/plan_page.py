@@ -5,33 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hetrl.hardware import Device, Node, Topology, gpu_type
+from hetrl.hardware import Topology
 from hetrl.plan import Plan
-from hetrl.report.page import SHORT, Bar, Mark, bars, mark_of_task, marks, render
+from hetrl.report.device_map import busy_devices, device_map
+from hetrl.report.page import SHORT, Bar, bars, mark_of_task, marks, render
 from hetrl.report.rows import task_rows
 from hetrl.report.text import compact_devices, figure, spoken
 from hetrl.workload import Workload
-
-
-@dataclass(frozen=True)
-class Box:
-    """One device: the mark of its group, its tasks in short, and how full its usable memory becomes (per cent)."""
-
-    device: str
-    index: int
-    mark: Mark | None
-    tasks: tuple[str, ...]
-    memory: float | None
-    title: str
-
-
-@dataclass(frozen=True)
-class NodeBox:
-    """One node."""
-
-    name: str
-    gpu: str
-    boxes: tuple[Box, ...]
 
 
 @dataclass(frozen=True)
@@ -48,42 +28,23 @@ class LinkRow:
 
 def plan_page(plan: Plan, topology: Topology, workload: Workload) -> str:
     """Return the page; it is self-contained HTML, and every name in it is escaped."""
-    used = {device for task in plan.tasks.values() for device in task.devices}
     links = list(_link_rows(plan, topology))
     return render(
         "plan.html.j2",
         plan=plan,
         workload=workload,
         topology=topology,
-        used=len(used),
+        used=len(busy_devices(plan)),
         marks=marks(plan),
         mark_of_task=mark_of_task(plan),
         short=SHORT,
-        sites=[(site, [_node_box(plan, topology, site.name, node) for node in site.nodes]) for site in topology.sites],
+        sites=device_map(plan, {device.id: device.gpu for device in topology.devices}),
         rows=task_rows(plan),
         compact_devices=compact_devices,
         bars=_task_bars(plan),
         loaded=sorted((row for row in links if row.gb), key=lambda row: -row.gb),
         unloaded=[row for row in links if not row.gb],
     )
-
-
-def _node_box(plan: Plan, topology: Topology, site: str, node: Node) -> NodeBox:
-    devices = [topology.device_by_id[f"{site}/{node.name}/{index}"] for index in range(node.gpus)]
-    return NodeBox(node.name, node.gpu, tuple(_box(plan, device) for device in devices))
-
-
-def _box(plan: Plan, device: Device) -> Box:
-    mark = next((m for m, group in zip(marks(plan), plan.groups, strict=True) if device.id in group.devices), None)
-    tasks = tuple(name for name, task in plan.tasks.items() if device.id in task.devices)
-    peak = plan.predicted.peak_memory_gb.get(device.id)
-    gpu = gpu_type(device.gpu)
-    usable = gpu.memory_gb * gpu.usable_memory
-    parts = [f"{device.id} ({device.gpu})", ", ".join(map(spoken, tasks)) or "idle"]
-    if peak is not None:
-        parts.append(f"peak {figure(peak)} of {figure(usable)} GB usable")
-    memory = None if peak is None else min(100.0, round(100 * peak / usable, 1))
-    return Box(device.id, device.index, mark, tasks, memory, ": ".join([parts[0], "; ".join(parts[1:])]))
 
 
 def _task_bars(plan: Plan) -> list[Bar]:

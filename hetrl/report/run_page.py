@@ -1,118 +1,165 @@
-"""A run as one HTML page that needs nothing else: curves, predicted against measured, weights, links, events."""
+"""A run as one HTML page that needs nothing else: curves, an iteration over time, devices, weights, links, events."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hetrl.plan import Plan
-from hetrl.report.chart import Chart, line_chart
-from hetrl.report.page import Bar, bars, render
-from hetrl.report.text import byte_figure, figure, spoken
+from hetrl.report.chart import Chart, histogram, line_chart
+from hetrl.report.device_map import busy_devices, device_map, sites_of
+from hetrl.report.facts import LAST_STEPS, Facts, event_rows, facts, replica_rates, staleness_counts
+from hetrl.report.gantt import gantt, is_asynchronous
+from hetrl.report.page import SHORT, Bar, bars, mark_of_task, marks, render
+from hetrl.report.rows import task_rows
+from hetrl.report.text import byte_figure, compact_devices, figure, spoken
 
 Row = Mapping[str, Any]
-_CURVES = (("reward", "Reward"), ("loss", "Loss"), ("kl", "KL divergence"))
-_MORE_CURVES = (
-    ("grad_norm", "Gradient norm"),
-    ("clip_fraction", "Clipped fraction"),
-    ("entropy", "Entropy"),
-    ("mismatch", "Log-prob mismatch, trainer and rollout"),
-)
-_ENDS = ("finished", "failed", "cancelled")
-_BAD = ("fail", "lost", "fault", "drop", "abort", "cancel", "timeout")
-_HEAD = ("time", "source", "sequence", "kind")
-_MOST_EVENTS = 200
+# key of a row -> title
+_CURVES = {
+    "reward": "Reward",
+    "loss": "Loss",
+    "kl": "KL divergence",
+    "clip_fraction": "Clipped fraction",
+    "entropy": "Entropy",
+    "grad_norm": "Gradient norm",
+    "mismatch": "Rollout log-prob mismatch",
+}
+_LOGARITHMIC = ("mismatch",)
+_SHOWN_ELSEWHERE = ("step", "samples", "tokens", "weight_version", "weight_bytes")
+_MOST_ROWS = 200  # of tables that grow with the run
 
 
 @dataclass(frozen=True)
-class EventRow:
-    """One event: seconds since the first, who, what, and what it carries."""
+class TaskSeconds:
+    """Seconds of a task in an iteration: predicted, and measured as the median over the steps."""
 
-    seconds: float
-    source: str
-    kind: str
-    carries: str
-    bad: bool
+    name: str
+    where: str
+    predicted: float | None
+    measured: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return measured over predicted."""
+        return self.measured / self.predicted if self.predicted and self.measured is not None else None
 
 
-def run_page(summary: Row, metrics: Sequence[Row], events: Sequence[Row], plan: Plan) -> str:
-    """Return the page; `summary` is empty before the end, what it would say is then taken from the metrics."""
+def run_page(
+    summary: Row,
+    metrics: Sequence[Row],
+    events: Sequence[Row],
+    plan: Plan,
+    gpus: Mapping[str, str] | None = None,
+) -> str:
+    """Return the page; `summary` is empty before the end, what it would say is then taken from metrics and events.
+
+    `gpus` (device -> catalogue GPU) are all devices of the topology; without it the map has those of the plan only.
+    """
     rows = [row for row in metrics if "step" in row]
-    told = [event for event in _event_rows(events) if event.kind != "step"]
+    told = [event for event in event_rows(events) if event.kind != "step"]
+    known = facts(summary, rows, events, plan)
     return render(
         "run.html.j2",
-        summary=summary,
         plan=plan,
-        title=summary.get("name") or "a run",
-        run=summary.get("run", ""),
-        phase=next((event["kind"] for event in reversed(events) if event.get("kind") in _ENDS), "running"),
-        steps=summary.get("steps", len(rows)),
-        reward_first=summary.get("reward_first", rows[0].get("reward") if rows else None),
-        reward_last=summary.get("reward_last", rows[-1].get("reward") if rows else None),
-        charts=_charts(rows),
+        facts=known,
+        last_steps=min(LAST_STEPS, known.steps),
+        charts=_curves(rows) + _warm_start_curve(events),
+        speeds=_speeds(rows),
+        more_charts=_other_curves(rows),
+        staleness=histogram("Staleness of the samples", staleness_counts(rows), "versions behind the trainer"),
+        asynchronous=is_asynchronous(plan),
+        replicas=_replica_bars(rows, is_asynchronous(plan)),
+        gantt=gantt(plan, rows),
         seconds=_seconds(summary, rows, plan),
-        links=_link_bars(summary),
-        versions=summary.get("weight_versions") or [],
-        batches=summary.get("batch_versions") or [[row["step"], row.get("versions", {})] for row in rows],
+        used=len(busy_devices(plan)),
+        marks=marks(plan),
+        mark_of_task=mark_of_task(plan),
+        short=SHORT,
+        sites=device_map(plan, gpus or {}),
+        rows=task_rows(plan),
+        compact_devices=compact_devices,
+        links=bars((name, count, byte_figure(count), None) for name, count in known.bytes_per_link.items()),
+        version_charts=_version_charts(known),
+        version_bytes=sum(entry.get("bytes", 0) for entry in known.versions),
+        versions=known.versions[-_MOST_ROWS:],
         faults=[event for event in told if event.bad],
-        events=told[-_MOST_EVENTS:],
-        left_out=max(0, len(told) - _MOST_EVENTS),
+        events=told[-_MOST_ROWS:],
+        left_out=max(0, len(told) - _MOST_ROWS),
     )
 
 
-def _charts(rows: Sequence[Row]) -> list[Chart]:
-    """Return reward, loss and KL always, the other curves where there are values."""
-    always = [line_chart(title, _points(rows, key)) for key, title in _CURVES]
+def _curves(rows: Sequence[Row]) -> list[Chart]:
+    """Return the curves that every run should have, with or without values; none before the first step."""
+    return [_curve(key, title, rows) for key, title in _CURVES.items()] if rows else []
+
+
+def _curve(key: str, title: str, rows: Sequence[Row]) -> Chart:
+    points = _points(rows, key)
+    log = key in _LOGARITHMIC and any(y is not None and y > 0 for _, y in points)
+    return line_chart(f"{title} (log scale)" if log else title, points, log=log)
+
+
+def _warm_start_curve(events: Sequence[Row]) -> list[Chart]:
+    """Return the sampled reward over the supervised steps before reinforcement learning."""
+    points = [(event["steps"], event["reward"]) for event in events if event.get("kind") == "warm_start"]
+    return [line_chart("Reward in the warm start", points, "supervised step")] if len(points) > 1 else []
+
+
+def _speeds(rows: Sequence[Row]) -> list[Chart]:
+    """Return seconds per step and tokens per second."""
     iteration = [(row["step"], row.get("seconds", {}).get("iteration")) for row in rows]
-    sent = [(row["step"], row["weight_bytes"] / 1e6 if "weight_bytes" in row else None) for row in rows]
-    more = [line_chart("Seconds per step", iteration), line_chart("Megabytes per weight version", sent)]
-    more += [line_chart(title, _points(rows, key)) for key, title in _MORE_CURVES]
-    return always + [chart for chart in more if chart.y_ticks]
+    tokens = [
+        (row["step"], row["tokens"] / seconds if seconds and "tokens" in row else None)
+        for row, (_, seconds) in zip(rows, iteration, strict=True)
+    ]
+    charts = [line_chart("Seconds per step", iteration), line_chart("Tokens per second, whole steps", tokens)]
+    return [chart for chart in charts if chart.y_ticks]
+
+
+def _other_curves(rows: Sequence[Row]) -> list[Chart]:
+    """Return the curve of every other number of the rows."""
+    numbers = dict.fromkeys(
+        key
+        for row in rows
+        for key, value in row.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    )
+    keys = [key for key in numbers if key not in _CURVES and key not in _SHOWN_ELSEWHERE]
+    charts = [line_chart(spoken(key).capitalize(), _points(rows, key)) for key in keys]
+    return [chart for chart in charts if chart.y_ticks]
 
 
 def _points(rows: Sequence[Row], key: str) -> list[tuple[float, float | None]]:
     return [(row["step"], row.get(key)) for row in rows]
 
 
-def _seconds(summary: Row, rows: Sequence[Row], plan: Plan) -> list[tuple[str, Bar, Bar]]:
-    """Return (task, predicted bar, measured bar) on one scale; measured is the median over the steps."""
-    pairs = _predicted_and_measured(summary, rows, plan)
-    drawn = bars(
-        (name, value or 0.0, f"{figure(value)} s {how}" if value is not None else f"not {how}", None)
-        for name, pair in pairs.items()
-        for value, how in zip(pair, ("predicted", "measured"), strict=True)
-    )
-    return [(spoken(name), drawn[2 * index], drawn[2 * index + 1]) for index, name in enumerate(pairs)]
+def _replica_bars(rows: Sequence[Row], asynchronous: bool) -> list[Bar]:
+    rates = replica_rates(rows, whole_steps=asynchronous)
+    return bars((address, rate, f"{figure(rate)} tokens/s", None) for address, rate in rates.items())
 
 
-def _predicted_and_measured(
-    summary: Row, rows: Sequence[Row], plan: Plan
-) -> dict[str, tuple[float | None, float | None]]:
+def _version_charts(known: Facts) -> list[Chart]:
+    """Return bytes and seconds of every weight version."""
+    megabytes = [(entry["version"], entry["bytes"] / 1e6 if "bytes" in entry else None) for entry in known.versions]
+    seconds = [(entry["version"], entry.get("seconds")) for entry in known.versions]
+    charts = [line_chart("Megabytes of each weight version", megabytes, "version")]
+    charts += [line_chart("Seconds until it was served everywhere", seconds, "version")]
+    return [chart for chart in charts if chart.y_ticks]
+
+
+def _seconds(summary: Row, rows: Sequence[Row], plan: Plan) -> list[TaskSeconds]:
+    where = sites_of(plan, plan.tasks)
     if tasks := summary.get("tasks"):
-        return {name: (both.get("predicted_seconds"), both.get("measured_seconds")) for name, both in tasks.items()}
-    predicted = {**plan.predicted.tasks, "iteration": plan.predicted.iteration_seconds}
-    measured = {name: [row["seconds"][name] for row in rows if name in row.get("seconds", {})] for name in predicted}
-    return {name: (predicted[name], statistics.median(found) if found else None) for name, found in measured.items()}
+        pairs = {name: (both.get("predicted_seconds"), both.get("measured_seconds")) for name, both in tasks.items()}
+    else:
+        predicted = {**plan.predicted.tasks, "iteration": plan.predicted.iteration_seconds}
+        pairs = {name: (value, _median(rows, name)) for name, value in predicted.items()}
+    return [TaskSeconds(spoken(name), where.get(name, ""), *pair) for name, pair in pairs.items()]
 
 
-def _link_bars(summary: Row) -> list[Bar]:
-    return bars((name, count, byte_figure(count), None) for name, count in summary.get("bytes_per_link", {}).items())
-
-
-def _event_rows(events: Sequence[Row]) -> Iterator[EventRow]:
-    start = events[0].get("time", 0.0) if events else 0.0
-    for event in events:
-        kind = str(event.get("kind", ""))
-        carries = ", ".join(f"{key}: {_short(value)}" for key, value in event.items() if key not in _HEAD)
-        bad = any(word in kind for word in _BAD) or bool(event.get("code") and kind == "process_exited")
-        yield EventRow(event.get("time", start) - start, str(event.get("source", "")), kind, carries, bad)
-
-
-def _short(value: object) -> str:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key} {_short(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return " ".join(map(_short, value))
-    return figure(value) if isinstance(value, float) else str(value)
+def _median(rows: Sequence[Row], task: str) -> float | None:
+    found = [row["seconds"][task] for row in rows if task in row.get("seconds", {})]
+    return statistics.median(found) if found else None

@@ -64,6 +64,16 @@ def byte_figure(count: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{figure(value)} {unit}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time as people say it: `45 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def spoken(task: str) -> str:
     """Return a task's name as people say it: `actor training`."""
     return task.replace("_", " ")

@@ -1,0 +1,163 @@
+"""One iteration as bars over time, predicted above measured: pure arithmetic, a template draws it as SVG.
+
+predicted, sync    generation, then the inferences, then the trainings, then the weight sync;
+                   in a phase groups run beside each other, the tasks of one group one after the other
+predicted, async   every group from the start, its tasks one after the other
+measured           the tasks in the order of the row; generation beside the others where all of them together
+                   take longer than the iteration
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetrl.plan import Plan
+from hetrl.report.chart import nice_ticks, tick_label
+from hetrl.report.device_map import sites_of
+from hetrl.report.text import figure, spoken
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
+
+Row = Mapping[str, Any]
+ITERATION = "iteration"
+WEIGHT_SYNC = "weight_sync"
+MOST_REPLICAS = 12
+_ORDER = (ACTOR_GENERATION, "old_logprobs", *INFERENCES, *TRAININGS)
+_NAMES = {"old_logprobs": "log-probs under the trainer"}
+_ROUNDING = 1.01  # sums of rounded seconds may exceed the whole by a little
+
+
+@dataclass(frozen=True)
+class Span:
+    """From `start` to `end`, in seconds since the iteration began."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """Return its length."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class GanttRow:
+    """A task, a replica of generation or the whole iteration; a span that is not known is None."""
+
+    name: str
+    where: str
+    predicted: Span | None
+    measured: Span | None
+    replica: bool = False
+
+    @property
+    def summary(self) -> str:
+        """Return the row as a sentence."""
+        spans = (("predicted", self.predicted), ("measured", self.measured))
+        said = [f"{how} from {figure(s.start)} to {figure(s.end)} s" for how, s in spans if s is not None]
+        return f"{self.name}{f' at {self.where}' if self.where else ''}: {', '.join(said)}"
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """The rows of one iteration; `step` is the step that was measured, `end_seconds` the right edge of the axis."""
+
+    step: int | None
+    rows: tuple[GanttRow, ...]
+    ticks: tuple[tuple[float, str], ...]  # per cent of the width, label
+    end_seconds: float
+    replicas_left_out: int = 0
+
+    def per_cent(self, seconds: float) -> float:
+        """Return a position or a length in per cent of the width."""
+        return round(100 * seconds / self.end_seconds, 4)
+
+
+def gantt(plan: Plan, rows: Sequence[Row]) -> Gantt:
+    """Return the chart of the step whose iteration took the median time; without steps, of the prediction alone."""
+    row = typical_step(rows)
+    predicted = predicted_spans(plan)
+    measured = measured_spans(row.get("seconds", {})) if row else {}
+    names = [name for name in _ordered({**predicted, **measured}) if name != ITERATION]
+    where = sites_of(plan, names)
+    drawn, left_out = [], 0
+    for name in (*names, ITERATION):
+        shown = _NAMES.get(name, spoken(name))
+        drawn.append(GanttRow(shown, where.get(name, ""), predicted.get(name), measured.get(name)))
+        if name == ACTOR_GENERATION and row and name in measured:
+            replicas = _replica_rows(row.get("replicas") or {}, measured[name].start)
+            drawn += replicas[:MOST_REPLICAS]
+            left_out = max(0, len(replicas) - MOST_REPLICAS)
+    end = max((span.end for r in drawn for span in (r.predicted, r.measured) if span is not None), default=0.0)
+    marks = nice_ticks(0.0, end, 6)
+    ticks = tuple((round(100 * mark / marks[-1], 4), tick_label(mark, marks)) for mark in marks)
+    return Gantt(row["step"] if row else None, tuple(drawn), ticks, marks[-1], left_out)
+
+
+def is_asynchronous(plan: Plan) -> bool:
+    """Return whether generation goes on while the trainer learns."""
+    return plan.algorithm.mode == "async" and plan.algorithm.max_staleness > 0
+
+
+def typical_step(rows: Sequence[Row]) -> Row | None:
+    """Return the first row whose iteration took the (lower) median of the seconds."""
+    timed = [row for row in rows if ITERATION in row.get("seconds", {})]
+    if not timed:
+        return None
+    median = statistics.median_low(row["seconds"][ITERATION] for row in timed)
+    return next(row for row in timed if row["seconds"][ITERATION] == median)
+
+
+def predicted_spans(plan: Plan) -> dict[str, Span]:
+    """Return when each task runs, put together as the model of the iteration does (`hetrl/cost/iteration.py`)."""
+    seconds, total = plan.predicted.tasks, plan.predicted.iteration_seconds
+    phases: tuple[tuple[str, ...], ...] = ((ACTOR_GENERATION,), INFERENCES, TRAININGS)
+    if is_asynchronous(plan):
+        phases = (_ORDER,)
+    spans, start = dict[str, Span](), 0.0
+    for phase in phases:
+        for group in plan.groups:
+            spans |= _one_after_the_other(start, [(n, seconds[n]) for n in phase if n in group.tasks and n in seconds])
+        start = max((span.end for span in spans.values()), default=0.0)
+    trained = spans[ACTOR_TRAINING].end if ACTOR_TRAINING in spans and len(phases) == 1 else start
+    rest = [(name, value) for name, value in seconds.items() if name not in spans and name != ITERATION]
+    return {**spans, **_one_after_the_other(trained, rest), ITERATION: Span(0.0, total)}
+
+
+def measured_spans(seconds: Mapping[str, float]) -> dict[str, Span]:
+    """Return when each task of a step ran."""
+    tasks = {name: value for name, value in seconds.items() if name != ITERATION}
+    total = seconds.get(ITERATION, sum(tasks.values()))
+    spans = {}
+    if sum(tasks.values()) > total * _ROUNDING and ACTOR_GENERATION in tasks:
+        spans[ACTOR_GENERATION] = Span(0.0, tasks.pop(ACTOR_GENERATION))
+    return {**spans, **_one_after_the_other(0.0, tasks.items()), ITERATION: Span(0.0, total)}
+
+
+def _one_after_the_other(start: float, tasks: Iterable[tuple[str, float]]) -> dict[str, Span]:
+    spans = {}
+    for name, seconds in tasks:
+        spans[name] = Span(start, start + seconds)
+        start += seconds
+    return spans
+
+
+def _ordered(names: Iterable[str]) -> Iterator[str]:
+    """Yield the names in the order of the dataflow, unknown ones before the weight sync."""
+    left = list(names)
+    yield from (name for name in _ORDER if name in left)
+    yield from (name for name in left if name not in (*_ORDER, WEIGHT_SYNC))
+    yield from (name for name in left if name == WEIGHT_SYNC)
+
+
+def _replica_rows(replicas: Mapping[str, Row], start: float) -> list[GanttRow]:
+    """Return a row per generation replica (`site/task/number`), the slowest first where not all will be drawn."""
+    timed = [(address, said["seconds"]) for address, said in replicas.items() if said.get("seconds") is not None]
+    if len(timed) > MOST_REPLICAS:
+        timed.sort(key=lambda pair: -pair[1])
+    return [
+        GanttRow(f"replica {address.rsplit('/', 1)[-1]}", address.split("/", 1)[0], None, Span(start, start + s), True)
+        for address, s in timed
+    ]
