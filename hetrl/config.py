@@ -44,9 +44,22 @@ class AlgorithmSection(Strict):
     epochs: AtLeastOne = 1
     learning_rate: Positive = 1e-6
     kl_coefficient: NotNegative = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     clip_low: Positive = 0.2
     clip_high: Positive = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    entropy_coefficient: NotNegative = 0.0
     temperature: Positive = 1.0
+    on_update: Literal["recompute", "continue"] = "recompute"
+    advantage_std: Literal["unbiased", "none"] = "unbiased"
+    advantage_epsilon: Positive = 1e-6
+    normalisation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    normalisation_tokens: AtLeastOne | None = None
+    objective: Literal["decoupled", "coupled"] = "decoupled"
+    correction: Literal["none", "truncate", "mask"] = "none"
+    correction_cap: Annotated[float, Field(ge=1)] = 2.0
+    correction_bounds: tuple[NotNegative, NotNegative] = (0.5, 5.0)
 
     @model_validator(mode="after")
     def _staleness_needs_async(self) -> AlgorithmSection:
@@ -54,12 +67,38 @@ class AlgorithmSection(Strict):
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
         return self
 
+    @model_validator(mode="after")
+    def _constant_is_given(self) -> AlgorithmSection:
+        if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
+            raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
+        return self
+
+    @model_validator(mode="after")
+    def _correction_has_two_policies(self) -> AlgorithmSection:
+        low, high = self.correction_bounds
+        if not low <= 1 <= high:
+            raise ValueError("correction_bounds must be [low, high] with low <= 1 <= high")
+        if self.correction != "none" and self.objective == "coupled" and self.max_staleness:
+            raise ValueError(
+                "correction weighs the trainer's log-probs against the sampler's; objective coupled with stale samples "
+                "uses the sampler's alone: set correction none or objective decoupled"
+            )
+        return self
+
 
 class Reward(Strict):
-    """A rule (no GPU) or a reward model."""
+    """A rule (no GPU) or a reward model.
+
+    `unscorable` is the reward of a response that the rule cannot judge, `deadline_seconds` the CPU time to compare one
+    answer, `workers` the processes that do so.
+    """
 
     kind: Literal["rule", "model"] = "rule"
     architecture: str | None = None
+    rule: Literal["auto", "exact", "math"] = "auto"
+    unscorable: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    deadline_seconds: Positive = 5.0
+    workers: AtLeastOne = 2
 
     @model_validator(mode="after")
     def _model_has_architecture(self) -> Reward:
@@ -75,11 +114,16 @@ class Critic(Strict):
 
 
 class Data(Strict):
-    """Where the prompts come from."""
+    """Where the prompts come from and how they are put to the model."""
 
     kind: Literal["larger-digit", "arithmetic", "gsm8k", "math", "jsonl"]
     path: str | None = None
+    split: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "train"
     seed: int = 0
+    template: Literal["auto", "chat", "plain"] = "auto"
+    system: str | None = None
+    instruction: str | None = None
+    template_arguments: dict[str, bool | int | float | str] = {}
 
 
 class Batch(Strict):

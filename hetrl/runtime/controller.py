@@ -27,7 +27,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.data import Source, open_source
-from hetrl.runtime.feed import Feed
+from hetrl.runtime.feed import Feed, oldest_version
 from hetrl.runtime.learner import Learner, timed
 from hetrl.runtime.member import Member
 from hetrl.runtime.membership import Membership
@@ -117,7 +117,7 @@ class Run:
         start, version, dropped = time.monotonic(), self.version, feed.dropped
         with timed(seconds, GENERATION):
             groups = await feed.batch()
-        learned = await self.learner.learn(groups, step, seconds)
+        learned = await self.learner.learn(groups, step, version, seconds)
         with timed(seconds, "weight_sync"):
             published = await self.publish()
         feed.advance(self.version)
@@ -127,6 +127,7 @@ class Run:
             **sample_metrics(groups),
             **{name: round(value, 8) for name, value in learned.items() if name != "tokens"},
             "weight_version": version,
+            "staleness": version - min(oldest_version(group) for group in groups),
             "dropped_groups": feed.dropped - dropped,
             "weight_bytes": published.bytes,
             "seconds": {task: round(value, 4) for task, value in seconds.items()},

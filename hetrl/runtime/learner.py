@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrl.config import AlgorithmSection
-from hetrl.runtime.experience import experience, largest_difference, minibatches
+from hetrl.runtime.experience import (
+    drawn_under,
+    experience,
+    hyper_of,
+    largest_difference,
+    minibatches,
+    training_batch,
+)
 from hetrl.runtime.policy import Policy
 from hetrl.runtime.sampling import Group
 from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
@@ -23,32 +30,31 @@ class Learner:
     algorithm: AlgorithmSection
     pad_token: int
 
-    async def learn(self, groups: Sequence[Group], step: int, seconds: dict[str, float]) -> dict[str, float]:
+    async def learn(
+        self, groups: Sequence[Group], step: int, version: int, seconds: dict[str, float]
+    ) -> dict[str, float]:
         """Take every optimiser step of an iteration; return what they measured, and into `seconds` how long it took.
 
-        The log-probs that the ratio is against are the trainer's own, under the weights at the start of the iteration.
+        The log-probs that the ratio is against are the trainer's own, under the weights at the start of the iteration,
+        which are those of `version`.
         """
-        arrays = experience(groups, self.pad_token)
+        arrays = experience(groups, self.pad_token, self.algorithm)
         with timed(seconds, "old_logprobs"):
             arrays["old_logprobs"] = await self.policy.logprobs(self.policy.trainer, arrays, step)
         if self.policy.reference is not None:
             with timed(seconds, REFERENCE_INFERENCE):
                 arrays["reference_logprobs"] = await self.policy.logprobs(self.policy.reference, arrays, step)
+        batch, seen = training_batch(arrays, groups, self.algorithm)
         with timed(seconds, ACTOR_TRAINING):
-            measured = await self._optimise(arrays, step)
-        return {**measured, "mismatch": largest_difference(arrays)}
+            measured = await self._optimise(batch, step)
+        fresh = drawn_under(version, groups, arrays["tokens"].shape[1])
+        mismatch = largest_difference(arrays, fresh)
+        return {**measured, **seen, **({} if mismatch is None else {"mismatch": mismatch})}
 
-    async def _optimise(self, arrays: Mapping[str, Any], step: int) -> dict[str, float]:
+    async def _optimise(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
         algorithm = self.algorithm
-        hyper = {
-            "learning_rate": algorithm.learning_rate,
-            "clip_low": algorithm.clip_low,
-            "clip_high": algorithm.clip_high,
-            "kl_coefficient": algorithm.kl_coefficient,
-            "temperature": algorithm.temperature,
-        }
-        used = {name: array for name, array in arrays.items() if name != "sampler_logprobs"}
-        parts = minibatches(used, algorithm.minibatches)
+        hyper = hyper_of(algorithm)
+        parts = minibatches(batch, algorithm.minibatches, algorithm)
         measured = [
             await self.policy.train(part, "policy", hyper, step) for _ in range(algorithm.epochs) for part in parts
         ]

@@ -39,17 +39,23 @@ class _TokenLogprobs(torch.autograd.Function):
         total, weighted, target = sums.unbind()
         log_total = total.log()
         entropy = log_total - weighted / total
-        ctx.save_for_backward(weights.div_(total.unsqueeze(-1)), local, inside)
+        ctx.save_for_backward(weights.div_(total.unsqueeze(-1)), local, inside, entropy)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return target - log_total, entropy
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        softmax, local, inside = ctx.saved_tensors
-        gradient = (gradients[0] / ctx.temperature).unsqueeze(-1)
-        result = -softmax * gradient
-        result.scatter_add_(-1, local, gradient * inside.unsqueeze(-1))
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        softmax, local, inside, entropy = ctx.saved_tensors
+        of_logprob, of_entropy = gradients
+        result = torch.zeros_like(softmax)
+        if of_logprob is not None:
+            gradient = (of_logprob / ctx.temperature).unsqueeze(-1)
+            result = -softmax * gradient
+            result.scatter_add_(-1, local, gradient * inside.unsqueeze(-1))
+        if of_entropy is not None:
+            gradient = (of_entropy / ctx.temperature).unsqueeze(-1)
+            result -= (torch.xlogy(softmax, softmax) + softmax * entropy.unsqueeze(-1)) * gradient
         return result.to(ctx.dtype), None, None, None, None, None
 
 
@@ -67,7 +73,7 @@ def token_logprobs(
     beyond the real `vocabulary` do not take part. `group` is the tensor-parallel group (None: no split). With
     x = logits / temperature, m its maximum and Z = sum exp(x - m): log p(y) = x_y - m - log Z and
     H = log Z - sum exp(x - m) (x - m) / Z; the sums run over the group (Megatron-LM, arXiv 1909.08053, section 3).
-    The log-prob is differentiable, the entropy is not.
+    Both are differentiable: with p = softmax(x), dH / dlogits_j = -p_j (log p_j + H) / temperature.
     """
     alone = group is None or dist.get_world_size(group) == 1
     first = 0 if alone else dist.get_rank(group) * logits.shape[-1]

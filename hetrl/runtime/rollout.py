@@ -54,8 +54,8 @@ def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
 class Agent:
     """Answers the run for one server."""
 
-    def __init__(self, member: Member, server: VllmServer, weights: WeightFile) -> None:
-        self._member, self._server, self._weights = member, server, weights
+    def __init__(self, member: Member, server: VllmServer, weights: WeightFile, *, recompute: bool) -> None:
+        self._member, self._server, self._weights, self._recompute = member, server, weights, recompute
 
     async def serve(self) -> None:
         """Answer until the run finishes or is aborted; generations run concurrently, weights come in order."""
@@ -103,7 +103,7 @@ class Agent:
         except HetrlError as error:
             await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
             return
-        await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS)
+        await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start
         applied = wire.WeightsApplied(version=end.version, digest=end.digest, seconds=seconds)
         await self._member.reply(envelope, applied)
@@ -124,7 +124,8 @@ async def serve_replica(context: Context, replica: int) -> None:
                 engines=server.versions,
             )
             await member.send(context.controller, ready)
-            await Agent(member, server, WeightFile(scratch / "weights")).serve()
+            recompute = context.experiment.algorithm.on_update == "recompute"
+            await Agent(member, server, WeightFile(scratch / "weights"), recompute=recompute).serve()
         finally:
             await server.stop()
 

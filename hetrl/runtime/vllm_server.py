@@ -125,16 +125,18 @@ class VllmServer:
         answer = await self._call("POST", "/inference/v1/generate", timeout_seconds, body)
         return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
 
-    async def update_weights(self, version: int, path: Path, digest: str, timeout_seconds: float) -> None:
+    async def update_weights(
+        self, version: int, path: Path, digest: str, timeout_seconds: float, *, recompute: bool = True
+    ) -> None:
         """Load a version from a safetensors file whose blake2b-128 is `digest`, then serve it.
 
-        Requests under way are held, then continue under the new weights with their context computed anew
-        (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (digest, a tensor that the
-        version before did not have) the old version is served on and HetrlError raised.
+        Requests under way are held, then continue under the new weights, with `recompute` after their context was
+        computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (digest, a
+        tensor that the version before did not have) the old version is served on and HetrlError raised.
         """
         update = {"update_info": {"path": str(path.absolute()), "digest": digest}}
         async with self._updating:
-            await self.pause()
+            await self.pause(forget=recompute)
             try:
                 await self._call("POST", "/start_weight_update", CONTROL_SECONDS)
                 await self._call("POST", "/update_weights", timeout_seconds, update)
@@ -145,9 +147,9 @@ class VllmServer:
             finally:
                 await self.resume()
 
-    async def pause(self) -> None:
-        """Hold all requests where they are and forget the keys and values of all contexts."""
-        await self._call("POST", "/pause?mode=keep&clear_cache=true", CONTROL_SECONDS)
+    async def pause(self, *, forget: bool = True) -> None:
+        """Hold all requests where they are; with `forget` the keys and values of all contexts are dropped."""
+        await self._call("POST", f"/pause?mode=keep&clear_cache={str(forget).lower()}", CONTROL_SECONDS)
 
     async def resume(self) -> None:
         """Let held requests continue."""

@@ -4,8 +4,10 @@ import numpy
 import pytest
 import torch
 
+from hetrl.config import AlgorithmSection
 from hetrl.errors import HetrlError
 from hetrl.runtime import losses
+from hetrl.runtime.experience import hyper_of
 
 # One token per column: ratio, advantage, and what the clip between 0.8 and 1.3 leaves of it.
 RATIOS = [0.5, 0.5, 1.0, 1.1, 1.5, 1.5]
@@ -120,6 +122,8 @@ def test_supervised_loss_is_the_negative_log_likelihood_of_the_targets() -> None
         ("policy", {"advantages": 0}, {}, 'no "old_logprobs"'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"kl_coefficient": 0.1}, 'no "reference_logprobs"'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"clip": 0.1}, 'unknown hyper-parameter "clip"'),
+        ("policy", {"advantages": 0, "old_logprobs": 0}, {"kl_estimator": "k4"}, '"k4" is not one of k1, k2, k3'),
+        ("policy", {"advantages": 0, "old_logprobs": 0}, {"dual_clip": 1.0}, "dual_clip is 1.0; it must be above 1"),
         ("supervised", {}, {"clip_low": 0.1}, 'unknown hyper-parameter "clip_low"'),
     ],
 )
@@ -130,9 +134,38 @@ def test_a_wrong_request_is_refused_by_name(
         losses.check(loss, extras, hyper)
 
 
-def test_evaluate_passes_bounds_and_extras_on() -> None:
-    old, advantages = tensors([-1.0], [1.0])
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    extras = {"old_logprobs": old, "advantages": advantages}
-    loss, _ = losses.evaluate("policy", old + numpy.log(3.0), mask, extras, {"clip_high": 0.5, "learning_rate": 1.0})
-    assert float(loss) == pytest.approx(-1.5)
+def test_evaluate_passes_every_option_and_every_array_on() -> None:
+    generator = torch.Generator().manual_seed(2)
+    logprobs, *rest = (torch.randn(8, 8, generator=generator, dtype=torch.float64) for _ in range(7))
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    names = ("old_logprobs", "advantages", "reference_logprobs", "importance_weights", "token_weights")
+    extras = dict(zip(names, rest, strict=False))
+    entropy = rest[5].requires_grad_()
+    hyper: dict[str, float | str] = {
+        "clip_low": 0.1,
+        "clip_high": 0.3,
+        "dual_clip": 1.2,
+        "kl_coefficient": 0.5,
+        "kl_estimator": "k2",
+        "entropy_coefficient": 0.3,
+    }
+    losses.check("policy", extras, {**hyper, "learning_rate": 1.0, "temperature": 1.0})
+    direct, _ = losses.policy_loss(logprobs, mask, entropy=entropy, **extras, **hyper)  # type: ignore[arg-type]
+
+    def evaluated(**changed: float | str) -> float:
+        return float(losses.evaluate("policy", logprobs, mask, extras, {**hyper, **changed}, entropy)[0].detach())
+
+    assert evaluated(learning_rate=1.0) == float(direct.detach())
+    others: dict[str, float | str] = {**dict.fromkeys(hyper, 2.0), "kl_estimator": "k1"}
+    assert len({evaluated(), *(evaluated(**{name: value}) for name, value in others.items())}) == 1 + len(hyper)
+
+
+def test_the_defaults_of_the_algorithm_are_the_defaults_of_the_loss() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logprobs, old, advantages = (torch.randn(2, 3, generator=generator) for _ in range(3))
+    mask, extras = torch.ones(2, 3, dtype=torch.bool), {"old_logprobs": old, "advantages": advantages}
+    hyper = hyper_of(AlgorithmSection())
+    losses.check("policy", extras, hyper)
+    with_hyper, _ = losses.evaluate("policy", logprobs, mask, extras, hyper)
+    plain, _ = losses.policy_loss(logprobs, mask, **extras)
+    assert torch.equal(with_hyper, plain)
