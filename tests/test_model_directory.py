@@ -50,6 +50,27 @@ def test_an_incomplete_directory_is_refused(tmp_path: Path, files: dict[str, str
         ensure_model_directory(model, architecture("qwen3-8b"), tmp_path / "scratch")
 
 
+def test_chat_models_stop_at_the_end_of_a_turn_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 1}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 1, 8]}))
+    (tmp_path / "model.safetensors").touch()
+    found = ensure_model_directory(
+        Model(architecture="qwen3-8b", weights=str(tmp_path)), architecture("qwen3-8b"), tmp_path
+    )
+    assert found.stop_tokens == (7, 1, 8)
+    assert found.pad_token == 7
+
+
+def test_a_model_that_never_stops_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").touch()
+    found = ensure_model_directory(
+        Model(architecture="qwen3-8b", weights=str(tmp_path)), architecture("qwen3-8b"), tmp_path
+    )
+    with pytest.raises(UsageError, match="no eos_token_id"):
+        _ = found.stop_tokens
+
+
 def test_a_shape_without_weights_cannot_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="give the directory"):
         ensure_model_directory(Model(architecture="qwen3-8b"), architecture("qwen3-8b"), tmp_path)

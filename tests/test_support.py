@@ -30,7 +30,8 @@ def test_the_quickstart_can_be_run(mode: str) -> None:
         ({"algorithm": {"kind": "ppo"}}, "algorithm.kind: .ppo."),
         ({"reward": {"kind": "model", "architecture": "qwen3-8b"}}, "reward.kind: .model."),
         ({"model": {"architecture": "qwen3-8b"}}, "model.weights: qwen3-8b"),
-        ({"data": {"kind": "math", "path": "/data/math"}}, "data.kind: .math."),
+        ({"data": {"kind": "math", "path": "/data/math"}}, "warm_start: it imitates bare answers"),
+        ({"data": {"kind": "math"}, "warm_start": None}, "data.path: kind math needs"),
     ],
 )
 def test_what_cannot_be_run_is_refused(sections: dict[str, Any], message: str) -> None:

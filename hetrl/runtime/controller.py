@@ -18,13 +18,13 @@ import sys
 import time
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
 from hetrl.config import seconds_of
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.chat import encoder_of
 from hetrl.runtime.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.data import Source, open_source
 from hetrl.runtime.feed import Feed, oldest_version
@@ -34,6 +34,7 @@ from hetrl.runtime.membership import Membership
 from hetrl.runtime.model_directory import ensure_model_directory
 from hetrl.runtime.policy import Policy
 from hetrl.runtime.record import Record, sample_metrics
+from hetrl.runtime.rewards import Scorer, open_scorer
 from hetrl.runtime.sampling import Group, Sampler, SamplingSettings
 from hetrl.runtime.warm_start import warm_start
 from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
@@ -44,24 +45,28 @@ LINK_STATS_SECONDS = 30.0
 class Run:
     """One training run; the methods are its phases."""
 
-    def __init__(self, context: Context, member: Member, record: Record) -> None:
+    def __init__(self, context: Context, member: Member, record: Record, scorer: Scorer) -> None:
         self.context, self.member, self.record = context, member, record
         self.experiment = context.experiment
         self.source: Source = open_source(self.experiment.data)
         self.version = 0
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
-        self.stop_token, self.pad_token = _special_tokens(directory.config)
+        self.stop_tokens, self.pad_token = directory.stop_tokens, directory.pad_token
         self.tokenizer = Tokenizer.from_file(str(directory.path / "tokenizer.json"))
-        self.sampler = self._make_sampler()
+        self.encode = encoder_of(directory.path, self.experiment.data)
+        self.sampler = self._make_sampler(scorer)
         self.policy = self._make_policy()
         self.learner = Learner(self.policy, self.experiment.algorithm, self.pad_token)
 
-    def _make_sampler(self) -> Sampler:
+    def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
         replicas = self.context.plan.tasks[GENERATION].replicas
         settings = SamplingSettings(
+            encode=self.encode,
             tokenizer=self.tokenizer,
-            stop_token=self.stop_token,
+            scorer=scorer,
+            reward=self.experiment.reward,
+            stop_tokens=self.stop_tokens,
             samples_per_prompt=algorithm.samples_per_prompt,
             prompt_tokens=batch.prompt_tokens,
             response_tokens=batch.response_tokens,
@@ -134,10 +139,6 @@ class Run:
         }
         self.record.step(row, self.experiment.steps)
 
-    def tokens(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, without special tokens."""
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False).ids)
-
     async def link_bytes(self) -> dict[str, int]:
         """Return the bytes that crossed each link of the lead site so far, both directions."""
         gateway = wire.address(self.context.site, "gateway")
@@ -151,16 +152,6 @@ class Run:
         }
 
 
-def _special_tokens(config: dict[str, Any]) -> tuple[int, int]:
-    """Return the ids of the token that ends a response and of padding, from config.json."""
-    stop = config.get("eos_token_id")
-    stop = stop[0] if isinstance(stop, list) else stop
-    if stop is None:
-        raise HetrlError("config.json names no eos_token_id; responses could never end")
-    pad = config.get("pad_token_id")
-    return int(stop), int(pad if pad is not None else stop)
-
-
 async def control(context: Context) -> None:
     """Lead the run to its end; on the way out every member is told that it finished or why it ends."""
     record = Record(context.directory, context.site)
@@ -169,7 +160,8 @@ async def control(context: Context) -> None:
             membership = Membership(member, context.members, record.ready)
             await membership.gather(seconds_of(context.experiment.launch.gang_timeout))
             record.events.append("go", epoch=1, members=context.members)
-            await _first_to_end(Run(context, member, record).train(), membership.watch())
+            async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
+                await _first_to_end(Run(context, member, record, scorer).train(), membership.watch())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)

@@ -1,11 +1,10 @@
-"""Prompts and their answers: generated tasks and files of JSON lines.
+"""Prompts and their answers: generated tasks, and files of questions in an order that a seed gives.
 
 A source is a pure function of (seed, index), so that a resumed run sees the same prompts in the same order.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from hetrl.config import Data
 from hetrl.errors import UsageError
+from hetrl.runtime.data_files import files_of, rows_of
+from hetrl.runtime.data_formats import FORMATS, question_and_answer
 
 
 @dataclass(frozen=True)
@@ -48,41 +49,32 @@ def arithmetic(seed: int) -> Source:
     return prompt
 
 
-def json_lines(path: Path, seed: int) -> Source:
-    """Return the rows of a file of {"prompt": .., "answer": ..}, shuffled anew in each pass over the file."""
-    rows = _read_rows(path)
+def shuffled(prompts: Sequence[Prompt], seed: int) -> Source:
+    """Return the prompts in an order that the seed gives; each pass over them has another one."""
 
     def prompt(index: int) -> Prompt:
-        epoch, place = divmod(index, len(rows))
-        return rows[_order(seed, epoch, len(rows))[place]]
+        epoch, place = divmod(index, len(prompts))
+        return prompts[_order(seed, epoch, len(prompts))[place]]
 
     return prompt
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _order(seed: int, epoch: int, length: int) -> Sequence[int]:
     order = list(range(length))
     random.Random(f"{seed}:{epoch}").shuffle(order)
     return order
 
 
-def _read_rows(path: Path) -> list[Prompt]:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise UsageError(f"data.path: {path}: {error.strerror}") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            rows.append(Prompt(str(row["prompt"]), str(row["answer"])))
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise UsageError(f'{path}:{number}: expected a JSON object with "prompt" and "answer"') from None
-    if not rows:
+def read_prompts(kind: str, path: Path, split: str) -> tuple[Prompt, ...]:
+    """Read every prompt of a data set, in the order of its files.
+
+    Raises UsageError with file and line of a row that is not as the format says, and where there are no rows.
+    """
+    prompts = [Prompt(*question_and_answer(kind, row)) for file in files_of(path, kind, split) for row in rows_of(file)]
+    if not prompts:
         raise UsageError(f"data.path: {path} has no rows")
-    return rows
+    return tuple(prompts)
 
 
 def open_source(data: Data) -> Source:
@@ -91,10 +83,6 @@ def open_source(data: Data) -> Source:
         return larger_digit(data.seed)
     if data.kind == "arithmetic":
         return arithmetic(data.seed)
-    if data.kind == "jsonl":
-        if data.path is None:
-            raise UsageError("data.path: kind jsonl needs the path of a file of JSON lines")
-        return json_lines(Path(data.path), data.seed)
-    raise UsageError(
-        f'data.kind: "{data.kind}" can be planned for but not read yet; use jsonl, arithmetic, larger-digit'
-    )
+    if data.path is None:
+        raise UsageError(f"data.path: kind {data.kind} needs {FORMATS[data.kind].needs}")
+    return shuffled(read_prompts(data.kind, Path(data.path), data.split), data.seed)

@@ -23,6 +23,27 @@ class ModelDirectory:
     config: dict[str, Any]
     weights: Path | None
 
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that end a response: those of generation_config.json, then those of config.json.
+
+        Chat models name the end of a turn in the former only. Raises UsageError where there is none.
+        """
+        path = self.path / "generation_config.json"
+        settings = _json(path) if path.exists() else {}
+        found: dict[int, None] = {}
+        for value in (settings.get("eos_token_id"), self.config.get("eos_token_id")):
+            found |= dict.fromkeys(value if isinstance(value, list) else [] if value is None else [value])
+        if not found:
+            raise UsageError(f"model: {self.path} names no eos_token_id; responses could never end")
+        return tuple(found)
+
+    @property
+    def pad_token(self) -> int:
+        """Return the token that fills batches: pad_token_id, or the first stop token."""
+        pad = self.config.get("pad_token_id")
+        return int(pad) if pad is not None else self.stop_tokens[0]
+
 
 def ensure_model_directory(model: Model, shape: Architecture, scratch: Path) -> ModelDirectory:
     """Return the model's directory, writing the tiny model's into `scratch`; UsageError where there is none."""
@@ -48,12 +69,16 @@ def ensure_model_directory(model: Model, shape: Architecture, scratch: Path) -> 
 
 
 def _read(directory: Path, *, weights: bool) -> ModelDirectory:
-    try:
-        config = json.loads((directory / "config.json").read_text())
-    except OSError as error:
-        raise UsageError(f"model: {directory}/config.json: {error.strerror}") from None
-    except json.JSONDecodeError as error:
-        raise UsageError(f"model: {directory}/config.json is not JSON (line {error.lineno})") from None
+    config = _json(directory / "config.json")
     if weights and not any(directory.glob("*.safetensors")):
         raise UsageError(f"model.weights: {directory} has no *.safetensors")
     return ModelDirectory(directory, config, directory if weights else None)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except OSError as error:
+        raise UsageError(f"model: {path}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"model: {path} is not JSON ({error})") from None

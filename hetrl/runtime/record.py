@@ -13,6 +13,7 @@ from hetrl.events import EventLog, append_line
 from hetrl.files import replace_json
 from hetrl.plan import Plan
 from hetrl.runtime import wire
+from hetrl.runtime.rewards import tally
 from hetrl.runtime.sampling import Group, mean_reward
 
 LAST_STEPS = 5  # reward_last is the mean over so many steps
@@ -102,6 +103,7 @@ def sample_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "tokens": sum(len(sample.tokens) for sample in samples),
         "versions": dict(versions),
         "replicas": replicas,
+        **tally([score for group in groups for score in group.scores]),
     }
 
 

@@ -10,33 +10,39 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
+from hetrl.config import Reward
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.chat import Encoder
 from hetrl.runtime.data import Prompt
 from hetrl.runtime.member import Member
-from hetrl.runtime.rewards import exact_match
+from hetrl.runtime.rewards import Score, Scorer, reward_of
 
 GENERATE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
 class Group:
-    """The samples of one prompt, their rewards, and the replica that drew them in so many seconds."""
+    """The samples of one prompt with their scores and rewards, and the replica that drew them in so many seconds."""
 
     prompt: Prompt
     prompt_tokens: tuple[int, ...]
     samples: tuple[wire.Sample, ...]
     rewards: tuple[float, ...]
+    scores: tuple[Score, ...] = ()
     replica: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How prompts are encoded and sampled; tokens are counted as the model's tokenizer does."""
+    """How prompts are encoded, sampled and judged; tokens are counted as the model's tokenizer does."""
 
+    encode: Encoder
     tokenizer: Tokenizer
-    stop_token: int
+    scorer: Scorer
+    reward: Reward
+    stop_tokens: tuple[int, ...]
     samples_per_prompt: int
     prompt_tokens: int
     response_tokens: int
@@ -71,7 +77,7 @@ class Sampler:
 
     async def _ask(self, replica: str, prompt: Prompt, number: int, stream: str) -> Group:
         settings = self._settings
-        tokens = tuple(settings.tokenizer.encode(prompt.text, add_special_tokens=False).ids)
+        tokens = settings.encode(prompt)
         if len(tokens) > settings.prompt_tokens:
             raise HetrlError(
                 f'the prompt "{prompt.text[:40]}" has {len(tokens)} tokens; '
@@ -83,7 +89,7 @@ class Sampler:
             temperature=settings.temperature,
             top_p=1.0,
             seed=seed_of(settings.seed, stream, number),
-            stop_token=settings.stop_token,
+            stop_tokens=settings.stop_tokens,
         )
         request = wire.Generate(group=number, prompt=tokens, sampling=sampling)
         doing = f"{stream}: generate group {number}"
@@ -91,12 +97,13 @@ class Sampler:
         if not isinstance(reply.message, wire.Generated):
             raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples
-        rewards = tuple(self._reward(prompt, sample) for sample in samples)
-        return Group(prompt, tokens, samples, rewards, replica, reply.message.seconds)
+        scores = tuple(await asyncio.gather(*(self._score(prompt, sample) for sample in samples)))
+        rewards = tuple(reward_of(score, settings.reward) for score in scores)
+        return Group(prompt, tokens, samples, rewards, scores, replica, reply.message.seconds)
 
-    def _reward(self, prompt: Prompt, sample: wire.Sample) -> float:
+    async def _score(self, prompt: Prompt, sample: wire.Sample) -> Score:
         text = self._settings.tokenizer.decode(list(sample.tokens), skip_special_tokens=True)
-        return exact_match(text, prompt.answer)
+        return await self._settings.scorer.score(text, prompt.answer)
 
 
 def seed_of(seed: int, stream: str, number: int) -> int:

@@ -8,6 +8,7 @@ from hetrl.config import Experiment
 from hetrl.errors import UsageError
 from hetrl.runtime.data import open_source
 from hetrl.runtime.model_directory import TINY
+from hetrl.runtime.rewards import rule_of
 
 
 def check_runnable(experiment: Experiment) -> None:
@@ -23,5 +24,10 @@ def check_runnable(experiment: Experiment) -> None:
         raise UsageError(
             f"model.weights: {model.architecture} is only a shape here; give the directory with its config.json, "
             "tokenizer and safetensors, at the same path at every site"
+        )
+    if experiment.warm_start is not None and rule_of(experiment.reward, experiment.data) == "math":
+        raise UsageError(
+            "warm_start: it imitates bare answers, and reward.rule math reads only an answer that is stated as such "
+            "(\\boxed{..} or #### ..); leave warm_start out, or set reward.rule: exact"
         )
     open_source(experiment.data)

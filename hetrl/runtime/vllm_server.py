@@ -110,7 +110,6 @@ class VllmServer:
         """
         if not self._has_weights:
             raise HetrlError("vllm: asked to generate before the first weight version arrived")
-        stop = {} if sampling.stop_token is None else {"stop_token_ids": [sampling.stop_token]}
         parameters = {
             "n": sampling.samples,
             "max_tokens": sampling.max_tokens,
@@ -119,7 +118,7 @@ class VllmServer:
             "seed": _spread(sampling.seed),
             "logprobs": 0,
             "ignore_eos": True,
-            **stop,
+            "stop_token_ids": list(sampling.stop_tokens),
         }
         body = {"model": MODEL_NAME, "token_ids": list(prompt), "sampling_params": parameters}
         answer = await self._call("POST", "/inference/v1/generate", timeout_seconds, body)

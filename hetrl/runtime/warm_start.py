@@ -44,6 +44,10 @@ async def warm_start(run: Run, settings: WarmStart) -> None:
 async def _supervised_step(run: Run, settings: WarmStart, step: int) -> None:
     """Imitate the answers of a batch of prompts."""
     demonstrations = [run.source(step * settings.samples + number) for number in range(settings.samples)]
-    sequences = [(run.tokens(d.text), (*run.tokens(d.answer), run.stop_token)) for d in demonstrations]
+    sequences = [(run.encode(d), (*_answer_tokens(run, d.answer), run.stop_tokens[0])) for d in demonstrations]
     arrays = padded(sequences, run.pad_token)
     await run.policy.train(arrays, "supervised", {"learning_rate": settings.learning_rate}, step)
+
+
+def _answer_tokens(run: Run, answer: str) -> tuple[int, ...]:
+    return tuple(run.tokenizer.encode(answer, add_special_tokens=False).ids)

@@ -123,14 +123,14 @@ class LinkStatsReply(Tagged, frozen=True, tag=True):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample: `samples` continuations of at most `max_tokens`, ended by `stop_token`; seeded."""
+    """How to sample: `samples` continuations of at most `max_tokens`, ended by any of `stop_tokens`; seeded."""
 
     samples: int
     max_tokens: int
     temperature: float
     top_p: float
     seed: int
-    stop_token: int | None = None
+    stop_tokens: tuple[int, ...] = ()
 
 
 class Generate(Tagged, frozen=True, tag=True):

@@ -164,7 +164,7 @@ def test_samples_are_distinct_and_those_of_their_seed_in_any_company(served: Ser
 
 def test_the_stop_token_ends_a_sample_and_belongs_to_it(served: Served) -> None:
     served.push(1)
-    samples = served.generate(samples=16, max_tokens=100, stop_token=END_ID)
+    samples = served.generate(samples=16, max_tokens=100, stop_tokens=(END_ID,))
     stopped = [sample.tokens for sample in samples if sample.finish_reason == "stop"]
     assert stopped
     assert all(tokens.index(END_ID) == len(tokens) - 1 for tokens in stopped)
