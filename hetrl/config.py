@@ -123,7 +123,7 @@ class Data(Strict):
     template: Literal["auto", "chat", "plain"] = "auto"
     system: str | None = None
     instruction: str | None = None
-    template_arguments: dict[str, bool | int | float | str] = {}
+    template_arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
 
 
 class Batch(Strict):
