@@ -114,7 +114,8 @@ def test_a_rank_that_dies_at_start_ends_the_run(tmp_path: Path) -> None:
     assert run.code == 2
     assert "alpha" in run.stderr
     assert "model.safetensors" in run.stderr
-    assert "logs/alpha" in run.stderr
+    assert "actor_training" in run.stderr
+    assert f"{run.directory.name}/logs" in run.stderr
 
 
 def test_a_model_that_fits_nowhere_has_no_plan(tmp_path: Path) -> None:
