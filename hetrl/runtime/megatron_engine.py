@@ -5,6 +5,7 @@
     engine.load(iter_safetensors(directory))      # or random_weights(config, seed)
     engine.score(batch); engine.train_step(batch, "policy", hyper)
     for name, tensor in engine.export(): ...      # every rank drives it, rank 0 gets the tensors
+    engine.save(directory, {"step": 1}); engine.restore(directory)
     engine.close(); stop_world()
 
 All methods are collective: every rank of the world calls them in the same order with the same arguments.
@@ -12,9 +13,11 @@ All methods are collective: every rank of the world calls them in the same order
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -26,12 +29,15 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
-from hetrl.runtime import hf_weights, losses, megatron_cpu, megatron_model
+from hetrl.runtime import hf_weights, losses, megatron_checkpoint, megatron_cpu, megatron_model
 from hetrl.runtime.batch import TokenBatch
 from hetrl.runtime.layout import Layout
 from hetrl.runtime.logprob import token_logprobs
+from hetrl.runtime.megatron_layers import packing
+from hetrl.runtime.megatron_optimizer import build_optimizer
 from hetrl.runtime.micro_batches import MicroBatch, cut
 from hetrl.runtime.optimizer import OptimizerSettings
+from hetrl.runtime.shards import Shards, to_rank_0
 from hetrl.runtime.torch_world import start_world, stop_world
 
 __all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
@@ -52,22 +58,24 @@ class MegatronEngine:
         optimizer: OptimizerSettings | None,
         seed: int,
         recompute: str = "none",
+        packed: bool = False,
         timeout_seconds: float = 600.0,
     ) -> None:
         """Build this rank's part of the model of a Hugging Face `config` inside the running torch.distributed world.
 
         `dtype` is float32 or bfloat16 (then with float32 main parameters), `recompute` none or full, `optimizer` None
-        for an engine that only scores. `timeout_seconds` bounds each collective. Raises HetrlError when the world, the
-        layout and the model do not fit each other. Weights come with `load`.
+        for an engine that only scores. `packed` lays the sequences of a micro-batch end to end instead of padding them
+        to the longest: the same results without the work on padding. `timeout_seconds` bounds each collective. Raises
+        HetrlError when the world, the layout and the model do not fit each other. Weights come with `load`.
         """
-        self.architecture = hf_weights.architecture_of(config)
+        self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
         megatron_model.check_layout(self.architecture, layout)
         if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (layout.world_size, rank):
             raise HetrlError(f"rank {rank}: the layout needs a running world of {layout.world_size}; see start_world")
         if dtype not in megatron_model.DTYPES:
             raise HetrlError(f'dtype "{dtype}" is not known; known: {", ".join(megatron_model.DTYPES)}')
         megatron_cpu.install()
-        self.layout, self.rank, self.settings = layout, rank, optimizer
+        self.layout, self.rank, self.settings, self.packed = layout, rank, optimizer, packed
         self.place = layout.coordinates(rank)
         self.dtype = megatron_model.DTYPES[dtype]
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -78,13 +86,17 @@ class MegatronEngine:
             create_gloo_process_groups=False,
         )
         model_parallel_cuda_manual_seed(seed)
-        self.tensor_group = parallel_state.get_tensor_model_parallel_group()
-        self.model: Any = megatron_model.build_model(config, self.architecture, layout, self.dtype, recompute)
-        self.parameters = megatron_model.global_parameters(self.model, layout, self.place.stage)
-        self.places = hf_weights.places(self.architecture)
+        model = megatron_model.build_model(
+            config, self.architecture, layout, self.dtype, recompute=recompute, packed=packed
+        )
+        self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
+        places, group = hf_weights.places(self.architecture), parallel_state.get_tensor_model_parallel_group()
+        self.shards = Shards(self.architecture, layout, self.place, places, self.parameters, group, self.device)
+        self.model: Any = model
         self.optimizer: Any = None
+        self.steps = 0  # what the optimiser has taken
         if optimizer is not None:
-            self.model, self.optimizer = megatron_model.build_optimizer(self.model, optimizer, self.dtype)
+            self.model, self.optimizer = build_optimizer(model, optimizer, self.dtype)
         self._loaded = False
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -100,23 +112,12 @@ class MegatronEngine:
             if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.architecture.tied_embeddings):
                 continue
             arrived.add(name)
-            if name in self.places:
-                self._take(name, full)
-        hf_weights.missing_and_surplus(arrived, self.places)
+            if name in self.shards.places:
+                self.shards.take(name, self.shards.places[name], full)
+        hf_weights.missing_and_surplus(arrived, self.shards.places)
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self._loaded = True
-
-    @torch.no_grad()
-    def _take(self, name: str, full: torch.Tensor) -> None:
-        """Copy this rank's shard of one tensor."""
-        place = self.places[name]
-        if tuple(full.shape) != place.shape:
-            raise HetrlError(f"weights: {name} has shape {tuple(full.shape)}, config.json says {place.shape}")
-        part = hf_weights.shard(full, place, self.place.tensor_index, self.layout.tensor)
-        for parameter in (place.parameter, place.twin):
-            if parameter in self.parameters:
-                hf_weights.write(self.parameters[parameter].data, part, place, self.architecture)
 
     @torch.no_grad()
     def score(self, batch: TokenBatch, temperature: float = 1.0) -> NDArray[numpy.float32] | None:
@@ -146,15 +147,15 @@ class MegatronEngine:
     def _logprobs(
         self, micro: MicroBatch, logits: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and entropies [b, s] of a micro-batch's tokens; column 0, which nothing predicts, is 0."""
+        """Return log-probs and entropies [b, s] of a micro-batch's tokens; 0 in column 0, which nothing predicts."""
         pair = token_logprobs(
             logits[:, :-1],
-            micro.tokens[:, 1:],
+            micro.inputs[:, 1:],
             vocabulary=self.architecture.vocabulary,
-            group=self.tensor_group,
+            group=self.shards.tensor_group,
             temperature=temperature,
         )
-        logprobs, entropy = (torch.nn.functional.pad(values, (1, 0)) for values in pair)
+        logprobs, entropy = (micro.rows(torch.nn.functional.pad(values, (1, 0))) for values in pair)
         return logprobs, entropy
 
     def _collect(self, part: torch.Tensor | None, shares: tuple[range, ...], width: int) -> torch.Tensor:
@@ -162,24 +163,10 @@ class MegatronEngine:
         rows = []
         for replica, share in enumerate(shares):
             source = self.layout.rank_of(replica, self.layout.pipeline - 1, 0)
-            received = self._to_rank_0(source, part, (len(share), width), torch.float32)
+            received = to_rank_0(part, source, (len(share), width), torch.float32, self.device)
             if received is not None:
                 rows.append(received)
         return torch.cat(rows) if rows else torch.empty(0, width)
-
-    def _to_rank_0(
-        self, source: int, tensor: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor | None:
-        """Move a tensor of `source` to the host memory of rank 0, which gets it; None elsewhere."""
-        if self.rank == source and tensor is not None and source != 0:
-            dist.send(tensor.contiguous(), 0)
-        if self.rank != 0:
-            return None
-        if source != 0:
-            tensor = torch.empty(shape, dtype=dtype, device=self.device)
-            dist.recv(tensor, source)
-        assert tensor is not None
-        return tensor.cpu()
 
     def train_step(self, batch: TokenBatch, loss: str, hyper: Mapping[str, float | str]) -> dict[str, float]:
         """Take one optimiser step on the mean of a loss over all masked tokens; return its metrics on every rank.
@@ -206,6 +193,7 @@ class MegatronEngine:
             )
         rate = self._set_learning_rate(hyper)
         optimizer.step()
+        self.steps += 1
         return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
 
     def _loss_of(
@@ -238,25 +226,25 @@ class MegatronEngine:
     def _run(self, batch: TokenBatch, function: LossFunction, *, forward_only: bool) -> list[Any]:
         """Drive this replica's micro-batches through the pipeline; the last stage gets what `function` reports."""
         share = self.layout.shares(batch.samples)[self.place.replica]
-        micros = cut(batch, share, self.layout.micro_batch, self.device)
+        micros = cut(batch, share, self.layout.micro_batch, self.device, self.packed)
 
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             micro = next(iterator)
-            return model(micro.tokens, None, None), partial(_report, function, micro)
+            logits = model(micro.inputs, None, None, packed_seq_params=packing(micro.real))
+            return logits, partial(_report, function, micro)
 
         outputs: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
             data_iterator=iter(micros),
             model=[self.model],
             num_microbatches=len(micros),
-            seq_length=batch.tokens.shape[1],
-            micro_batch_size=micros[0].tokens.shape[0],
+            seq_length=micros[0].inputs.shape[1],
+            micro_batch_size=micros[0].inputs.shape[0],
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
         return outputs
 
-    @torch.no_grad()
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights under their Hugging Face names, in the order of the layers, on rank 0.
 
@@ -264,22 +252,33 @@ class MegatronEngine:
         nothing. Only the first replica takes part.
         """
         self._require_weights()
-        for name, place in self.places.items():
-            stage = hf_weights.stage_of(place, self.layout)
-            full = self._merged(place) if (self.place.replica, self.place.stage) == (0, stage) else None
-            received = self._to_rank_0(self.layout.rank_of(0, stage, 0), full, place.shape, self.dtype)
-            if received is not None:
-                yield name, received
+        yield from self.shards.stream(lambda name: self.parameters[name].data, self.dtype)
 
-    def _merged(self, place: hf_weights.Place) -> torch.Tensor | None:
-        """Gather one tensor of this stage at its first tensor rank, as a copy; None at the others."""
-        part = hf_weights.read(self.parameters[place.parameter].data, place, self.architecture)
-        if self.layout.tensor == 1 or place.split is None:
-            return hf_weights.merge([part], place).clone() if self.place.tensor_index == 0 else None
-        first = self.place.tensor_index == 0
-        parts = [torch.empty_like(part) for _ in range(self.layout.tensor)] if first else None
-        dist.gather(part, parts, group=self.tensor_group, group_dst=0)
-        return hf_weights.merge(parts, place) if parts is not None else None
+    def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
+        """Write weights, optimiser, generators and `extra` (JSON: step, position in the data, ...) to a checkpoint.
+
+        See `hetrl.runtime.checkpoint`: `directory` is whole or not there, on the disk of rank 0. Raises HetrlError on
+        every rank when it cannot be written.
+        """
+        optimizer = self._require_optimizer()
+        try:
+            json.dumps(extra)
+        except (TypeError, ValueError) as error:
+            raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
+        megatron_checkpoint.save(self.shards, optimizer, directory, self.config, self.steps, extra)
+
+    def restore(self, directory: Path) -> dict[str, Any]:
+        """Take up the state that `save` wrote, on whatever layout, and return its `extra`.
+
+        Every rank reads the files, so they lie where all ranks see them. The random generators follow only onto the
+        same layout. Raises HetrlError on every rank, naming the checkpoint, when it is half-written or not of this
+        model; the engine then has no weights.
+        """
+        self._loaded = False
+        state = megatron_checkpoint.restore(self.shards, self.optimizer, directory)
+        self.steps, self._loaded = int(state["steps"]), True
+        extra: dict[str, Any] = state["extra"]
+        return extra
 
     def close(self) -> None:
         """Drop the model, the optimiser and megatron's groups; the torch.distributed world stays (see `stop_world`)."""

@@ -1,4 +1,4 @@
-"""Build the megatron-core model and optimiser of one rank from a Hugging Face configuration and a layout."""
+"""Build the megatron-core model of one rank from a Hugging Face configuration and a layout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.optimizer import MegatronOptimizer
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
@@ -19,7 +17,6 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.hf_weights import padded
 from hetrl.runtime.layout import Layout
 from hetrl.runtime.megatron_layers import block_spec
-from hetrl.runtime.optimizer import OptimizerSettings
 from hetrl.workload import Architecture
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -44,13 +41,20 @@ def check_layout(architecture: Architecture, layout: Layout) -> None:
 
 
 def build_model(
-    config: Mapping[str, Any], architecture: Architecture, layout: Layout, dtype: torch.dtype, recompute: str
+    config: Mapping[str, Any],
+    architecture: Architecture,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    recompute: str,
+    packed: bool,
 ) -> GPTModel:
     """Return this rank's part of the model, all matrices zero until weights are loaded.
 
-    The parallel state must be initialised. Raises UsageError for rotary embeddings that cannot be computed.
+    `packed`: the stages exchange micro-batches of any length. The parallel state must be initialised. Raises UsageError
+    for rotary embeddings that cannot be computed.
     """
-    transformer = _transformer_config(config, architecture, layout, dtype, recompute)
+    transformer = _transformer_config(config, architecture, layout, dtype, recompute, packed)
     theta, factor = rope(config, architecture.name)
     model = GPTModel(
         transformer,
@@ -69,7 +73,12 @@ def build_model(
 
 
 def _transformer_config(
-    config: Mapping[str, Any], architecture: Architecture, layout: Layout, dtype: torch.dtype, recompute: str
+    config: Mapping[str, Any],
+    architecture: Architecture,
+    layout: Layout,
+    dtype: torch.dtype,
+    recompute: str,
+    packed: bool,
 ) -> TransformerConfig:
     """Return megatron's configuration: nothing fused, so that the same code runs with and without CUDA."""
     if recompute not in RECOMPUTE:
@@ -108,6 +117,8 @@ def _transformer_config(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         pipeline_model_parallel_layout=_pipeline_layout(layout),
+        variable_seq_lengths=packed,
+        moe_token_dispatcher_type="alltoall",  # no experts here, but the default refuses variable lengths
         calculate_per_token_loss=True,
         finalize_model_grads_func=finalize_model_grads,
         **(full if recompute == "full" else {}),
@@ -147,35 +158,3 @@ def global_parameters(model: torch.nn.Module, layout: Layout, stage: int) -> dic
         re.sub(r"^decoder\.layers\.(\d+)\.", lambda found: f"decoder.layers.{int(found[1]) + start}.", name): parameter
         for name, parameter in model.named_parameters()
     }
-
-
-def build_optimizer(
-    model: GPTModel, settings: OptimizerSettings, dtype: torch.dtype
-) -> tuple[DistributedDataParallel, MegatronOptimizer]:
-    """Wrap the model for gradients in float32, summed over the replicas, and return it with its optimiser."""
-    wrapped = DistributedDataParallel(
-        model.config,
-        DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=settings.distributed
-        ),
-        model,
-    )
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            adam_beta1=settings.beta1,
-            adam_beta2=settings.beta2,
-            adam_eps=settings.eps,
-            clip_grad=settings.clip_grad,
-            bf16=dtype is torch.bfloat16,
-            params_dtype=dtype,
-            use_distributed_optimizer=settings.distributed,
-        ),
-        [wrapped],
-        use_gloo_process_groups=False,
-    )
-    for group in optimizer.param_groups:  # megatron leaves this to its scheduler of learning rates
-        group["weight_decay"] = settings.weight_decay * group["wd_mult"]
-    return wrapped, optimizer

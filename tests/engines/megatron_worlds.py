@@ -6,15 +6,18 @@ The processes live as long as a test session and join one world after the other,
 from __future__ import annotations
 
 import socket
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from safetensors.torch import load_file
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.batch import TokenBatch
@@ -24,6 +27,22 @@ from hetrl.runtime.optimizer import OptimizerSettings
 
 LARGEST_WORLD = 4
 ANSWER_SECONDS = 120.0
+LAYERS = ((0, 4),)
+UNEQUAL = ((0, 1), (1, 4))
+LAYOUTS = {
+    "one": Layout(1, LAYERS, (8,), 2),
+    "tensor": Layout(2, LAYERS, (8,), 2),
+    "pipeline": Layout(1, UNEQUAL, (8,), 2),
+    "three-stages": Layout(1, ((0, 1), (1, 3), (3, 4)), (8,), 2),
+    "data": Layout(1, LAYERS, (6, 2), 2),
+    "tensor-pipeline": Layout(2, UNEQUAL, (8,), 2),
+    "data-pipeline": Layout(1, UNEQUAL, (6, 2), 2),
+    "tensor-data": Layout(2, LAYERS, (2, 6), 2),
+    "micro-batch-1": Layout(1, LAYERS, (5, 3), 1),
+    "micro-batch-4": Layout(1, UNEQUAL, (8,), 4),
+}
+# A large eps keeps Adam's first steps a smooth function of the gradient, so that rounding stays rounding.
+ADAM = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1, eps=1e-4, clip_grad=0.5)
 
 
 def model_config(kind: str = "qwen3", **changes: Any) -> dict[str, Any]:
@@ -45,6 +64,13 @@ def model_config(kind: str = "qwen3", **changes: Any) -> dict[str, Any]:
         "tie_word_embeddings": False,
     }
     return config | changes
+
+
+def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float) -> None:
+    """Fail unless both hold the same tensors up to an absolute difference."""
+    assert left.keys() == right.keys()
+    for name in left:
+        assert float((left[name] - right[name]).abs().max()) <= tolerance, name
 
 
 def weights(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
@@ -83,17 +109,27 @@ class Job:
     optimizer: OptimizerSettings | None = None
     dtype: str = "float32"
     recompute: str = "none"
+    packed: bool = False
     temperature: float = 1.0
+
+
+def step_job(config: dict[str, Any], layout: Layout, distributed: bool = True, **changes: Any) -> Job:
+    """Return the job of two policy steps."""
+    return Job(config, layout, token_batch(), steps=2, optimizer=replace(ADAM, distributed=distributed), **changes)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What rank 0 saw: scores before the steps, metrics of each step, the weights before and after."""
+    """What rank 0 saw: scores before the steps, metrics of each step, the weights before and after.
+
+    `gradients` are those of the first step, clipped; empty where none was taken.
+    """
 
     scores: Any
     metrics: list[dict[str, float]]
     loaded: dict[str, torch.Tensor]
     exported: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
     agreed: bool  # all ranks returned the same metrics
 
 
@@ -103,13 +139,25 @@ def run_job(rank: int, port: int, job: Job) -> Outcome:
     engine.load(weights(job.config))
     loaded = dict(engine.export())
     scores = engine.score(job.batch, job.temperature)
-    metrics = [engine.train_step(job.batch, job.loss, dict(job.hyper)) for _ in range(job.steps)]
+    metrics, gradients = [], {}
+    for step in range(job.steps):
+        metrics.append(engine.train_step(job.batch, job.loss, dict(job.hyper)))
+        if step == 0:
+            gradients = first_gradients(engine, rank)
     exported = dict(engine.export())
     everywhere: list[Any] = [None] * job.layout.world_size
     torch.distributed.all_gather_object(everywhere, metrics)
     agreed = all(other == metrics for other in everywhere)
     engine.close()
-    return Outcome(scores, metrics, loaded, exported, agreed)
+    return Outcome(scores, metrics, loaded, exported, gradients, agreed)
+
+
+def first_gradients(engine: Any, rank: int) -> dict[str, torch.Tensor]:
+    """Return the gradients of the first step on rank 0: Adam's first moments are then (1 - beta1) of them."""
+    with tempfile.TemporaryDirectory() as root:
+        engine.save(Path(root) / "step-1", {})
+        moments = load_file(Path(root) / "step-1" / "exp_avg.safetensors") if rank == 0 else {}
+    return {name: moment / (1.0 - engine.settings.beta1) for name, moment in moments.items()}
 
 
 def start_engine(rank: int, port: int, job: Job) -> Any:
@@ -125,6 +173,7 @@ def start_engine(rank: int, port: int, job: Job) -> Any:
         optimizer=job.optimizer,
         seed=0,
         recompute=job.recompute,
+        packed=job.packed,
         timeout_seconds=60.0,
     )
 

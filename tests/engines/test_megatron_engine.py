@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +11,21 @@ import torch
 from hetrl.errors import HetrlError
 from hetrl.runtime.batch import TokenBatch
 from hetrl.runtime.layout import Layout
-from hetrl.runtime.optimizer import OptimizerSettings
-from tests.engines.megatron_worlds import Job, Worlds, model_config, start_engine, token_batch, weights
+from tests.engines.megatron_worlds import (
+    ADAM,
+    LAYERS,
+    LAYOUTS,
+    Job,
+    Outcome,
+    Worlds,
+    assert_same,
+    model_config,
+    start_engine,
+    step_job,
+    token_batch,
+    weights,
+)
 
-LAYERS = ((0, 4),)
-UNEQUAL = ((0, 1), (1, 4))
-LAYOUTS = {
-    "one": Layout(1, LAYERS, (8,), 2),
-    "tensor": Layout(2, LAYERS, (8,), 2),
-    "pipeline": Layout(1, UNEQUAL, (8,), 2),
-    "data": Layout(1, LAYERS, (6, 2), 2),
-    "tensor-pipeline": Layout(2, UNEQUAL, (8,), 2),
-    "data-pipeline": Layout(1, UNEQUAL, (6, 2), 2),
-    "tensor-data": Layout(2, LAYERS, (2, 6), 2),
-}
-# A large eps keeps Adam's first steps a smooth function of the gradient, so that rounding stays rounding.
-ADAM = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1, eps=1e-4, clip_grad=0.5)
 MODELS = {
     "qwen3": model_config("qwen3"),
     "qwen3-tied": model_config("qwen3", tie_word_embeddings=True),
@@ -44,25 +43,6 @@ MODELS = {
         },
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    pool = Worlds()
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def alone(worlds: Worlds) -> dict[bool, Any]:
-    """Return what two steps on one rank give, for an untied and a tied model."""
-    return {tied: worlds.outcome(step_job("one", tied)) for tied in (False, True)}
-
-
-def step_job(layout: str, tied: bool, distributed: bool = True) -> Job:
-    config = model_config(tie_word_embeddings=tied)
-    adam = replace(ADAM, distributed=distributed)
-    return Job(config, LAYOUTS[layout], token_batch(), steps=2, optimizer=adam)
 
 
 def transformer(config: dict[str, Any]) -> Any:
@@ -83,12 +63,6 @@ def transformer_logprobs(model: Any, batch: TokenBatch, temperature: float = 1.0
         chosen = logits.log_softmax(-1)[:-1].gather(-1, sequence[1:, None])[:, 0]
         rows.append(torch.nn.functional.pad(chosen, (1, batch.tokens.shape[1] - int(length))))
     return torch.stack(rows)
-
-
-def assert_same_weights(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], tolerance: float) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert float((left[name] - right[name]).abs().max()) <= tolerance, name
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -119,32 +93,13 @@ def test_a_vocabulary_that_tensor_parallelism_does_not_divide_is_padded(worlds: 
         worlds.outcome(Job(config, LAYOUTS[layout], batch, steps=2, optimizer=ADAM)) for layout in ("one", "tensor")
     )
     numpy.testing.assert_allclose(one.scores, two.scores, atol=1e-5)
-    assert_same_weights(one.exported, two.exported, 1e-5)
+    assert_same(one.exported, two.exported, 1e-5)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_step_does_not_depend_on_the_layout(worlds: Worlds, alone: dict[bool, Any], layout: str, tied: bool) -> None:
+def test_a_step_agrees_with_transformers_and_torch(alone: Callable[..., Outcome], tied: bool) -> None:
     config = model_config(tie_word_embeddings=tied)
-    outcome = worlds.outcome(step_job(layout, tied))
-    assert outcome.agreed
-    for ours, reference in zip(outcome.metrics, alone[tied].metrics, strict=True):
-        assert ours == pytest.approx(reference, rel=2e-5)
-    given = dict(weights(config))
-    assert outcome.loaded.keys() == given.keys()
-    assert all(torch.equal(outcome.loaded[name], given[name]) for name in given)
-    assert_same_weights(outcome.exported, alone[tied].exported, 1e-5)
-    assert all(tensor.is_contiguous() for tensor in outcome.exported.values())
-
-
-def test_the_plain_optimizer_steps_like_the_distributed_one(worlds: Worlds, alone: dict[bool, Any]) -> None:
-    outcome = worlds.outcome(step_job("data", tied=True, distributed=False))
-    assert_same_weights(outcome.exported, alone[True].exported, 1e-5)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_step_agrees_with_transformers_and_torch(alone: dict[bool, Any], tied: bool) -> None:
-    batch, model = token_batch(), transformer(model_config(tie_word_embeddings=tied))
+    outcome, batch, model = alone(config), token_batch(), transformer(config)
     decaying = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     plain = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     groups = [{"params": decaying, "weight_decay": ADAM.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -153,7 +108,7 @@ def test_a_step_agrees_with_transformers_and_torch(alone: dict[bool, Any], tied:
     old, reference, advantages = (
         torch.from_numpy(batch.extras[name])[mask] for name in ("old_logprobs", "reference_logprobs", "advantages")
     )
-    for metrics in alone[tied].metrics:
+    for metrics in outcome.metrics:
         logprobs = transformer_logprobs(model, batch)[mask]
         ratio, distance = (logprobs - old).exp(), reference - logprobs
         surrogate = torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.3) * advantages)
@@ -167,19 +122,14 @@ def test_a_step_agrees_with_transformers_and_torch(alone: dict[bool, Any], tied:
         assert metrics["ratio"] == pytest.approx(ratio.mean().item(), rel=1e-5)
         assert metrics["tokens"] == int(mask.sum())
     theirs = dict(model.state_dict())
-    assert_same_weights(alone[tied].exported, {name: theirs[name] for name in alone[tied].exported}, 2e-5)
+    assert_same(outcome.exported, {name: theirs[name] for name in outcome.exported}, 2e-5)
 
 
 @pytest.mark.parametrize("layout", ["one", "data-pipeline"])
 def test_the_same_inputs_give_the_same_bits(worlds: Worlds, layout: str) -> None:
-    first, again = (worlds.outcome(step_job(layout, tied=False)) for _ in range(2))
+    first, again = (worlds.outcome(step_job(model_config(), LAYOUTS[layout])) for _ in range(2))
     assert first.metrics == again.metrics
-    assert_same_weights(first.exported, again.exported, 0.0)
-
-
-def test_recomputed_activations_give_the_same_step(worlds: Worlds, alone: dict[bool, Any]) -> None:
-    outcome = worlds.outcome(replace(step_job("pipeline", tied=False), recompute="full"))
-    assert_same_weights(outcome.exported, alone[False].exported, 1e-5)
+    assert_same(first.exported, again.exported, 0.0)
 
 
 def test_bfloat16_weights_train_with_float32_main_parameters(worlds: Worlds) -> None:
