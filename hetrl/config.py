@@ -151,6 +151,13 @@ class WarmStart(Strict):
         return value
 
 
+class Checkpoints(Strict):
+    """When the trainer writes its whole state to its site's disk; the last step is always written."""
+
+    every_steps: AtLeastOne = 50
+    keep: AtLeastOne = 2
+
+
 class TopologySection(Strict):
     """Site files and a links file, or one scenario file."""
 
@@ -208,6 +215,7 @@ class Experiment(Strict):
     steps: AtLeastOne
     seed: int = 0
     warm_start: WarmStart | None = None
+    checkpoints: Checkpoints = Checkpoints()
     topology: TopologySection
     planner: Planner = Planner()
     launch: Launch = Launch()

@@ -6,7 +6,7 @@ warm start: supervised steps until the sampled reward is where RL should begin
 for each step:
     take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
     learn from it: score it under trainer and reference, one optimiser step per minibatch
-    publish the weights to every replica
+    publish the weights to every replica; every so many steps, write a checkpoint
 write the summary, send FINISH
 """
 
@@ -99,6 +99,7 @@ class Run:
         try:
             for step in range(1, self.experiment.steps + 1):
                 await self.step(step, feed)
+                await self.save_when_due(step)
         finally:
             await feed.close()
         links = await self.link_bytes()
@@ -115,6 +116,12 @@ class Run:
     async def draw(self, number: int) -> Group:
         """Sample the group of prompt `number`."""
         return await self.sampler.group(self.source(number), number, "train")
+
+    async def save_when_due(self, step: int) -> None:
+        """Write a checkpoint every so many steps, and after the last."""
+        settings = self.experiment.checkpoints
+        if step % settings.every_steps == 0 or step == self.experiment.steps:
+            self.record.saved(await self.policy.save(step, self.version, settings.keep))
 
     async def step(self, step: int, feed: Feed) -> None:
         """One iteration: a batch, learning, the next weights."""

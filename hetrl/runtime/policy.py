@@ -17,6 +17,7 @@ from hetrl.runtime.member import Envelope, Member
 SCORE_SECONDS = 3600.0
 TRAIN_SECONDS = 3600.0
 PUBLISH_SECONDS = 3600.0
+SAVE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,15 @@ class Policy:
         if not isinstance(reply.message, wire.Trained):
             raise _unexpected(self.trainer, reply)
         return reply.message.metrics
+
+    async def save(self, step: int, version: int, keep: int) -> wire.Saved:
+        """Write a checkpoint after a step and return where it lies."""
+        request = wire.Save(step=step, version=version, keep=keep)
+        doing = f"checkpoint after step {step}"
+        reply = await self.member.request(self.trainer, request, timeout_seconds=SAVE_SECONDS, doing=doing)
+        if not isinstance(reply.message, wire.Saved):
+            raise _unexpected(self.trainer, reply)
+        return reply.message
 
     async def publish(self, version: int, receivers: Sequence[str]) -> wire.Published:
         """Send the current weights as `version`; returns when every receiver serves them."""

@@ -52,6 +52,10 @@ class Record:
         self._warm_start = {"steps": steps, "reward": round(reward, 4)}
         self.events.append("warm_start", **self._warm_start)
 
+    def saved(self, saved: wire.Saved) -> None:
+        """Note a checkpoint."""
+        self.events.append("checkpoint", step=saved.step, directory=saved.directory, seconds=round(saved.seconds, 3))
+
     def step(self, row: Mapping[str, Any], of: int) -> None:
         """Write the metrics of one step."""
         self._rows.append(dict(row))

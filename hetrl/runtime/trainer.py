@@ -5,6 +5,7 @@ answers:
 
     Score    log-probs of sequences under the current weights
     Train    one optimiser step on one minibatch
+    Save     write a checkpoint to the site's disk
     Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
 """
 
@@ -31,6 +32,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.arrays import pack, unpack
 from hetrl.runtime.batch import TokenBatch
+from hetrl.runtime.checkpoint import keep_last, path_of
 from hetrl.runtime.context import Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.hf_weights import iter_safetensors, random_weights
 from hetrl.runtime.island import Island, island_from_environment
@@ -43,6 +45,7 @@ from hetrl.runtime.weight_file import WeightFile
 from hetrl.runtime.world import share, share_tensors
 from hetrl.workload import TRAININGS
 
+CHECKPOINTS = Path("checkpoints")  # in the site's directory, where its processes start
 BATCH_ARRAYS = ("tokens", "lengths", "mask")
 
 
@@ -113,6 +116,8 @@ def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes])
             return engine.score(batch_of(message, buffers), temperature)
         case wire.Train(loss=loss, hyper=hyper):
             return engine.train_step(batch_of(message, buffers), loss, hyper)
+        case wire.Save(step=step, version=version):
+            return engine.save(path_of(CHECKPOINTS, step), {"step": step, "version": version})
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
 
@@ -176,6 +181,13 @@ class Lead:
                 metrics = await self._execute(message, envelope.buffers)
                 trained = wire.Trained(step=step, metrics=metrics, seconds=time.monotonic() - start)
                 await self._member.reply(envelope, trained)
+            case wire.Save(step=step, keep=keep):
+                await self._execute(message, ())
+                keep_last(CHECKPOINTS, keep)
+                saved = wire.Saved(
+                    step=step, directory=str(path_of(CHECKPOINTS, step)), seconds=time.monotonic() - start
+                )
+                await self._member.reply(envelope, saved)
             case wire.Publish():
                 publisher = Publisher(self._member, message, asyncio.get_running_loop())
                 await publisher.begin()

@@ -266,6 +266,22 @@ class Train(Tagged, frozen=True, tag=True):
     arrays: tuple[ArraySpec, ...]
 
 
+class Save(Tagged, frozen=True, tag=True):
+    """To a trainer: write a checkpoint after this step of the run, keep the newest `keep`; answered by `Saved`."""
+
+    step: int
+    version: int
+    keep: int
+
+
+class Saved(Tagged, frozen=True, tag=True):
+    """The checkpoint is whole on the trainer's disk, at this place of its site's directory."""
+
+    step: int
+    directory: str
+    seconds: float
+
+
 class Trained(Tagged, frozen=True, tag=True):
     """What the step measured (loss, gradient norm, KL, clip fraction, ...)."""
 
@@ -299,6 +315,8 @@ Message = (
     | Scored
     | Train
     | Trained
+    | Save
+    | Saved
 )
 
 _encoder = msgspec.msgpack.Encoder()

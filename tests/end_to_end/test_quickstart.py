@@ -80,6 +80,9 @@ def test_the_run_directory_is_whole(twice: tuple[Finished, Finished]) -> None:
         "summary.json",
     ]
     assert [name for name in names if not (directory / name).is_file()] == []
+    (checkpoint,) = (directory / "checkpoints").iterdir()
+    assert (checkpoint / "COMPLETE").is_file()
+    assert (checkpoint / "model.safetensors").is_file()
     kinds = [json.loads(line)["kind"] for line in (directory / "events.jsonl").read_text().splitlines()]
     assert kinds.index("planned") < kinds.index("submitted") < kinds.index("go") < kinds.index("step")
     assert json.loads((directory / "state.json").read_text())["phase"] == "finished"

@@ -1,0 +1,53 @@
+"""What every benchmark shares: where results go, what machine they are from, and the page made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+
+
+def machine() -> dict[str, Any]:
+    """Describe this machine without naming it."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in _cpu_lines() if line.startswith("model name")), platform.machine()
+    )
+    return {"cpu": model, "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+
+
+def _cpu_lines() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def write_result(name: str, result: Mapping[str, Any], table: str) -> None:
+    """Write `results/<name>.json` with command and machine in it, and make docs/benchmarks.md anew.
+
+    `table` is the benchmark's part of the page, in Markdown; it is kept in the result, so that the page can be made
+    from the results alone.
+    """
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+    document = {"bench": name, "command": command, "machine": machine(), **result, "table": table}
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_page()
+
+
+def write_page() -> None:
+    """Make docs/benchmarks.md from all results."""
+    parts = ["# Benchmarks", "", "Made from `benchmarks/results/*.json` by `make bench-<name>`; do not edit.", ""]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        where = result["machine"]
+        parts += [f"## {result['bench']}", "", result["table"], ""]
+        parts += [f"`{result['command']}` on {where['cores']} cores of {where['cpu']}, Python {where['python']}.", ""]
+    PAGE.write_text("\n".join(parts))
