@@ -5,6 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples every time, and no limit on their time: a busy machine must not fail a test.
+settings.register_profile("hetrl", deadline=None, derandomize=True)
+settings.load_profile("hetrl")
 
 HERE = Path(__file__).parent
 # The layers of tests that start services, and the seconds that one test of each may take.

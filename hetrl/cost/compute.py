@@ -5,6 +5,7 @@ Everything here is of one pipeline stage on one of its `tensor_parallel` equal r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -80,36 +81,82 @@ def forward_flops(stage: StageShape, sequence: float) -> float:
     return 2 * stage.matrix_parameters + attention
 
 
-def prefill_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
+def layer_activation_bytes(shape: StageShape) -> float:
+    """Return the bytes of activations per token that one layer keeps for its backward, on one rank.
+
+    Inputs of the norms, projections and residuals (4 h), q and the attention's output (2 x heads x head_dim), k and v,
+    the feed-forward's matrices (3 or 2 x intermediate); for a 4h feed-forward this is close to the 34 h of Korthikanti
+    et al. (arXiv 2205.05198, table 2) with sequence parallelism and without the attention matrix (FlashAttention).
+    """
+    model = shape.architecture
+    values = 4 * model.hidden + model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+    values += (3 if model.gated_mlp else 2) * model.intermediate
+    return values * shape.weight_bytes / shape.tensor_parallel
+
+
+def overlapped(products: float, memory: float) -> float:
+    """Return the time of kernels that compute for `products` and read for `memory` seconds: sqrt(a^2 + b^2).
+
+    A roofline is max(a, b); where both are alike neither hides wholly behind the other. The root of squares meets the
+    linear operators of a layer between one token and 4096 (Vidur's profile tables) within 10 %, the maximum misses
+    the crossing by 27 %.
+    """
+    return math.hypot(products, memory)
+
+
+def weight_seconds(stage: StageShape) -> float:
+    """Return the time of reading the weights of a rank once."""
+    return stage.matrix_parameters * stage.weight_bytes / rates(stage.gpu).decode_bytes
+
+
+def prefill_seconds(stage: StageShape, tokens: float, sequence: float, head_tokens: float | None = None) -> float:
     """Return the time of a forward pass over `tokens` tokens in sequences of length `sequence`.
 
-    Roofline: FLOPs over the reached peak, but never less than reading the weights once.
+    FLOPs over the reached peak, overlapped with reading the weights once. `head_tokens` tokens meet the vocabulary: all
+    of them unless it is given (a rollout engine takes the last of each prompt).
     """
-    device = rates(stage.gpu)
-    reading = stage.matrix_parameters * stage.weight_bytes / device.decode_bytes
-    return max(tokens * forward_flops(stage, sequence) / device.prefill_flops, reading)
+    flops = tokens * forward_flops(stage, sequence)
+    if head_tokens is not None and stage.last and stage.head:
+        flops -= 2 * (tokens - head_tokens) * stage.architecture.head_parameters / stage.tensor_parallel
+    return overlapped(flops / rates(stage.gpu).prefill_flops, weight_seconds(stage))
 
 
 def training_seconds(stage: StageShape, tokens: float, sequence: float, recompute: str) -> tuple[float, float]:
     """Return the forward and the backward time of one micro-batch of `tokens` tokens.
 
-    Backward is twice the forward (two products per matrix); full recomputation adds one forward: 6 N + 2 N.
+    Products, and beside them what norms, activations, residuals and the loss move through memory
+    (`activation_traffic_bytes`). Backward is twice the forward in both (two products per matrix, a gradient per value);
+    full recomputation adds one forward: 6 N + 2 N.
     """
-    forward = tokens * forward_flops(stage, sequence) / rates(stage.gpu).training_flops
+    device = rates(stage.gpu)
+    products = tokens * forward_flops(stage, sequence) / device.training_flops
+    forward = products + tokens * activation_traffic_bytes(stage) / device.activation_bytes_per_s
     return forward, (3 if recompute == "full" else 2) * forward
+
+
+def activation_traffic_bytes(stage: StageShape) -> float:
+    """Return the bytes per token that a forward pass moves beside its products, on one rank.
+
+    Each value that a layer keeps for its backward is written once and read once; a logit is written, read by the
+    softmax and written again as its gradient, in fp32.
+    """
+    moved = 2 * stage.layers * layer_activation_bytes(stage)
+    if stage.last and stage.head:
+        moved += 4 * stage.architecture.vocabulary / stage.tensor_parallel  # x 3 with the backward: 12 B per logit
+    return moved
 
 
 def decode_seconds(stage: StageShape, batch: float, context: float) -> float:
     """Return the time of one decode step of `batch` sequences with `context` tokens each, on one stage.
 
-    The products are a roofline (weights/TP over memory bandwidth, 2 FLOPs per parameter and sequence over the peak);
-    attention reads all keys and values after them, hence the sum. It meets the Helix (ASPLOS'25) tables of one
-    LLaMA-30B layer within 10 % from batch 2 to 520 on A100-40 and L4.
+    The products overlap with reading the weights (weights/TP over memory bandwidth, 2 FLOPs per parameter and sequence
+    over the peak); attention reads all keys and values after them, hence the sum. It meets the Helix (ASPLOS'25)
+    tables of one LLaMA-30B layer from batch 2 to 520 on A100-40 and L4 (docs/cost-model.md has the residuals).
     """
     device = rates(stage.gpu)
-    weights = stage.matrix_parameters
-    products = max(weights * stage.weight_bytes / device.decode_bytes, 2 * weights * batch / device.prefill_flops)
-    return products + batch * context * stage.kv_bytes_per_token / device.decode_bytes
+    products = 2 * stage.matrix_parameters * batch / device.prefill_flops
+    keys = batch * context * stage.kv_bytes_per_token
+    return overlapped(products, weight_seconds(stage)) + keys / device.decode_bytes
 
 
 def optimizer_seconds(stage: StageShape, shards: int) -> float:

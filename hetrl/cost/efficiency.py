@@ -1,29 +1,44 @@
 """What share of its data sheet a GPU reaches in each phase, and the fixed times that no data sheet has.
 
-Efficiencies are per GPU type and phase, from published measurements (`_CALIBRATED`, sources beside each). A type or a
-phase without a measurement is inferred, and `uncalibrated` lists it:
+The shares of types that somebody measured are in `hetrl/catalogue/efficiencies.yaml`, which `hetrl calibrate` writes
+from the published points in `calibration_points.yaml`. What has no point is inferred, and `uncalibrated` lists it:
 
-1. a phase that the type lacks while it has another one follows the A100's ratio between the two phases;
-2. a type without any phase takes all of them from the nearest architecture that has points (`_NEAREST`), because the
-   share that is lost (launches, power limit, memory controller) changes with the architecture more than with the board.
+    decode     the share of the nearest calibrated type (`_BOARDS`): memory controllers of one kind lose alike
+    prefill,   Ampere, Volta: the A100's share
+    training   Ada, Hopper: the same, but no more than the board's power feeds, FLOPs per joule x watts / peak; they are
+               Ada:    those of the calibrated board that its power holds back (L4 in prefill, L40S in training)
+               Hopper: those of the A100 / 0.7, for its process takes 30 % less power at the same speed
+
+The cap is physics: dense products run at the data sheet's rate only where the power limit feeds them. An A100 (1.3 W
+per TFLOPS) is not held back, an L4 (0.6 W) and an L40S (1.0 W) are, and so is an H100 (0.7 W).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib import resources
+from typing import Any
 
+import yaml
+
+from hetrl.errors import UsageError
 from hetrl.hardware import gpu_type
+from hetrl.suggest import nearest
 
 PHASES = ("decode", "prefill", "training")
+FILE = "efficiencies.yaml"
 
 
 @dataclass(frozen=True)
 class Efficiency:
     """Shares of the data sheet: `decode` of the memory bandwidth, `prefill` and `training` of the matrix peak.
 
-    `training` is the hardware utilisation (HFU): recomputed work counts as work; communication is not inside.
+    `training` is of the products alone, recomputed ones included; the traffic of activations and communication are
+    counted beside them.
     """
 
     decode: float
@@ -32,31 +47,20 @@ class Efficiency:
     inferred: tuple[str, ...] = ()
 
 
-# decode: Helix (ASPLOS'25) profile tables of one LLaMA-30B layer, 77-83 % on A100-40 and L4; on A100-80 the two rows of
-# the Qwen2.5 speed benchmark (5.45 and 21.6 ms per token for 3.09 and 27.98 GB read) solve to 0.76 and 3.5 ms fixed.
-# prefill: the same Helix tables, 16.1 TFLOP in 67 ms and 10.4 TFLOP in 203 ms; A100-80: Vidur profile tables (0.81).
-# training: llm-foundry (MPT on A100-40, MFU 0.44-0.58 with FSDP), llmq README (Qwen2.5 on L40S, 0.37-0.49).
-_CALIBRATED: dict[str, dict[str, float]] = {
-    "a100-40gb": {"decode": 0.80, "prefill": 0.77, "training": 0.55},
-    "a100-80gb": {"decode": 0.77, "prefill": 0.81},
-    "l4": {"decode": 0.81, "prefill": 0.43},
-    "l40s": {"training": 0.45},
-    "cpu": {"decode": 0.50, "prefill": 0.50, "training": 0.50},
-}
-_ESTIMATES = ("cpu",)  # the catalogue's entry is itself an estimate: never called calibrated
-_NEAREST = {
-    "a100-hetrl": "a100-40gb",  # Ampere, GA100
-    "a40": "a100-40gb",
-    "a10g": "l4",  # a small board at a low power limit, like L4
-    "l40": "l40s",  # Ada, AD102
-    "rtx-4090": "l40s",
-    "h100": "a100-80gb",  # HBM boards at full power
-    "h200": "a100-80gb",
-    "gh200": "a100-80gb",
-    "h20": "a100-80gb",
-    "v100": "a100-40gb",
-}
-_DEFAULT = "a100-40gb"
+@dataclass(frozen=True)
+class Fitted:
+    """The fitted numbers: shares per type and phase, fixed seconds per decode step of each engine release.
+
+    `engine_of` names the release that a type's points were measured with. `activation_traffic` scales the bytes that
+    training moves beside its products, `exposed` is the part of a sharded model's communication that compute does not
+    hide.
+    """
+
+    shares: Mapping[str, Mapping[str, float]]
+    step_seconds: Mapping[str, float]
+    engine_of: Mapping[str, str] = field(default_factory=dict)
+    activation_traffic: float = 1.0
+    exposed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,10 @@ class Overhead:
     weight_version: float  # one version on one replica: pause, load, resume
 
 
-# decode_step: the fixed part of the two Qwen2.5 rows on A100-80 (3.5 ms, vLLM 0.6.3) and of Llama-3.1-8B on A100-40
-# (1.3 ms, vLLM 0.23). The others are estimates of launch and request times, small against any real model.
+PLANNED_ENGINE = "vllm-0.23"  # the calibrated release nearest to the one that runs
+# Estimates of launch and request times, small against any real model; decode_step is fitted.
 _GPU_OVERHEAD = Overhead(
-    decode_step=0.003,
+    decode_step=0.0,
     generation_call=0.1,
     micro_batch=0.002,
     optimizer_step=0.02,
@@ -91,55 +95,161 @@ _CPU_OVERHEAD = Overhead(
     inference_call=0.030,
     weight_version=0.130,
 )
+_CPU = Efficiency(decode=0.5, prefill=0.5, training=0.5, inferred=PHASES)  # as much an estimate as the catalogue's row
+
+
+@dataclass(frozen=True)
+class _Board:
+    """`kind` of architecture, calibrated type with the `nearest` memory, power limit (the vendor's data sheet)."""
+
+    kind: str
+    nearest: str
+    watts: float
+
+
+_A100 = "a100-40gb"  # has a point in every phase, and power to spare
+_ADA_HELD_BACK = {"prefill": "l4", "training": "l40s"}
+_HOPPER_POWER = 0.7  # TSMC N5 against N7, at the same speed (IEDM 2019); Hopper is made in 4N, of the N5 family
+_BOARDS = {
+    "a100-40gb": _Board("ampere", "a100-40gb", 400),
+    "a100-80gb": _Board("ampere", "a100-80gb", 400),
+    "a100-hetrl": _Board("ampere", "a100-80gb", 400),
+    "a40": _Board("ampere", "l4", 300),  # GDDR6, like L4
+    "a10g": _Board("ampere", "l4", 150),
+    "l4": _Board("ada", "l4", 72),
+    "l40": _Board("ada", "l4", 300),
+    "l40s": _Board("ada", "l4", 350),
+    "rtx-4090": _Board("ada", "l4", 450),
+    "h100": _Board("hopper", "a100-80gb", 700),  # HBM, like A100
+    "h200": _Board("hopper", "a100-80gb", 700),
+    "gh200": _Board("hopper", "a100-80gb", 700),
+    "h20": _Board("hopper", "a100-80gb", 400),
+    "v100": _Board("volta", "a100-40gb", 300),
+}
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one device really does: bytes and FLOPs per second of each phase, usable memory, fixed times."""
+    """What one device really does: bytes and FLOPs per second of each phase, usable memory, fixed times.
+
+    `activation_bytes_per_s` is the rate of what training moves beside its products.
+    """
 
     decode_bytes: float
     prefill_flops: float
     training_flops: float
+    activation_bytes_per_s: float
     memory_bytes_per_s: float
     host_bytes_per_s: float
     usable_gb: float
     overhead: Overhead
 
 
+_replaced: list[Fitted] = []  # what `using` has put in the place of the file, innermost last
+
+
+@cache
+def _file() -> Fitted:
+    return parse(yaml.safe_load(resources.files("hetrl.catalogue").joinpath(FILE).read_text()))
+
+
+def parse(document: Mapping[str, Any]) -> Fitted:
+    """Return the fitted numbers of the parsed file."""
+    engines = document["decode_step_seconds"]
+    return Fitted(
+        shares={gpu: dict(shares) for gpu, shares in document["shares"].items()},
+        step_seconds={name: float(entry["seconds"]) for name, entry in engines.items()},
+        engine_of={gpu: name for name, entry in engines.items() for gpu in entry["measured_on"]},
+        activation_traffic=float(document["training"]["activation_traffic"]),
+        exposed=float(document["training"]["exposed_communication"]),
+    )
+
+
+def fitted() -> Fitted:
+    """Return the fitted numbers in force: those of the file, unless `using` has replaced them."""
+    return _replaced[-1] if _replaced else _file()
+
+
+@contextmanager
+def using(numbers: Fitted) -> Iterator[None]:
+    """Put other fitted numbers in force for a while: how they are fitted.
+
+    For single questions only: what `hetrl.cost.generation` remembers of whole replicas is not forgotten.
+    """
+    _replaced.append(numbers)
+    _forget()
+    try:
+        yield
+    finally:
+        _replaced.pop()
+        _forget()
+
+
+def _forget() -> None:
+    efficiency.cache_clear()
+    rates.cache_clear()
+
+
 @cache
 def efficiency(gpu: str) -> Efficiency:
     """Return the efficiencies of a catalogue type; `inferred` names the phases without a measurement."""
-    if gpu in _ESTIMATES:
-        return Efficiency(**_CALIBRATED[gpu], inferred=PHASES)
-    if gpu not in _CALIBRATED:
-        return replace(efficiency(_NEAREST.get(gpu, _DEFAULT)), inferred=PHASES)
-    known, model = _CALIBRATED[gpu], _CALIBRATED[_DEFAULT]
+    if gpu == "cpu":
+        return _CPU
+    known = fitted().shares.get(gpu, {})
     missing = tuple(phase for phase in PHASES if phase not in known)
-    values = {phase: known.get(phase) or _by_ratio(phase, known, model) for phase in PHASES}
-    return Efficiency(**values, inferred=missing)
+    decode, prefill, training = (known.get(phase) or _inferred_share(gpu, phase) for phase in PHASES)
+    return Efficiency(decode, prefill, training, missing)
 
 
-def _by_ratio(phase: str, known: dict[str, float], model: dict[str, float]) -> float:
-    """Scale a compute phase from the other one; memory-bound decode is alike on all boards and is taken over."""
-    other = {"prefill": "training", "training": "prefill"}.get(phase)
-    if other is None or other not in known:
-        return model[phase]
-    return min(model[phase] * known[other] / model[other], 0.95)
+def _inferred_share(gpu: str, phase: str) -> float:
+    shares = fitted().shares
+    board = _BOARDS.get(gpu, _BOARDS[_A100])
+    if phase == "decode":
+        return shares[board.nearest][phase]
+    fed = _flops_per_joule(board.kind, phase) * board.watts / (gpu_type(gpu).peak_tflops * 1e12)
+    return min(shares[_A100][phase], fed)
+
+
+def _flops_per_joule(kind: str, phase: str) -> float:
+    """Return what one joule computes on a power-limited board of this architecture; infinite where power suffices."""
+    if kind not in ("ada", "hopper"):
+        return math.inf
+    board = _ADA_HELD_BACK[phase] if kind == "ada" else _A100
+    reached = fitted().shares[board][phase] * gpu_type(board).peak_tflops * 1e12 / _BOARDS[board].watts
+    return reached / (_HOPPER_POWER if kind == "hopper" else 1.0)
 
 
 @cache
 def rates(gpu: str) -> Rates:
     """Return the effective rates of a catalogue type (1e9-based units, one direction)."""
-    entry, share = gpu_type(gpu), efficiency(gpu)
+    entry, share, numbers = gpu_type(gpu), efficiency(gpu), fitted()
+    planned = replace(_GPU_OVERHEAD, decode_step=numbers.step_seconds[PLANNED_ENGINE])
     return Rates(
         decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
         prefill_flops=entry.peak_tflops * 1e12 * share.prefill,
         training_flops=entry.peak_tflops * 1e12 * share.training,
+        activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(numbers.activation_traffic, 1e-9),
         memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
         host_bytes_per_s=entry.host_gbps * 1e9 / 8,
         usable_gb=entry.memory_gb * entry.usable_memory,
-        overhead=_CPU_OVERHEAD if gpu == "cpu" else _GPU_OVERHEAD,
+        overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
     )
+
+
+def engine_step_seconds(gpu: str, engine: str | None = None) -> float:
+    """Return the fixed seconds per decode step of an engine release on a type.
+
+    Without a release: the one that the type's points were measured with, else the planned one. Raises UsageError that
+    names the nearest known release.
+    """
+    if gpu == "cpu":
+        return _CPU_OVERHEAD.decode_step
+    numbers = fitted()
+    name = engine or numbers.engine_of.get(gpu, PLANNED_ENGINE)
+    if name not in numbers.step_seconds:
+        known = ", ".join(sorted(numbers.step_seconds))
+        raise UsageError(f'unknown engine "{name}"{nearest(name, numbers.step_seconds)}; known: {known}')
+    return numbers.step_seconds[name]
 
 
 def uncalibrated(gpus: Iterable[str]) -> dict[str, tuple[str, ...]]:

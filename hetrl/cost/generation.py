@@ -23,17 +23,19 @@ def server_of(placed: Sequence[Placed]) -> Server:
     return tuple((stage.shape, stage.peers, stage.hop) for stage in placed)
 
 
-def step_seconds(server: Server, batch: float, context: float) -> float:
+def step_seconds(server: Server, batch: float, context: float, fixed: float | None = None) -> float:
     """Return the time in which each of `batch` running sequences gains one token.
 
     With p stages the batch is p groups in flight and every stage reads its weights again for each of them:
-    max(sum of stages + hops, p x slowest stage). Two all-reduces per layer join the tensor-parallel ranks.
+    max(sum of stages + hops, p x slowest stage). Two all-reduces per layer join the tensor-parallel ranks. `fixed` is
+    the time that a step takes beside them, that of the planned engine unless it is given.
     """
     part = batch / len(server)
     latency, slowest = 0.0, 0.0
     for shape, peers, hop in server:
         activation = activation_bytes(shape, part)
-        stage = decode_seconds(shape, part, context) + rates(shape.gpu).overhead.decode_step
+        stage = decode_seconds(shape, part, context)
+        stage += rates(shape.gpu).overhead.decode_step if fixed is None else fixed
         stage += 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, peers)
         latency += stage + (hop.seconds(activation) if hop else 0.0)
         slowest = max(slowest, stage)
@@ -49,7 +51,7 @@ def prompts_seconds(server: Server, prompts: float, prompt_tokens: float) -> flo
     for shape, peers, _ in server:
         tokens = prompts * prompt_tokens
         reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, tokens), peers)
-        times.append(prefill_seconds(shape, tokens, prompt_tokens) + 2 * shape.layers * reduce)
+        times.append(prefill_seconds(shape, tokens, prompt_tokens, prompts) + 2 * shape.layers * reduce)
     return max(times)
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetrl.cost.compute import StageShape
+from hetrl.cost.compute import StageShape, layer_activation_bytes
 from hetrl.cost.efficiency import rates
 from hetrl.cost.stages import stage_shape
 from hetrl.hardware import Topology
@@ -34,19 +34,6 @@ class Footprint:
     def total_gb(self) -> float:
         """Return resident plus active."""
         return self.resident_gb + self.active_gb
-
-
-def layer_activation_bytes(shape: StageShape) -> float:
-    """Return the bytes of activations per token that one layer keeps for its backward, on one rank.
-
-    Inputs of the norms, projections and residuals (4 h), q and the attention's output (2 x heads x head_dim), k and v,
-    the feed-forward's matrices (3 or 2 x intermediate); for a 4h feed-forward this is close to the 34 h of Korthikanti
-    et al. (arXiv 2205.05198, table 2) with sequence parallelism and without the attention matrix (FlashAttention).
-    """
-    model = shape.architecture
-    values = 4 * model.hidden + model.head_dim * (2 * model.heads + 2 * model.kv_heads)
-    values += (3 if model.gated_mlp else 2) * model.intermediate
-    return values * shape.weight_bytes / shape.tensor_parallel
 
 
 def training_state_bytes(shape: StageShape, shards: int) -> tuple[float, float]:

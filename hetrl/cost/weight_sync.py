@@ -52,12 +52,21 @@ def held_bytes(training: TaskPlan, workload: Workload) -> dict[str, float]:
     return dict(held)
 
 
-def weight_sync_cost(
-    sync: WeightSync, training: TaskPlan, generation: TaskPlan, topology: Topology, workload: Workload
-) -> SyncCost:
-    """Return the time of one full version: encode, every uplink once, fan-out inside the sites, load.
+DELTA_INDEX_BYTES = 4  # of one changed weight's place, before compression
 
-    A `delta` is priced like the full set until a density has been measured.
+
+def weight_sync_cost(
+    sync: WeightSync,
+    training: TaskPlan,
+    generation: TaskPlan,
+    topology: Topology,
+    workload: Workload,
+    changed: float | None = None,
+) -> SyncCost:
+    """Return the time of one version: encode, every uplink once, fan-out inside the sites, load.
+
+    `changed` is the measured share of weights that differ between two versions: a `delta` sends those, each with its
+    index, and never more than the full set. Without a measurement a `delta` is priced like the full set.
 
     encode   the trainer's ranks copy their weights to host memory, all at once
     uplinks  the routes run at the same time; one uplink carries the sum of its routes
@@ -66,15 +75,18 @@ def weight_sync_cost(
     """
     held = held_bytes(training, workload)
     total = sum(held.values())
+    sent = 1.0
+    if sync.encoding == "delta" and changed is not None:
+        sent = min(changed * (workload.weight_bytes + DELTA_INDEX_BYTES) / workload.weight_bytes, 1.0)
     wan: defaultdict[Direction, float] = defaultdict(float)
     for route in sync.routes:
-        wan[route.source, route.target] += held.get(route.source, 0.0)
+        wan[route.source, route.target] += sent * held.get(route.source, 0.0)
     by_site = _devices_by_site((*training.devices, *generation.devices), topology)
     encode = max(_copy_seconds(stage.devices, held, topology) for stage in training.replicas[0].stages)
     targets = [topology.device_by_id[name] for name in generation.devices]
-    fan_out = max(total * 8 / (_nic_gbps(topology, device) * 1e9) for device in targets)
+    fan_out = max(sent * total * 8 / (_nic_gbps(topology, device) * 1e9) for device in targets)
     transfer = max(encode, _uplink_seconds(wan, by_site, topology), fan_out)
-    return SyncCost(transfer, _pause_seconds(generation, total, topology), dict(wan))
+    return SyncCost(transfer, _pause_seconds(generation, sent * total, topology), dict(wan))
 
 
 def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, list[Device]]:

@@ -1,0 +1,82 @@
+"""How far the cost model is from the published measurements that it is calibrated on.
+
+for each point: predict it with the committed efficiencies, and with a fit that has not seen it
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from _results import write_result
+
+from hetrl.cost.efficiency import Fitted, fitted
+from hetrl.measure.calibrate import Residual, fit, read_points, residuals
+
+MEDIAN, WORST = 0.08, 0.25  # to reach, on the calibration set
+
+
+def unseen() -> list[Residual]:
+    """Return each point as a fit to all others predicts it."""
+    points = read_points()
+    found = []
+    for point in points:
+        numbers: Fitted = fit(points, without=point)
+        found += residuals([point], numbers)
+    return found
+
+
+def summary(found: list[Residual]) -> tuple[float, float]:
+    """Return the median and the largest absolute error."""
+    errors = [abs(one.error) for one in found]
+    return statistics.median(errors), max(errors)
+
+
+def main() -> None:
+    """Predict all points, write the result."""
+    seen = residuals(read_points(), fitted())
+    left_out = unseen()
+    (median, worst), (median_unseen, worst_unseen) = summary(seen), summary(left_out)
+    verdict = "reached" if median <= MEDIAN and worst <= WORST else "not reached"
+    rows = [
+        f"| {one.point.name} | {one.point.source} | {one.point.value:g} | {one.predicted:.4g} | {one.error:+.1%} "
+        f"| {other.error:+.1%} |"
+        for one, other in zip(seen, left_out, strict=True)
+    ]
+    table = "\n".join(
+        [
+            f"`hetrl predict` against {len(seen)} published measurements, the ones it is calibrated on: median error "
+            f"{median:.1%}, worst {worst:.1%} (to reach: {MEDIAN:.0%} and {WORST:.0%}; {verdict}). The last column "
+            f"predicts each point by a fit to the others: median {median_unseen:.1%}, worst {worst_unseen:.1%}. Units: "
+            "tokens/s for generation, tokens/s per GPU for training, milliseconds for layers.",
+            "",
+            "| point | source | measured | predicted | error | error when left out |",
+            "| --- | --- | --- | --- | --- | --- |",
+            *rows,
+        ]
+    )
+    points = [
+        {
+            "point": one.point.name,
+            "unit": one.point.measure,
+            "measured": one.point.value,
+            "predicted": one.predicted,
+            "error": one.error,
+            "error_left_out": other.error,
+            "source": one.point.source,
+        }
+        for one, other in zip(seen, left_out, strict=True)
+    ]
+    result = {
+        "seed": None,
+        "median": median,
+        "worst": worst,
+        "median_left_out": median_unseen,
+        "worst_left_out": worst_unseen,
+        "points": points,
+    }
+    write_result("accuracy", result, table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

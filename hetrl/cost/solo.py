@@ -1,0 +1,264 @@
+"""Training of one model alone on equal GPUs: seconds and memory of one optimiser step, and the best layout.
+
+for each offload, least first
+  for tensor x pipeline x data parallel, sharding, recompute, micro-batch that the question leaves open
+    keep those whose memory fits; the fastest is the answer
+nothing fits in any: the layout that needs the least memory is the answer, and does not fit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+
+from hetrl.cost.compute import StageShape, optimizer_seconds
+from hetrl.cost.efficiency import fitted, rates
+from hetrl.cost.memory import training_active_bytes
+from hetrl.cost.network import Ring, path, reduction_seconds, slowest
+from hetrl.cost.stages import Placed
+from hetrl.cost.training import GRADIENT_BYTES, micro_batch_times, pipeline_seconds
+from hetrl.hardware import Device, Node, Site, Topology, gpu_type
+from hetrl.workload import Architecture
+
+SHARDINGS = ("none", "optimizer", "full")
+OFFLOADS = ("none", "optimizer", "all")
+RECOMPUTES = ("none", "full")
+MICRO_BATCHES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+STEP_TOKENS = 524_288  # per optimiser step unless samples are given: half a million, as pre-training recipes take,
+STEP_TOKENS_PER_GPU = 8192  # and more on many GPUs
+NODE_GPUS = 8
+_NVLINK_GBPS = 1000  # boards with faster lanes than any PCIe
+_FABRIC_GBPS = 200  # per GPU: one network card for each, as DGX and HGX systems are built
+_ETHERNET_GBPS = 100
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the GPUs share the work. Sharding `full` is FSDP (ZeRO-3), `optimizer` ZeRO-1.
+
+    `offload` keeps the optimiser (and with `all` weights and gradients) in host memory.
+    """
+
+    tensor: int
+    pipeline: int
+    data: int
+    micro_batch: int
+    recompute: str
+    sharding: str
+    offload: str
+
+
+@dataclass(frozen=True)
+class SoloTraining:
+    """What is asked: None leaves a choice to the search."""
+
+    architecture: Architecture
+    gpu: str
+    gpus: int
+    sequence: int
+    samples: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    data: int | None = None
+    micro_batch: int | None = None
+    recompute: str | None = None
+    sharding: str | None = None
+    offload: str | None = None
+    gradient_dtype: str | None = None  # None: bf16 with full sharding (FSDP's reduce_dtype), else fp32
+    node_gpus: int = NODE_GPUS
+    nic_gbps: float | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimiser step of a layout."""
+
+    layout: Layout
+    seconds: float
+    tokens: float
+    parts: dict[str, float]
+    memory_gb: float
+    fits: bool
+
+
+def one_site(gpu: str, gpus: int, node_gpus: int, nic_gbps: float | None = None) -> Topology:
+    """Return a site of equal nodes, as a question about a number of GPUs means it."""
+    size = min(gpus, node_gpus)
+    fast = gpu_type(gpu).peer_gbps > _NVLINK_GBPS
+    nic = nic_gbps or (size * _FABRIC_GBPS if fast else _ETHERNET_GBPS)
+    count = -(-gpus // size)
+    return Topology((Site("site", tuple(Node(f"n{index}", gpu, size, nic_gbps=nic) for index in range(count))),))
+
+
+def best_step(asked: SoloTraining) -> Step | None:
+    """Return the fastest step that fits; where none does, the one with the least memory; None: no legal layout."""
+    topology = one_site(asked.gpu, asked.gpus, asked.node_gpus, asked.nic_gbps)
+    usable = rates(asked.gpu).usable_gb
+    least: tuple[float, Layout] | None = None
+    for offload in OFFLOADS if asked.offload is None else (asked.offload,):
+        found = []
+        for layout in _layouts(asked, offload):
+            memory = memory_gb(asked, layout)
+            if memory <= usable:
+                found.append(step(asked, layout, topology))
+            if least is None or memory < least[0]:
+                least = (memory, layout)
+        if found:
+            return min(found, key=lambda one: one.seconds / one.tokens)
+    return step(asked, least[1], topology) if least else None
+
+
+def _layouts(asked: SoloTraining, offload: str) -> Iterator[Layout]:
+    model = asked.architecture
+    micro_batches = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
+    if asked.samples is not None:
+        micro_batches = tuple(size for size in micro_batches if size <= asked.samples)
+    recomputes = RECOMPUTES if asked.recompute is None else (asked.recompute,)
+    shardings = SHARDINGS if asked.sharding is None else (asked.sharding,)
+    for tensor, pipeline, data in grids(asked):
+        if pipeline > model.layers or (asked.samples is not None and data > asked.samples):
+            continue
+        for sharding, recompute, size in product(shardings, recomputes, micro_batches):
+            alone = sharding != "none" and data == 1 and asked.sharding is None
+            mixed = sharding == "full" and (pipeline > 1 or (tensor > 1 and asked.tensor is None))
+            if alone or mixed or (pipeline > 1 and offload == "all"):
+                continue
+            yield Layout(tensor, pipeline, data, size, recompute, sharding, offload)
+
+
+def grids(asked: SoloTraining) -> Iterator[tuple[int, int, int]]:
+    """Yield the legal (tensor, pipeline, data) of the question: they multiply to its GPUs."""
+    model, degrees = asked.architecture, [2**power for power in range(4)]
+    for tensor in degrees if asked.tensor is None else (asked.tensor,):
+        legal = tensor <= asked.node_gpus and model.heads % tensor == 0 and model.kv_heads % tensor == 0
+        for pipeline in (*degrees, 16) if asked.pipeline is None else (asked.pipeline,):
+            data, rest = divmod(asked.gpus, tensor * pipeline)
+            if legal and rest == 0 and data and asked.data in (None, data):
+                yield tensor, pipeline, data
+
+
+@lru_cache(maxsize=1024)
+def _shapes(model: Architecture, gpu: str, tensor: int, pipeline: int) -> tuple[StageShape, ...]:
+    bounds = [model.layers * index // pipeline for index in range(pipeline + 1)]
+    last = pipeline - 1
+    return tuple(
+        StageShape(model, bounds[i + 1] - bounds[i], i == 0, i == last, True, tensor, gpu) for i in range(pipeline)
+    )
+
+
+def memory_gb(asked: SoloTraining, layout: Layout) -> float:
+    """Return the memory of the fullest GPU: state, activations and logits; stage i of p holds p-i micro-batches."""
+    shapes = _shapes(asked.architecture, asked.gpu, layout.tensor, layout.pipeline)
+    tokens = layout.micro_batch * asked.sequence
+    sizes = []
+    for index, shape in enumerate(shapes):
+        active = training_active_bytes(shape, layout.pipeline - index, tokens, layout.recompute)
+        sizes.append(_state_bytes(shape, layout) + active)
+    return max(sizes) / 1e9
+
+
+def _state_bytes(shape: StageShape, layout: Layout) -> float:
+    """Return weights, gradients and optimiser on one GPU.
+
+    18 B per parameter, of which full sharding divides all by DP and holds two gathered layers and the embeddings beside
+    (PyTorch FSDP prefetches one unit); ZeRO-1 divides the 12 B of Adam. Offloading the optimiser leaves bf16 weights
+    and gradients, offloading all leaves two layers of both in transit.
+    """
+    layers = 2 * shape.architecture.layer_parameters / shape.tensor_parallel
+    whole = layers + shape.parameters - shape.layers * layers / 2
+    shards = layout.data if layout.sharding != "none" else 1
+    if layout.offload == "all":
+        return 4 * whole
+    kept = 4.0 if layout.offload == "optimizer" else 18.0
+    if layout.sharding == "full":
+        return kept * shape.parameters / shards + 4 * whole
+    optimizer = 0.0 if layout.offload == "optimizer" else 12.0
+    return shape.parameters * (kept - optimizer + optimizer / shards)
+
+
+def step(asked: SoloTraining, layout: Layout, topology: Topology) -> Step:
+    """Return the seconds of one optimiser step: micro-batches, reduction, update, and what is moved to the host."""
+    micro = layout.micro_batch * asked.sequence
+    if asked.samples is None:
+        wanted = max(STEP_TOKENS, STEP_TOKENS_PER_GPU * asked.gpus)
+        count = max(round(wanted / (layout.data * micro)), 1)
+        tokens = float(count * layout.data * micro)
+    else:
+        count = -(-asked.samples // (layout.data * layout.micro_batch))
+        tokens = float(asked.samples * asked.sequence)
+    placed = _placed(asked, layout, topology)
+    times = [micro_batch_times(stage, micro, layout.recompute, asked.sequence) for stage in placed]
+    compute = pipeline_seconds(times, count)
+    waited = count * _exposed_seconds(asked, layout, placed[0].shape, topology, compute / count)
+    reduction = 0.0 if layout.sharding == "full" else _reduction_seconds(asked, layout, topology)
+    shards = layout.data if layout.sharding != "none" else 1
+    update = max(optimizer_seconds(stage.shape, shards) for stage in placed)
+    host = 0.0
+    if layout.offload != "none":  # 12 B of Adam in and 12 B out, both directions at once
+        largest = max(stage.shape.parameters for stage in placed)
+        host = 12 * largest / shards / rates(asked.gpu).host_bytes_per_s
+    busy = count * max(one.both for one in times)
+    parts = {
+        "compute": busy,
+        "pipeline": compute - busy,
+        "communication": waited + reduction,
+        "update": update,
+        "host transfer": host,
+    }
+    memory = memory_gb(asked, layout)
+    return Step(layout, sum(parts.values()), tokens, parts, memory, memory <= rates(asked.gpu).usable_gb)
+
+
+def _devices(layout: Layout, topology: Topology, stage: int) -> list[tuple[Device, ...]]:
+    """Return the tensor-parallel ranks of each replica in a stage: Megatron's order, tensor, data, pipeline."""
+    first = stage * layout.data * layout.tensor
+    ranks = topology.devices[first : first + layout.data * layout.tensor]
+    return [ranks[start : start + layout.tensor] for start in range(0, len(ranks), layout.tensor)]
+
+
+def _placed(asked: SoloTraining, layout: Layout, topology: Topology) -> list[Placed]:
+    shapes = _shapes(asked.architecture, asked.gpu, layout.tensor, layout.pipeline)
+    ranks = [_devices(layout, topology, index)[0] for index in range(layout.pipeline)]
+    hops = [path(topology, a[0], b[0]) for a, b in pairwise(ranks)]
+    return [
+        Placed(shape, own, slowest(topology, own), hop)
+        for shape, own, hop in zip(shapes, ranks, [*hops, None], strict=True)
+    ]
+
+
+def _gradient_bytes(asked: SoloTraining, layout: Layout) -> int:
+    default = "bf16" if layout.sharding == "full" else "fp32"
+    return GRADIENT_BYTES[asked.gradient_dtype or default]
+
+
+def _reduction_seconds(asked: SoloTraining, layout: Layout, topology: Topology) -> float:
+    if layout.data == 1:
+        return 0.0
+    gradient = _gradient_bytes(asked, layout)
+    sharded = layout.sharding == "optimizer"
+    rings = []
+    for index, shape in enumerate(_shapes(asked.architecture, asked.gpu, layout.tensor, layout.pipeline)):
+        for ring in zip(*_devices(layout, topology, index), strict=True):
+            rings.append(Ring(ring, shape.parameters * gradient, shape.parameters * 2, sharded))
+    return reduction_seconds(topology, rings, {})
+
+
+def _exposed_seconds(
+    asked: SoloTraining, layout: Layout, shape: StageShape, topology: Topology, compute: float
+) -> float:
+    """Return what a micro-batch waits for weights and gradients that are sharded or live on the host.
+
+    Full sharding gathers the weights before the forward and again before the backward and scatters the gradients: three
+    collectives of (n-1)/n of their bytes. They run beside the products; `exposed` of the hidden part still shows,
+    since both need memory and streaming multiprocessors. Offloaded weights come twice over PCIe, with the gradients.
+    """
+    moved = 0.0
+    if layout.sharding == "full" and layout.data > 1:
+        weights, gradient = shape.parameters * 2, shape.parameters * _gradient_bytes(asked, layout)
+        rings = [Ring(ring, 2 * weights, gradient, True) for ring in zip(*_devices(layout, topology, 0), strict=True)]
+        moved = reduction_seconds(topology, rings, {})
+    if layout.offload == "all":
+        moved = max(moved, 6 * shape.parameters / rates(asked.gpu).host_bytes_per_s)
+    return max(moved - compute, 0.0) + fitted().exposed * min(moved, compute)

@@ -1,0 +1,267 @@
+"""Fit the efficiencies of the cost model to published measurements.
+
+for each GPU type with serving points: shares of decode and prefill, seconds per decode step of each engine release
+then over all training points together: the share of each type, traffic of activations, exposed communication
+    minimise  sum over points of log(predicted / measured)^2 + sum over parameters of (0.1 log10(p / prior))^2
+
+Every parameter is positive and fitted in its logarithm by Gauss-Newton steps with halving. The priors are wide (ten
+times its prior costs a parameter as much as a point that is off by 10 %): they keep what the points hardly tell at a
+physical value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy
+import yaml
+
+from hetrl.cost.efficiency import Fitted, using
+from hetrl.cost.solo import SoloTraining
+from hetrl.errors import UsageError
+from hetrl.predict import Answer, decode_layer, generation, prefill_layer, training
+from hetrl.suggest import nearest
+from hetrl.workload import architecture
+
+POINTS = "calibration_points.yaml"
+MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "milliseconds")
+SERVING = ("generation", "decode-layer", "prefill-layer")
+KINDS = (*SERVING, "training")
+PRIOR = {"decode": 0.8, "prefill": 0.75, "training": 0.6, "step": 0.002, "activation_traffic": 1.0, "exposed": 0.2}
+_WIDTH = math.log(10)  # a parameter ten times its prior counts as much as
+_WIDTH_POINT = 0.1  # a point that is off by 10 %
+_STEP = 1e-4  # of the finite differences
+_ROUNDS = 40
+Parameters = dict[tuple[str, str], float]  # (kind, GPU type, engine release or nothing) -> value
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: the question that it answers and the measured value."""
+
+    kind: str
+    question: Mapping[str, Any]
+    measure: str
+    value: float
+    source: str
+
+    @property
+    def gpu(self) -> str:
+        """Return the GPU type."""
+        return str(self.question["gpu"])
+
+    @property
+    def name(self) -> str:
+        """Return the question in one line."""
+        rest = {key: value for key, value in self.question.items() if key not in ("gpu", "architecture")}
+        words = ", ".join(f"{key} {value}" for key, value in rest.items())
+        return f"{self.kind} {self.gpu} {self.question['architecture']} ({words})"
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A point and what the fitted model says of it, in the point's unit."""
+
+    point: Point
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Return predicted / measured - 1."""
+        return self.predicted / self.point.value - 1
+
+
+def read_points(path: Path | None = None) -> list[Point]:
+    """Return the measurements of a file, or the published ones of the catalogue.
+
+    Raises UsageError where the file is not of their form.
+    """
+    place = path or resources.files("hetrl.catalogue").joinpath(POINTS)
+    try:
+        document = yaml.safe_load(place.read_text())
+    except OSError as error:
+        raise UsageError(f"{place}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{place}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{place}: expected kinds with lists of measurements, as hetrl/catalogue/{POINTS} has them")
+    return points_of(document)
+
+
+def points_of(document: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Point]:
+    """Return the points of a parsed file: an entry with lists is one point per place in the lists."""
+    points = []
+    for kind, entries in document.items():
+        if kind not in KINDS:
+            raise UsageError(
+                f'calibration points: unknown kind "{kind}"{nearest(kind, KINDS)}; known: {", ".join(KINDS)}'
+            )
+        for entry in entries:
+            lengths = {len(value) for value in entry.values() if isinstance(value, list)}
+            if len(lengths) > 1:
+                raise UsageError(f"calibration points, {kind}: the lists of {dict(entry)} differ in length")
+            points += [_point(kind, entry, index) for index in range(max(lengths, default=1))]
+    return points
+
+
+def _point(kind: str, entry: Mapping[str, Any], index: int) -> Point:
+    one = {key: value[index] if isinstance(value, list) else value for key, value in entry.items()}
+    measures = [key for key in MEASURES if key in one]
+    if len(measures) != 1 or not {"gpu", "architecture", "source"} <= one.keys():
+        needs = f"gpu, architecture, source and one of {', '.join(MEASURES)}"
+        raise UsageError(f"calibration points, {kind}: {dict(entry)} needs {needs}")
+    value, source = float(one.pop(measures[0])), str(one.pop("source"))
+    return Point(kind, one, measures[0], value, source)
+
+
+def predicted(point: Point) -> float:
+    """Return what the model in force says of a point, in the point's unit."""
+    asked = dict(point.question)
+    model, gpu = architecture(asked.pop("architecture")), asked.pop("gpu")
+    answer: Answer
+    if point.kind == "training":
+        answer = training(SoloTraining(architecture=model, gpu=gpu, **asked))
+    else:
+        answer = _ANSWERS[point.kind](model, gpu, **asked)
+    return float(answer.seconds * 1e3 if point.measure == "milliseconds" else answer.to_json()[point.measure])
+
+
+_ANSWERS: Mapping[str, Callable[..., Answer]] = {
+    "generation": generation,
+    "decode-layer": decode_layer,
+    "prefill-layer": prefill_layer,
+}
+
+
+def fit(points: Sequence[Point], without: Point | None = None) -> Fitted:
+    """Return the fitted numbers; types and phases without points have none.
+
+    `without` leaves one of the points out of the squares: what the others say of it.
+    """
+    serving = [point for point in points if point.kind in SERVING and point != without]
+    start = _start(points)
+    for gpu in dict.fromkeys(point.gpu for point in serving):
+        own = [point for point in serving if point.gpu == gpu]
+        keys = [key for key in start if key[0] in ("decode", "prefill") and key[1] == gpu]
+        engines = dict.fromkeys(str(point.question["engine"]) for point in own if "engine" in point.question)
+        start.update(_least_squares(own, start, [*keys, *(("step", engine) for engine in engines)], points))
+    trained = [point for point in points if point.kind == "training" and point != without]
+    keys = [key for key in start if key[0] in ("training", "activation_traffic", "exposed")]
+    start.update(_least_squares(trained, start, keys, points))
+    return _fitted(start, points)
+
+
+def residuals(points: Sequence[Point], numbers: Fitted) -> list[Residual]:
+    """Return the points with their predictions under the fitted numbers."""
+    with using(numbers):
+        return [Residual(point, predicted(point)) for point in points]
+
+
+def _start(points: Sequence[Point]) -> Parameters:
+    values: Parameters = {}
+    for point in points:
+        phases = ("training",) if point.kind == "training" else ("decode", "prefill")
+        values |= {(phase, point.gpu): PRIOR[phase] for phase in phases}
+        if "engine" in point.question:
+            values["step", str(point.question["engine"])] = PRIOR["step"]
+    return {**values, ("activation_traffic", ""): PRIOR["activation_traffic"], ("exposed", ""): PRIOR["exposed"]}
+
+
+def _fitted(values: Parameters, points: Sequence[Point]) -> Fitted:
+    shares: dict[str, dict[str, float]] = {}
+    for (kind, gpu), value in values.items():
+        if kind in ("decode", "prefill", "training"):
+            shares.setdefault(gpu, {})[kind] = min(value, 1.0)
+    return Fitted(
+        shares=shares,
+        step_seconds={name: value for (kind, name), value in values.items() if kind == "step"},
+        engine_of={point.gpu: str(point.question["engine"]) for point in points if "engine" in point.question},
+        activation_traffic=values["activation_traffic", ""],
+        exposed=min(values["exposed", ""], 1.0),
+    )
+
+
+def _least_squares(
+    points: Sequence[Point], start: Parameters, keys: Sequence[tuple[str, str]], all_points: Sequence[Point]
+) -> Parameters:
+    """Return the values of the parameters `keys` that minimise the squares; all others stay."""
+    prior = numpy.log([PRIOR[kind] for kind, _ in keys])
+
+    def errors(logs: numpy.ndarray) -> numpy.ndarray:
+        values = {**start, **dict(zip(keys, numpy.exp(logs).tolist(), strict=True))}
+        with using(_fitted(values, all_points)):
+            ratios = [math.log(predicted(point) / point.value) for point in points]
+        return numpy.array([*ratios, *((logs - prior) * (_WIDTH_POINT / _WIDTH))])
+
+    logs = prior.copy()
+    current = errors(logs)
+    for _ in range(_ROUNDS):
+        columns = [(errors(logs + _STEP * unit) - current) / _STEP for unit in numpy.eye(len(keys))]
+        direction = numpy.linalg.lstsq(numpy.stack(columns, axis=1), -current, rcond=None)[0]
+        direction *= min(1.0, 0.7 / max(float(abs(direction).max()), 1e-12))  # at most a factor of two
+        scale = 1.0
+        while scale > 1e-3 and (following := errors(logs + scale * direction)) @ following >= current @ current:
+            scale /= 2
+        if scale <= 1e-3:
+            break
+        logs, current = logs + scale * direction, following
+    return dict(zip(keys, numpy.exp(logs).tolist(), strict=True))
+
+
+def document(numbers: Fitted, found: Sequence[Residual]) -> str:
+    """Return the text of the fitted file: numbers, then each point with its residual."""
+    engines = {
+        name: {
+            "seconds": _rounded(seconds),
+            "measured_on": sorted(g for g, e in numbers.engine_of.items() if e == name),
+        }
+        for name, seconds in numbers.step_seconds.items()
+    }
+    body = {
+        "shares": {
+            gpu: {phase: _rounded(share) for phase, share in shares.items()} for gpu, shares in numbers.shares.items()
+        },
+        "decode_step_seconds": engines,
+        "training": {
+            "activation_traffic": _rounded(numbers.activation_traffic),
+            "exposed_communication": _rounded(numbers.exposed),
+        },
+        "residuals": [
+            {
+                "point": one.point.name,
+                "unit": one.point.measure,
+                "measured": one.point.value,
+                "predicted": _rounded(one.predicted),
+                "error": round(one.error, 3),
+                "source": one.point.source,
+            }
+            for one in found
+        ],
+    }
+    return _HEADER + yaml.safe_dump(body, sort_keys=False, width=120, default_flow_style=None)
+
+
+_HEADER = """\
+# Written by `hetrl calibrate` from calibration_points.yaml; do not edit. docs/cost-model.md explains each number.
+# shares: of the memory bandwidth (decode) and of the matrix peak (prefill, training) that a type reaches.
+"""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def rounded(numbers: Fitted) -> Fitted:
+    """Return the numbers as the file holds them, with four digits, so that its residuals are those of its numbers."""
+    return replace(
+        numbers,
+        shares={gpu: {phase: _rounded(v) for phase, v in shares.items()} for gpu, shares in numbers.shares.items()},
+        step_seconds={name: _rounded(seconds) for name, seconds in numbers.step_seconds.items()},
+        activation_traffic=_rounded(numbers.activation_traffic),
+        exposed=_rounded(numbers.exposed),
+    )

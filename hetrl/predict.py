@@ -1,0 +1,300 @@
+"""Answers to single questions, without a plan: how fast, does it fit, what binds.
+
+Every function takes names of the catalogue and numbers and returns an `Answer`; the formulas are those of `hetrl.cost`.
+Raises UsageError for names that the catalogue does not have and for numbers that cannot be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hetrl.cost.compute import (
+    StageShape,
+    decode_seconds,
+    forward_flops,
+    layer_activation_bytes,
+    prefill_seconds,
+    weight_seconds,
+)
+from hetrl.cost.efficiency import efficiency, engine_step_seconds, rates
+from hetrl.cost.generation import Server, prompts_seconds, step_seconds
+from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD
+from hetrl.cost.network import all_reduce_seconds
+from hetrl.cost.solo import NODE_GPUS, SoloTraining, best_step, one_site
+from hetrl.cost.training import activation_bytes
+from hetrl.errors import UsageError
+from hetrl.hardware import Path, gpu_type
+from hetrl.workload import Architecture
+
+CONTEXT = 880  # tokens per sequence where a layer's question names none: the mean of the Helix (ASPLOS'25) tables
+_BINDS = {
+    "transfer": "the slowest link or network card",
+    "pause": "loading the weights",
+    "weights": "memory bandwidth (weights)",
+    "keys and values": "memory bandwidth (keys and values)",
+    "step overhead": "fixed time per decode step",
+    "products": "matrix products",
+    "prefill": "matrix products (prefill)",
+    "compute": "matrix products",
+    "communication": "communication",
+    "pipeline": "pipeline bubble",
+    "update": "optimiser update",
+    "host transfer": "transfers to host memory",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`seconds` for `tokens` on `gpus` GPUs; `breakdown` sums to the seconds; `memory_gb` is the fullest GPU's.
+
+    `uncalibrated` has, per GPU type, the phases that the answer uses and that nobody measured.
+    """
+
+    seconds: float
+    tokens: float
+    gpus: int
+    breakdown: Mapping[str, float]
+    memory_gb: float
+    usable_gb: float
+    uncalibrated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the memory suffices."""
+        return self.memory_gb <= self.usable_gb
+
+    @property
+    def binds(self) -> str:
+        """Return what takes the largest part of the time."""
+        part = max(self.breakdown, key=lambda name: self.breakdown[name])
+        return _BINDS.get(part, part)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as a JSON object."""
+        rate = self.tokens / self.seconds if self.seconds else 0.0
+        return {
+            "seconds": self.seconds,
+            "tokens_per_second": rate,
+            "tokens_per_second_per_gpu": rate / self.gpus,
+            "breakdown": dict(self.breakdown),
+            "memory_gb": self.memory_gb,
+            "usable_gb": self.usable_gb,
+            "fits": self.fits,
+            "binds": self.binds,
+            "calibrated": not self.uncalibrated,
+            "uncalibrated": {gpu: list(phases) for gpu, phases in self.uncalibrated.items()},
+            **({"details": dict(self.details)} if self.details else {}),
+        }
+
+
+def inferred_phases(gpu: str, *phases: str) -> dict[str, tuple[str, ...]]:
+    """Return those of the phases whose efficiency on a GPU type is inferred, under the type's name."""
+    missing = tuple(phase for phase in phases if phase in efficiency(gpu).inferred)
+    return {gpu: missing} if missing else {}
+
+
+def positive(**numbers: float | None) -> None:
+    """Raise UsageError for the first given number that is not positive."""
+    for name, value in numbers.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value:g}")
+
+
+def _check_serving(model: Architecture, gpu: str, tp: int, pp: int = 1) -> None:
+    gpu_type(gpu)
+    positive(tp=tp, pp=pp)
+    if tp > NODE_GPUS:
+        raise UsageError(f"--tp {tp}: tensor parallelism stays inside a node of {NODE_GPUS} GPUs; use --pp")
+    if model.heads % tp:
+        raise UsageError(f"--tp {tp} does not divide the {model.heads} attention heads of {model.name}")
+    if pp > model.layers:
+        raise UsageError(f"--pp {pp}: {model.name} has {model.layers} layers only")
+
+
+def _peers(gpu: str, tp: int) -> Path | None:
+    site = one_site(gpu, tp, NODE_GPUS)
+    return site.path(site.devices[0], site.devices[1]) if tp > 1 else None
+
+
+def _server(model: Architecture, gpu: str, tp: int, pp: int) -> Server:
+    bounds = [model.layers * index // pp for index in range(pp + 1)]
+    site = one_site(gpu, tp * pp, NODE_GPUS)
+    stages = []
+    for index in range(pp):
+        shape = StageShape(model, bounds[index + 1] - bounds[index], index == 0, index == pp - 1, True, tp, gpu)
+        ends = (site.devices[index * tp], site.devices[(index + 1) * tp]) if index < pp - 1 else None
+        stages.append((shape, _peers(gpu, tp), site.path(*ends) if ends else None))
+    return tuple(stages)
+
+
+def generation(
+    model: Architecture,
+    gpu: str,
+    tp: int = 1,
+    pp: int = 1,
+    batch: int = 1,
+    prompt: int = 1,
+    response: int = 1024,
+    engine: str | None = None,
+) -> Answer:
+    """Return the time from `batch` prompts of `prompt` tokens to the last of their `response` tokens each.
+
+    `tokens` are output tokens. The first of them comes with the prefill. Context = prompt + half the response, which is
+    exact, since a step is linear in its context. What the KV cache does not hold at once waits its turn. `engine` is
+    the release whose fixed time per step counts (`hetrl.cost.efficiency.engine_step_seconds`).
+    """
+    _check_serving(model, gpu, tp, pp)
+    positive(batch=batch, prompt=prompt, response=response)
+    server = _server(model, gpu, tp, pp)
+    weights_gb, token_gb = _serving_gb(server, batch, prompt, response)
+    usable = rates(gpu).usable_gb
+    room = int((usable - weights_gb) / (token_gb * (prompt + response)))
+    running = max(min(batch, room), 1)
+    context = prompt + response / 2
+    steps = batch / running * (response - 1)
+    fixed = engine_step_seconds(gpu, engine)
+    whole = step_seconds(server, running, context, fixed)
+    parts = _step_parts(server, running / pp, context, fixed)
+    scale = steps * whole / sum(parts.values())  # with a pipeline: waiting is shared out
+    breakdown = {name: part * scale for name, part in parts.items()}
+    breakdown["prefill"] = prompts_seconds(server, batch, prompt) + fixed
+    return Answer(
+        seconds=sum(breakdown.values()),
+        tokens=float(batch * response),
+        gpus=tp * pp,
+        breakdown=breakdown,
+        memory_gb=weights_gb + running * (prompt + response) * token_gb,
+        usable_gb=usable,
+        uncalibrated=inferred_phases(gpu, "decode", "prefill"),
+        details={"running_sequences": running, "step_seconds": whole},
+    )
+
+
+def _serving_gb(server: Server, batch: int, prompt: int, response: int) -> tuple[float, float]:
+    """Return what the fullest GPU needs before any key, and for the keys and values of one token."""
+    tokens = min(BATCHED_TOKENS, batch * (prompt + response))
+    before, per_token = 0.0, 0.0
+    for shape, _, _ in server:
+        logits = batch * shape.architecture.vocabulary * LOGIT_BYTES_FORWARD / shape.tensor_parallel
+        need = shape.parameters * shape.weight_bytes + tokens * layer_activation_bytes(shape)
+        before = max(before, need + (logits if shape.last else 0.0))
+        per_token = max(per_token, shape.kv_bytes_per_token)
+    return before / 1e9, per_token / 1e9
+
+
+def _step_parts(server: Server, batch: float, context: float, fixed: float) -> dict[str, float]:
+    parts = dict.fromkeys(("weights", "products", "keys and values", "communication", "step overhead"), 0.0)
+    for shape, peers, hop in server:
+        dense = decode_seconds(shape, batch, 0)
+        moved = activation_bytes(shape, batch)
+        parts["weights" if dense < 1.5 * weight_seconds(shape) else "products"] += dense
+        parts["keys and values"] += decode_seconds(shape, batch, context) - dense
+        parts["communication"] += 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, moved, peers)
+        parts["communication"] += hop.seconds(moved) if hop else 0.0
+        parts["step overhead"] += fixed
+    return {name: part for name, part in parts.items() if part > 0}
+
+
+def decode_layer(model: Architecture, gpu: str, tp: int = 1, batch: int = 1, context: float = CONTEXT) -> Answer:
+    """Return the time of one layer in one decode step of `batch` sequences with `context` tokens each."""
+    _check_serving(model, gpu, tp)
+    positive(batch=batch)
+    if not 0 <= context < math.inf:
+        raise UsageError(f"--context must be a number of tokens, not {context:g}")
+    shape = StageShape(model, 1, False, False, True, tp, gpu)
+    parts = _step_parts(((shape, _peers(gpu, tp), None),), batch, context, 0.0)
+    held = shape.parameters * 2 + batch * context * shape.kv_bytes_per_token + batch * layer_activation_bytes(shape)
+    seen = inferred_phases(gpu, "decode", "prefill")
+    return Answer(sum(parts.values()), float(batch), tp, parts, held / 1e9, rates(gpu).usable_gb, seen)
+
+
+def prefill_layer(model: Architecture, gpu: str, tp: int = 1, tokens: int = 1, sequence: float = CONTEXT) -> Answer:
+    """Return the time of one layer's forward pass over `tokens` tokens in sequences of `sequence`.
+
+    A sequence of 0 leaves attention out: the linear operators alone.
+    """
+    _check_serving(model, gpu, tp)
+    positive(tokens=tokens)
+    if not 0 <= sequence < math.inf:
+        raise UsageError(f"--context must be a number of tokens, not {sequence:g}")
+    shape = StageShape(model, 1, False, False, True, tp, gpu)
+    seconds = prefill_seconds(shape, tokens, min(sequence, tokens))
+    reduce = 2 * all_reduce_seconds(tp, activation_bytes(shape, tokens), _peers(gpu, tp))
+    memory_bound = weight_seconds(shape) > seconds / 1.5
+    parts = {"weights" if memory_bound else "products": seconds, "communication": reduce}
+    held = shape.parameters * 2 + tokens * (layer_activation_bytes(shape) + shape.kv_bytes_per_token)
+    seen = inferred_phases(gpu, "prefill", "decode")
+    return Answer(seconds + reduce, float(tokens), tp, parts, held / 1e9, rates(gpu).usable_gb, seen)
+
+
+def training(asked: SoloTraining) -> Answer:
+    """Return one optimiser step of the layout that the question names, or of the best legal one."""
+    gpu_type(asked.gpu)
+    positive(gpus=asked.gpus, sequence=asked.sequence, samples=asked.samples, micro_batch=asked.micro_batch)
+    positive(tp=asked.tensor, pp=asked.pipeline, dp=asked.data, nic_gbps=asked.nic_gbps)
+    found = best_step(asked)
+    if found is None:
+        model = asked.architecture
+        raise UsageError(
+            f"no legal layout of {asked.gpus} GPUs with tp={asked.tensor or 'any'}, pp={asked.pipeline or 'any'}, "
+            f"dp={asked.data or 'any'}: they must multiply to --gpus, tp must divide {model.heads} heads and "
+            f"{model.kv_heads} key-value heads and fit a node of {asked.node_gpus}, pp at most {model.layers} layers"
+        )
+    flops = 3 * forward_flops(_whole(asked.architecture, asked.gpu), asked.sequence) * found.tokens
+    peak = gpu_type(asked.gpu).peak_tflops * 1e12 * asked.gpus
+    return Answer(
+        seconds=found.seconds,
+        tokens=found.tokens,
+        gpus=asked.gpus,
+        breakdown={name: part for name, part in found.parts.items() if part > 0},
+        memory_gb=found.memory_gb,
+        usable_gb=rates(asked.gpu).usable_gb,
+        uncalibrated=inferred_phases(asked.gpu, "training"),
+        details={**asdict(found.layout), "mfu": flops / peak / found.seconds},
+    )
+
+
+def _whole(model: Architecture, gpu: str) -> StageShape:
+    return StageShape(model, model.layers, True, True, True, 1, gpu)
+
+
+def inference(
+    model: Architecture,
+    gpu: str,
+    tp: int = 1,
+    pp: int = 1,
+    samples: int = 1,
+    sequence: int = 2048,
+    micro_batch: int = 1,
+) -> Answer:
+    """Return the time of one forward pass with log-probabilities over `samples` sequences of `sequence` tokens."""
+    _check_serving(model, gpu, tp, pp)
+    positive(samples=samples, sequence=sequence, micro_batch=micro_batch)
+    micro = min(micro_batch, samples) * sequence
+    count = -(-samples // min(micro_batch, samples))
+    filling, period, communication, memory = 0.0, 0.0, 0.0, 0.0
+    for shape, peers, hop in _server(model, gpu, tp, pp):
+        moved = activation_bytes(shape, micro)
+        reduce = 2 * shape.layers * all_reduce_seconds(tp, moved, peers)
+        forward = prefill_seconds(shape, micro, sequence) + rates(gpu).overhead.micro_batch / 3
+        filling += forward + reduce + (hop.seconds(moved) if hop else 0.0)
+        communication += reduce / pp
+        period = max(period, forward + reduce)
+        logits = micro * model.vocabulary * LOGIT_BYTES_FORWARD / tp if shape.last else 0.0
+        memory = max(memory, shape.parameters * 2 + 2 * micro * layer_activation_bytes(shape) + logits)
+    busy = count * (period - communication)
+    parts = {"compute": busy, "communication": count * communication, "pipeline": filling - period}
+    seconds = filling + (count - 1) * period
+    return Answer(
+        seconds=seconds,
+        tokens=float(samples * sequence),
+        gpus=tp * pp,
+        breakdown={name: part for name, part in parts.items() if part > 1e-12},
+        memory_gb=memory / 1e9,
+        usable_gb=rates(gpu).usable_gb,
+        uncalibrated=inferred_phases(gpu, "prefill"),
+    )

@@ -1,0 +1,90 @@
+"""The fit: its committed file is what it writes, it finds known numbers again, and it meets the published points."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hetrl.cost.efficiency import FILE, fitted, parse, using
+from hetrl.hardware import gpu_catalogue
+from hetrl.measure.calibrate import Point, document, fit, points_of, predicted, read_points, residuals, rounded
+from hetrl.workload import architecture_catalogue
+from launch.cli import main
+
+
+def test_an_entry_with_lists_is_one_point_per_place() -> None:
+    entry = {"gpu": "l4", "architecture": "llama-1-30b", "batch": [2, 85], "milliseconds": [4.5, 13], "source": "s"}
+    first, second = points_of({"decode-layer": [entry]})
+    assert first == Point(
+        "decode-layer", {"gpu": "l4", "architecture": "llama-1-30b", "batch": 2}, "milliseconds", 4.5, "s"
+    )
+    assert (second.question["batch"], second.value) == (85, 13)
+
+
+def test_every_point_names_known_things_and_a_source() -> None:
+    points = read_points()
+    assert len(points) == 25
+    for point in points:
+        assert point.gpu in gpu_catalogue()
+        assert point.question["architecture"] in architecture_catalogue()
+        assert point.source
+        assert point.value > 0
+
+
+def test_the_fit_meets_the_published_points() -> None:
+    found = residuals(read_points(), fitted())
+    errors = [abs(one.error) for one in found]
+    assert statistics.median(errors) <= 0.08
+    assert max(errors) <= 0.25
+
+
+def test_the_fit_finds_the_numbers_that_made_the_points() -> None:
+    serving = {"decode": 0.7, "prefill": 0.6}
+    truth = replace(
+        fitted(),
+        shares={**fitted().shares, "a100-80gb": serving, "l4": {"decode": 0.9, "prefill": 0.5}},
+        step_seconds={"vllm-0.6": 0.005, "vllm-0.23": 0.001},
+    )
+    points = [point for point in read_points() if point.kind != "training"]
+    with using(truth):
+        made = [replace(point, value=predicted(point)) for point in points]
+    again = fit([*made, *(point for point in read_points() if point.kind == "training")])
+    for gpu in ("a100-80gb", "l4"):
+        for phase in ("decode", "prefill"):
+            assert again.shares[gpu][phase] == pytest.approx(truth.shares[gpu][phase], rel=0.02)
+    assert again.step_seconds["vllm-0.6"] == pytest.approx(0.005, rel=0.02)
+
+
+def test_the_committed_file_is_what_the_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "efficiencies.yaml"
+    assert main(["calibrate", "-o", str(written)]) == 0
+    assert "median" in capsys.readouterr().out
+    committed = yaml.safe_load(resources.files("hetrl.catalogue").joinpath(FILE).read_text())
+    fresh = yaml.safe_load(written.read_text())
+    assert fresh["shares"].keys() == committed["shares"].keys()
+    for gpu, values in committed["shares"].items():
+        assert fresh["shares"][gpu] == pytest.approx(values, rel=1e-3)
+    assert [one["point"] for one in fresh["residuals"]] == [one["point"] for one in committed["residuals"]]
+
+
+def test_the_file_holds_the_numbers_and_each_residual() -> None:
+    points = read_points()
+    numbers = rounded(fitted())
+    found = residuals(points, numbers)
+    text = yaml.safe_load(document(numbers, found))
+    assert parse(text) == numbers
+    assert len(text["residuals"]) == len(points)
+    assert text["residuals"][0]["error"] == pytest.approx(found[0].error, abs=5e-4)
+
+
+def test_measurements_that_cannot_be_read_are_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "points.yaml"
+    broken.write_text("generation:\n  - {gpu: l4, architecture: qwen2.5-7b, source: x}\n")
+    assert main(["calibrate", "--points", str(broken), "-o", str(tmp_path / "out.yaml")]) == 2
+    assert "tokens_per_second" in capsys.readouterr().err
+    assert not (tmp_path / "out.yaml").exists()
