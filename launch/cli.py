@@ -1,4 +1,6 @@
-"""The command line: `hetrl submit | plan | status | logs | cancel`. stdout is data, stderr is talk.
+"""The command line: `hetrl submit | plan | predict | calibrate | simulate | status | logs | cancel`.
+
+stdout is data, stderr is talk.
 
 Exit codes: 0 ok, 1 failure, 2 usage, 3 no feasible plan, 4 site unreachable, 5 partial, 6 gang timeout, 130 cancelled.
 """
@@ -15,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from hetrl.errors import HetrlError
+from launch.ask import add_calibration, add_questions
 
 INTERRUPTED = 130
 
@@ -59,6 +62,18 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--solver", help="instead of planner.solver")
     plan.add_argument("--seed", type=int, help="instead of planner.seed")
     plan.add_argument("--budget", metavar="SECONDS", type=_positive, help="instead of planner.budget_seconds")
+
+    predict = _verb(verbs, "predict", "launch.ask:predict_command", "answer one question: how fast, does it fit")
+    add_questions(predict)
+    add_calibration(_verb(verbs, "calibrate", "launch.ask:calibrate_command", "fit the efficiencies to measurements"))
+
+    simulate = _verb(verbs, "simulate", "launch.simulate:simulate_command", "play a plan event by event")
+    simulate.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
+    simulate.add_argument("--config", metavar="CONFIG", type=Path, required=True, help="its experiment file (YAML)")
+    simulate.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace there (opens in Perfetto)")
+    simulate.add_argument("--seed", type=int, default=0, help="of the response lengths (default 0)")
+    simulate.add_argument("--iterations", type=_count, default=0, help="to play (default 0: until they are steady)")
+    simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
 
     submit = _verb(verbs, "submit", "launch.submit:submit_command", "plan an experiment, start it, follow it")
     submit.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")

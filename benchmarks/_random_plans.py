@@ -1,0 +1,128 @@
+"""Random feasible plans over random topologies: what the comparison of simulator and cost model runs over."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hetrl.check import violations
+from hetrl.cost.iteration import with_prediction
+from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.plan import Plan, TaskPlan
+from hetrl.search.assemble import Made, finish, moved
+from hetrl.search.evaluate import INFEASIBLE, Evaluator
+from hetrl.search.space import Allotment, Grouping, Problem, Space, set_partitions
+from hetrl.workload import Lengths, Workload, architecture
+
+GPUS = ("a100-80gb", "a100-40gb", "l40s", "l4", "h100")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One plan with what it is for."""
+
+    number: int
+    problem: Problem
+    plan: Plan
+
+
+def random_case(number: int, seed: int) -> Case:
+    """Return feasible plan `number`; algorithm, mode and one to four sites follow from the number."""
+    rng = random.Random(f"{seed}/{number}")
+    sites = 1 + number // 4 % 4
+    while True:
+        problem = Problem(_topology(sites, rng), _workload(("ppo", "grpo")[number % 2], number // 2 % 2 == 1, rng))
+        plan = _plan(problem, rng)
+        if (
+            plan is not None
+            and len({device.split("/")[0] for t in plan.tasks.values() for device in t.devices}) == sites
+        ):
+            return Case(number, problem, _varied(plan, problem, rng))
+
+
+def _topology(count: int, rng: random.Random) -> Topology:
+    sites = []
+    for index in range(count):
+        gpu, size, nic = rng.choice(GPUS), rng.choice((2, 4, 8)), rng.choice((25.0, 100.0, 400.0))
+        nodes = tuple(
+            Node(f"n{node}", gpu, size, nic_gbps=nic, host_memory_gb=1024) for node in range(rng.randint(1, 3))
+        )
+        sites.append(Site(f"s{index}", nodes))
+    pairs = combinations([site.name for site in sites], 2)
+    return Topology(
+        tuple(sites), tuple(Link(pair, rng.uniform(1, 60), rng.choice((0.5, 1, 2, 5, 10))) for pair in pairs)
+    )
+
+
+def _workload(algorithm: str, asynchronous: bool, rng: random.Random) -> Workload:
+    model = architecture(rng.choice(("qwen3-1.7b", "qwen3-4b", "qwen3-8b")))
+    mean = rng.choice((256, 512, 1024))
+    response = rng.choice(
+        (Lengths(mean, mean), Lengths(mean, mean * 3 // 2, "uniform"), Lengths(mean, mean * 4, "lognormal"))
+    )
+    return Workload(
+        algorithm=algorithm,
+        mode="async" if asynchronous else "sync",
+        max_staleness=rng.choice((1, 2, 4)) if asynchronous else 0,
+        samples=rng.choice((64, 128, 256)),
+        samples_per_prompt=8,
+        prompt_tokens=rng.choice((256, 1024)),
+        response=response,
+        optimizer_steps_per_iteration=rng.choice((1, 2, 4)),
+        actor=model,
+        critic=model if algorithm == "ppo" else None,
+        reference=model,
+        reward=model if rng.random() < 0.5 else None,
+    )
+
+
+def _plan(problem: Problem, rng: random.Random) -> Plan | None:
+    """Return the plan of a random grouping on random devices; None where a few draws are infeasible."""
+    space = Space(problem)
+    evaluator = Evaluator(space)
+    groupings = list(set_partitions(problem.workload.tasks))
+    for _ in range(20):
+        grouping = rng.choice(groupings)
+        allotments = _allotments(space, grouping, rng)
+        value = evaluator.value((grouping, allotments))
+        packed = space.pack(allotments)
+        if value.seconds == INFEASIBLE or packed is None:
+            continue
+        groups = [
+            {name: moved(task, group.chunks, chunks) for name, task in group.tasks.items()}
+            for group, chunks in zip(value.groups, packed, strict=True)
+        ]
+        return finish(problem, groups, Made("random", 0, {}))
+    return None
+
+
+def _allotments(space: Space, grouping: Grouping, rng: random.Random) -> tuple[Allotment, ...]:
+    """Give each node, or each half of it, to a random group; one in eight stays idle."""
+    rows = [[0] * len(space.sizes) for _ in grouping]
+    for kind, nodes in enumerate(space.nodes):
+        for node in nodes:
+            halves = rng.choice((1, 2)) if len(node) > 1 else 1
+            for _ in range(halves):
+                if rng.random() > 1 / 8:
+                    rng.choice(rows)[kind] += len(node) // halves
+    return tuple(tuple(row) for row in rows)
+
+
+def _varied(plan: Plan, problem: Problem, rng: random.Random) -> Plan:
+    """Return the plan with a few settings drawn anew wherever it stays legal: searched plans are all alike."""
+    for name, task in plan.tasks.items():
+        changes = (
+            {"micro_batch": max(task.micro_batch // 2, 1)},
+            {"micro_batch": task.micro_batch * 2},
+            {"recompute": rng.choice(("none", "full"))},
+            {"optimizer_sharding": rng.choice(("none", "data_parallel"))},
+            {"gradient_dtype": rng.choice(("fp32", "bf16"))},
+        )
+        plan = _legal(plan, name, replace(task, **rng.choice(changes)), problem) if task.engine == "megatron" else plan
+    return with_prediction(plan, problem.topology, problem.workload)
+
+
+def _legal(plan: Plan, name: str, task: TaskPlan, problem: Problem) -> Plan:
+    changed = with_prediction(replace(plan, tasks={**plan.tasks, name: task}), problem.topology, problem.workload)
+    return plan if violations(changed, problem.topology, problem.workload) else changed
