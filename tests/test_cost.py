@@ -109,12 +109,12 @@ def test_equal_stages_without_hops_give_the_textbook_pipeline() -> None:
     assert pipeline_seconds([Times(1.0, 2.0), Times(2.0, 4.0)], 5) == pytest.approx(9.0 + 4 * 6.0)
 
 
-def test_a_slow_hop_bounds_the_pipeline_by_its_bandwidth() -> None:
+def test_a_slow_hop_bounds_the_pipeline_by_the_round_trip_of_its_two_stages() -> None:
     hop = Path(0.0, 1.0)  # 1e9 bits per second: 1 GB takes 8 s
     stages = [Times(1.0, 2.0, hop, 1e9), Times(1.0, 2.0)]
     assert pipeline_seconds(stages, 11) == pytest.approx(6 + 16 + 10 * (6 + 16) / 2)
     deep = [Times(0.001, 0.002, hop, 1e9), *[Times(0.001, 0.002)] * 7]
-    assert pipeline_seconds(deep, 101) == pytest.approx(0.024 + 16 + 100 * 8.0)
+    assert pipeline_seconds(deep, 101) == pytest.approx(0.024 + 16 + 100 * (2 * 0.003 + 16) / 2)
 
 
 def test_a_long_round_trip_bounds_the_pipeline_by_what_is_in_flight() -> None:

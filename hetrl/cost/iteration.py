@@ -39,8 +39,9 @@ def iteration_seconds(groups: list[GroupTimes], transfer: float, pause: float, w
     """Return the time between two weight versions.
 
     sync:  T_gen + max_g sum inferences + max_g sum trainings + weight sync + max_g switches
-    async: max(max_g (sum of its tasks + switches), (T_gen + T_inf + T_train + T_sync) / (1 + max_staleness)), with the
-           pause of a version inside T_gen. `max_staleness` 0 equals sync.
+    async: max(max_g (sum of its tasks + switches), transfer, (T_gen + T_inf + T_train + T_sync) / (1 + max_staleness)),
+           with the pause of a version inside T_gen: links carry every version, one after the other. `max_staleness` 0
+           equals sync.
     Source: HetRL (arXiv 2512.12476) section 3, with the staleness bound of AReaL (arXiv 2505.24298).
     """
     generation = max(group.generation for group in groups)
@@ -48,7 +49,7 @@ def iteration_seconds(groups: list[GroupTimes], transfer: float, pause: float, w
     if workload.mode == "sync" or workload.max_staleness == 0:
         return chain + transfer + pause + max(group.switches for group in groups)
     busiest = max(group.total + (pause if group.generation > 0 else 0.0) for group in groups)
-    return max(busiest, (chain + transfer + pause) / (1 + workload.max_staleness))
+    return max(busiest, transfer, (chain + transfer + pause) / (1 + workload.max_staleness))
 
 
 def task_cost(

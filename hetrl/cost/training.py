@@ -57,19 +57,21 @@ class Times:
 def pipeline_seconds(stages: Sequence[Times], micro_batches: int) -> float:
     """Return the time of m micro-batches through an unequal 1F1B pipeline whose hops may cross sites.
 
-    sum (f+b)_i + 2 sum hops + (m-1) max(max (f+b)_i, hop bytes / beta, round trip of stage i / in flight there)
-    Stage i of p keeps p-i micro-batches in flight; its round trip is from the start of a forward to the end of its
-    backward: all later stages' f+b and twice the hops between. The second and third terms bind over slow links.
-    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; DESIGN: HetRL (arXiv 2512.12476) section 4.
+    sum (f+b)_i + 2 sum hops + (m-1) max over windows [i..j] of (round trip of the window / (j-i+1))
+    The round trip of a window of consecutive stages is their f+b and twice the hops between them. Strict 1F1B lets
+    stage i run j-i micro-batches further ahead of their backwards than stage j: a forward that goes from i to j and
+    comes back as a backward is followed at stage i by the forward j-i+1 micro-batches later. Windows of one stage are
+    the slowest stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
+    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulate` plays the same schedule.
     """
-    count = len(stages)
-    period, round_trip = 0.0, 0.0
-    for index in range(count - 1, -1, -1):
-        stage = stages[index]
-        round_trip += stage.both + 2 * stage.hop_seconds
-        in_flight = min(count - index, micro_batches)
-        period = max(period, stage.both, stage.hop_transfer, round_trip / in_flight)
-    return round_trip + (micro_batches - 1) * period
+    period = 0.0
+    for first in range(len(stages)):
+        round_trip = 0.0
+        for length, stage in enumerate(stages[first:], start=1):
+            period = max(period, (round_trip + stage.both) / min(length, micro_batches))
+            round_trip += stage.both + 2 * stage.hop_seconds
+    filling = sum(stage.both + 2 * stage.hop_seconds for stage in stages)
+    return filling + (micro_batches - 1) * period
 
 
 def training_cost(
