@@ -70,7 +70,7 @@ def print_sites(console: Console, problem: Problem) -> None:
     """Print the sites and their links."""
     from hetrl.report.tables import links_table, sites_table
 
-    console.print(sites_table(problem.topology))
+    console.print(sites_table(problem.topology, _uncalibrated(problem)))
     if problem.topology.links:
         console.print(links_table(problem.topology))
 
@@ -79,4 +79,11 @@ def print_plan(console: Console, plan: Plan, problem: Problem) -> None:
     """Print the plan."""
     from hetrl.report.tables import plan_table
 
-    console.print(plan_table(plan, problem.workload, problem.topology))
+    console.print(plan_table(plan, problem.workload, problem.topology, _uncalibrated(problem)))
+
+
+def _uncalibrated(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """Return the GPU types of the topology whose efficiencies no measurement stands behind."""
+    from hetrl.cost.efficiency import uncalibrated
+
+    return uncalibrated(device.gpu for device in problem.topology.devices)
