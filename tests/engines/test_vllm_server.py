@@ -88,12 +88,19 @@ def expected_logprobs(
     return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
+BYSTANDERS: set[int] = set()  # processes that other tests of this session keep
+
+
 def family() -> set[int]:
-    """Return the ids of our living descendants."""
+    """Return the ids of our living descendants, bystanders apart."""
     children = psutil.Process().children(recursive=True)
-    living = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    # Other tests of this process may have left their pool's tracker, which is none of the server's.
-    return {child.pid for child in living if "multiprocessing.resource_tracker" not in " ".join(child.cmdline())}
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE} - BYSTANDERS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bystanders() -> None:
+    """Note who was there before any server."""
+    BYSTANDERS.update(family())
 
 
 @pytest.fixture(scope="module")
