@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -241,6 +242,8 @@ def main() -> int:
     parser.add_argument("--task", required=True)
     arguments = parser.parse_args()
     log_to_stderr()
+    # What torch and megatron deprecate among themselves would bury a run's own words in its log.
+    warnings.filterwarnings("ignore", module=r"(torch|megatron)\.")
     try:
         context, island = read_context(arguments.directory), island_from_environment(os.environ)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
