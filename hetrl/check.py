@@ -12,7 +12,7 @@ from itertools import combinations, pairwise
 
 from hetrl.errors import UsageError
 from hetrl.hardware import Topology, gpu_type
-from hetrl.plan import IDLE_STATES, Group, Plan, Replica, TaskPlan
+from hetrl.plan import IDLE_STATES, Group, Plan, Replica, TaskPlan, node_of, site_of
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Workload
 
 _CHOICES = {
@@ -65,20 +65,12 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
     ]
 
 
-def _site(device: str) -> str:
-    return device.split("/", 1)[0]
-
-
-def _node(device: str) -> str:
-    return device.rsplit("/", 1)[0]
-
-
 def _sites(devices: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(map(_site, devices)))
+    return list(dict.fromkeys(map(site_of, devices)))
 
 
 def _nodes(devices: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(map(_node, devices)))
+    return list(dict.fromkeys(map(node_of, devices)))
 
 
 def _repeated(names: tuple[str, ...]) -> list[str]:
@@ -262,7 +254,7 @@ def _training_grid(name: str, task: TaskPlan) -> Iterator[str]:
 
 
 def _lead_site(plan: Plan) -> str:
-    return _site(plan.tasks[ACTOR_TRAINING].replicas[0].stages[0].devices[0])
+    return site_of(plan.tasks[ACTOR_TRAINING].replicas[0].stages[0].devices[0])
 
 
 def _site_order(plan: Plan) -> Iterator[str]:

@@ -15,6 +15,16 @@ FORMAT = "hetrl-plan/1"
 IDLE_STATES = ("resident", "offload", "sleep")
 
 
+def site_of(device: str) -> str:
+    """Return the site of a device or a node of the plan."""
+    return device.split("/", 1)[0]
+
+
+def node_of(device: str) -> str:
+    """Return `site/node` of `site/node/index`."""
+    return device.rsplit("/", 1)[0]
+
+
 @dataclass(frozen=True)
 class Stage:
     """One pipeline stage: its devices in rank order and its layers [first, last)."""

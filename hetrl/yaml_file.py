@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -22,8 +23,8 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_yaml(path: Path, model: type[Model]) -> Model:
-    """Parse and validate a file."""
+def read_mapping(path: Path | Traversable, expected: str = "keys and values") -> dict[Any, Any]:
+    """Parse a file that holds a mapping; `expected` is what the error calls it where the file holds something else."""
     try:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -31,7 +32,13 @@ def read_yaml(path: Path, model: type[Model]) -> Model:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):
-        raise UsageError(f"{path}: expected keys and values, found {type(document).__name__}")
+        raise UsageError(f"{path}: expected {expected}, found {type(document).__name__}")
+    return document
+
+
+def read_yaml(path: Path, model: type[Model]) -> Model:
+    """Parse and validate a file."""
+    document = read_mapping(path)
     try:
         return model.model_validate(document)
     except ValidationError as error:

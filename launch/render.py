@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hetrl.errors import UsageError
-from hetrl.plan import Plan, Replica, TaskPlan
+from hetrl.plan import Plan, Replica, TaskPlan, node_of, site_of
 
 CPU = "cpu"
 GATEWAY = "gateway"
@@ -104,11 +104,6 @@ def check_startable(plan: Plan) -> None:
             raise UsageError(f'plan: site_order names "{site}", but no task has a device there; take it out')
 
 
-def site_of(device: str) -> str:
-    """Return the site of a device or node of the plan."""
-    return device.split("/", 1)[0]
-
-
 def spoken(process: str) -> str:
     """Return a process name as messages say it: `actor_training-1` is `actor_training rank 1`."""
     name, dash, number = process.rpartition("-")
@@ -159,11 +154,6 @@ def _replicas(plan: Plan, gpu_by_device: Mapping[str, str], run: str) -> Iterato
             argv = ("python", "-m", "hetrl.runtime.rollout", ".", "--replica", str(index))
             environment = {"HETRL_RUN": run, **_compute_environment(replica.devices, gpu_by_device)}
             yield replica, Process(f"{name}-{index}", argv, environment, node_of(replica.devices[0]))
-
-
-def node_of(device: str) -> str:
-    """Return `site/node` of `site/node/index`."""
-    return device.rsplit("/", 1)[0]
 
 
 def _compute_environment(devices: list[str] | tuple[str, ...], gpu_by_device: Mapping[str, str]) -> dict[str, str]:

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from launch.render import CONTROLLER
-
 ENDED = ("finished", "failed", "cancelled")
 
 
@@ -76,8 +74,3 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
 def _exited(process: Mapping[str, Any], event: Mapping[str, Any]) -> Mapping[str, Any]:
     same = (process["site"], process["name"]) == (event["site"], event["process"])
     return {**process, "code": event["code"]} if same else process
-
-
-def controller_of(state: State) -> Mapping[str, Any] | None:
-    """Return the record of the controller's process, None before it starts."""
-    return next((process for process in state.processes if process["name"] == CONTROLLER), None)

@@ -14,7 +14,7 @@ from hetrl.cost.compute import StageShape, layer_activation_bytes
 from hetrl.cost.efficiency import rates
 from hetrl.cost.stages import stage_shape
 from hetrl.hardware import Topology
-from hetrl.plan import Plan, TaskPlan
+from hetrl.plan import Plan, TaskPlan, node_of
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
 BATCHED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its profiling run (documentation, engine arguments)
@@ -157,5 +157,5 @@ def host_memory_gb(plan: Plan, topology: Topology, workload: Workload) -> dict[s
     host: defaultdict[str, float] = defaultdict(float)
     for name, task in plan.tasks.items():
         for device, needs in task_footprints(name, task, topology, workload):
-            host[device.rsplit("/", 1)[0]] += needs.host_gb
+            host[node_of(device)] += needs.host_gb
     return {node: needed for node, needed in host.items() if needed > 0}

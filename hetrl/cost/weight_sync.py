@@ -10,7 +10,7 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology
-from hetrl.plan import Route, TaskPlan, WeightSync
+from hetrl.plan import Route, TaskPlan, WeightSync, site_of
 from hetrl.workload import ACTOR_TRAINING, Workload
 
 
@@ -30,13 +30,9 @@ class SyncCost:
 
 def weight_routes(training: TaskPlan, generation: TaskPlan) -> WeightSync:
     """Return full synchronisation: each site with stages of the first replica sends them to each rollout site."""
-    sources = dict.fromkeys(_site(stage.devices[0]) for stage in training.replicas[0].stages)
-    targets = dict.fromkeys(_site(device) for device in generation.devices)
+    sources = dict.fromkeys(site_of(stage.devices[0]) for stage in training.replicas[0].stages)
+    targets = dict.fromkeys(site_of(device) for device in generation.devices)
     return WeightSync("full", tuple(Route(a, b) for a in sources for b in targets if a != b))
-
-
-def _site(device: str) -> str:
-    return device.split("/", 1)[0]
 
 
 def held_bytes(training: TaskPlan, workload: Workload) -> dict[str, float]:
@@ -45,10 +41,10 @@ def held_bytes(training: TaskPlan, workload: Workload) -> dict[str, float]:
     replica = training.replicas[0]
     for index, stage in enumerate(replica.stages):
         shape = stage_shape(ACTOR_TRAINING, replica, index, "cpu", workload)
-        held[_site(stage.devices[0])] += shape.parameters * shape.tensor_parallel * workload.weight_bytes
+        held[site_of(stage.devices[0])] += shape.parameters * shape.tensor_parallel * workload.weight_bytes
     if model_of(ACTOR_TRAINING, workload).tied_embeddings and len(replica.stages) > 1:
         head = model_of(ACTOR_TRAINING, workload).head_parameters * workload.weight_bytes
-        held[_site(replica.stages[-1].devices[0])] -= head  # the copy of the embedding is not sent
+        held[site_of(replica.stages[-1].devices[0])] -= head  # the copy of the embedding is not sent
     return dict(held)
 
 
@@ -102,7 +98,7 @@ def _nic_gbps(topology: Topology, device: Device) -> float:
 
 
 def _copy_seconds(devices: tuple[str, ...], held: dict[str, float], topology: Topology) -> float:
-    return held[_site(devices[0])] / len(devices) / rates(topology.device_by_id[devices[0]].gpu).host_bytes_per_s
+    return held[site_of(devices[0])] / len(devices) / rates(topology.device_by_id[devices[0]].gpu).host_bytes_per_s
 
 
 def _uplink_seconds(wan: Mapping[Direction, float], by_site: dict[str, list[Device]], topology: Topology) -> float:

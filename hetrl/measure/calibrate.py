@@ -27,6 +27,7 @@ from hetrl.errors import UsageError
 from hetrl.predict import Answer, decode_layer, generation, prefill_layer, training
 from hetrl.suggest import nearest
 from hetrl.workload import architecture
+from hetrl.yaml_file import read_mapping
 
 POINTS = "calibration_points.yaml"
 MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "milliseconds")
@@ -82,15 +83,8 @@ def read_points(path: Path | None = None) -> list[Point]:
     Raises UsageError where the file is not of their form.
     """
     place = path or resources.files("hetrl.catalogue").joinpath(POINTS)
-    try:
-        document = yaml.safe_load(place.read_text())
-    except OSError as error:
-        raise UsageError(f"{place}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{place}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(document, dict):
-        raise UsageError(f"{place}: expected kinds with lists of measurements, as hetrl/catalogue/{POINTS} has them")
-    return points_of(document)
+    expected = f"kinds with lists of measurements, as hetrl/catalogue/{POINTS} has them"
+    return points_of(read_mapping(place, expected))
 
 
 def points_of(document: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Point]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hetrl.hardware import gpu_type
-from hetrl.plan import Plan
+from hetrl.plan import Plan, site_of
 from hetrl.report.page import Mark, marks
 from hetrl.report.text import figure, spoken
 
@@ -77,7 +77,4 @@ def _box(plan: Plan, device: str, gpu: str, mark: Mark | None) -> Box:
 def sites_of(plan: Plan, tasks: Iterable[str]) -> dict[str, str]:
     """Return the sites of each of the tasks that has devices, joined by commas."""
     found = {name: plan.tasks[name] for name in tasks if name in plan.tasks}
-    return {
-        name: ", ".join(dict.fromkeys(device.split("/", 1)[0] for device in task.devices))
-        for name, task in found.items()
-    }
+    return {name: ", ".join(dict.fromkeys(site_of(device) for device in task.devices)) for name, task in found.items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.plan import Plan
+from hetrl.plan import Plan, site_of
 from hetrl.report.text import figure
 
 Row = Mapping[str, Any]
@@ -160,7 +160,7 @@ def _gpu_hours(events: Sequence[Row], plan: Plan) -> dict[str, float]:
     submitted = next((event["time"] for event in _of_kind(events, "submitted") if "time" in event), None)
     if submitted is None:
         return {}
-    held = Counter(device.split("/", 1)[0] for device in {d for group in plan.groups for d in group.devices})
+    held = Counter(site_of(device) for device in {d for group in plan.groups for d in group.devices})
     seconds = max(event["time"] for event in events if "time" in event) - submitted
     return {site: held[site] * seconds / 3600 for site in plan.site_order}
 

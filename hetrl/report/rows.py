@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetrl.plan import Plan, Replica, TaskPlan
+from hetrl.plan import Plan, Replica, TaskPlan, site_of
 from hetrl.workload import TASKS, TRAININGS
 
 
@@ -34,7 +34,7 @@ def _rows_of(name: str, plan: Plan) -> list[TaskRow]:
     for replicas in _alike(name, plan.tasks[name]):
         by_site: dict[str, list[str]] = {}
         for device in (device for replica in replicas for device in replica.devices):
-            by_site.setdefault(device.split("/", 1)[0], []).append(device)
+            by_site.setdefault(site_of(device), []).append(device)
         for site, devices in by_site.items():
             first = site == next(iter(by_site))
             rows.append(
@@ -56,7 +56,7 @@ def _alike(name: str, task: TaskPlan) -> list[list[Replica]]:
     sets: dict[tuple[str, tuple[int, ...]], list[Replica]] = {}
     for replica in task.replicas:
         shape = tuple(len(stage.devices) for stage in replica.stages)
-        sets.setdefault((replica.devices[0].split("/", 1)[0], shape), []).append(replica)
+        sets.setdefault((site_of(replica.devices[0]), shape), []).append(replica)
     return list(sets.values())
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hetrl.config import Experiment
 from hetrl.errors import HetrlError
-from hetrl.plan import Plan
+from hetrl.plan import Plan, site_of
 from hetrl.plan_json import read_plan
 from hetrl.runtime import wire
 from hetrl.runtime.keys import read_keys
@@ -74,13 +74,13 @@ class Context:
 
     def task_address(self, task: str) -> str:
         """Return the address of a Megatron task: rank 0 of its world speaks for it."""
-        return wire.address(self.plan.tasks[task].rank_order()[0].split("/", 1)[0], task)
+        return wire.address(site_of(self.plan.tasks[task].rank_order()[0]), task)
 
     @cached_property
     def replicas(self) -> tuple[str, ...]:
         """Return the addresses of the generation replicas, in the plan's order."""
         return tuple(
-            wire.address(replica.devices[0].split("/", 1)[0], GENERATION, number)
+            wire.address(site_of(replica.devices[0]), GENERATION, number)
             for number, replica in enumerate(self.plan.tasks[GENERATION].replicas)
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrl.events import EventLog, append_line
 from hetrl.files import replace_json
-from hetrl.plan import Plan
+from hetrl.plan import Plan, site_of
 from hetrl.runtime import wire
 from hetrl.runtime.rewards import tally
 from hetrl.runtime.sampling import Group, mean_reward
@@ -124,5 +124,5 @@ def _task_seconds(rows: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, di
 def _gpu_hours(plan: Plan, seconds: float) -> dict[str, float]:
     """Return the device-hours that the plan's devices were held, per site."""
     devices = {device for group in plan.groups for device in group.devices}
-    held = Counter(device.split("/", 1)[0] for device in devices)
+    held = Counter(site_of(device) for device in devices)
     return {site: round(held[site] * seconds / 3600, 4) for site in plan.site_order}

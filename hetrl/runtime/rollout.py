@@ -18,7 +18,6 @@ from pathlib import Path
 
 from hetrl.config import seconds_of
 from hetrl.errors import HetrlError
-from hetrl.plan import TaskPlan
 from hetrl.runtime import wire
 from hetrl.runtime.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.member import Envelope, Member
@@ -118,7 +117,7 @@ async def serve_replica(context: Context, replica: int) -> None:
         try:
             await start(server, seconds_of(context.experiment.launch.gang_timeout), scratch / "vllm.log")
             ready = wire.Join(
-                ranks=ranks_of(context.plan.tasks[GENERATION], replica),
+                ranks=len(context.plan.tasks[GENERATION].replicas[replica].devices),
                 host=socket.gethostname(),
                 pid=os.getpid(),
                 engines=server.versions,
@@ -138,11 +137,6 @@ async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:
         lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
         print(f"the end of {log.name}:", *lines, sep="\n", file=sys.stderr)
         raise
-
-
-def ranks_of(task: TaskPlan, replica: int) -> int:
-    """Return the number of devices of a replica."""
-    return len(task.replicas[replica].devices)
 
 
 def main() -> int:

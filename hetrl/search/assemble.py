@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hetrl.check import check
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.weight_sync import weight_routes
-from hetrl.plan import Algorithm, Group, Plan, Predicted, Replica, Solver, Stage, TaskPlan
+from hetrl.plan import Algorithm, Group, Plan, Predicted, Replica, Solver, Stage, TaskPlan, node_of, site_of
 from hetrl.search.space import Chunk, Problem
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS, TRAININGS
 
@@ -47,7 +47,7 @@ def finish(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Mad
     parts = [_awake(part) for group in groups for part in _components(group)]
     tasks = {name: task for part in parts for name, task in part.items()}
     workload = problem.workload
-    sites = dict.fromkeys(_site(d) for name in (ACTOR_TRAINING, *tasks) for d in tasks[name].devices)
+    sites = dict.fromkeys(site_of(d) for name in (ACTOR_TRAINING, *tasks) for d in tasks[name].devices)
     plan = Plan(
         algorithm=Algorithm(
             workload.algorithm, workload.mode, workload.max_staleness, workload.optimizer_steps_per_iteration
@@ -67,10 +67,6 @@ def checked(plan: Plan, problem: Problem) -> Plan:
     """Return the plan if it breaks no constraint; raises PlanError."""
     check(plan, problem.topology, problem.workload)
     return plan
-
-
-def _site(device: str) -> str:
-    return device.split("/", 1)[0]
 
 
 def _components(group: Mapping[str, TaskPlan]) -> list[dict[str, TaskPlan]]:
@@ -95,7 +91,7 @@ def _group(tasks: Mapping[str, TaskPlan]) -> Group:
     """Return the group on the devices in use: an array if its replicas are loose and fit one node each."""
     devices = tuple(dict.fromkeys(device for task in tasks.values() for device in task.devices))
     loose = all(
-        name not in TRAININGS and len({device.rsplit("/", 1)[0] for device in replica.devices}) == 1
+        name not in TRAININGS and len({node_of(device) for device in replica.devices}) == 1
         for name, task in tasks.items()
         for replica in task.replicas
     )

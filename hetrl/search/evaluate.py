@@ -9,7 +9,7 @@ from itertools import combinations
 
 from hetrl.cost.iteration import GroupTimes, iteration_seconds, task_cost
 from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
-from hetrl.plan import TaskPlan
+from hetrl.plan import TaskPlan, site_of
 from hetrl.search.groups import GroupPlan, GroupPlanner
 from hetrl.search.space import Allotment, Grouping, Space, linked
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TRAININGS
@@ -76,7 +76,7 @@ class Evaluator:
                 used.update(dict.fromkeys(sites))
                 if name in TRAININGS and not all(linked(topology, a, b) for a, b in combinations(sites, 2)):
                     return False
-        lead = self._task(groups, ACTOR_TRAINING).devices[0].split("/", 1)[0]
+        lead = site_of(self._task(groups, ACTOR_TRAINING).devices[0])
         return all(linked(topology, lead, site) for site in used)
 
     def _shared_times(self, groups: Sequence[GroupPlan]) -> list[GroupTimes]:
@@ -117,4 +117,4 @@ class Evaluator:
 
 
 def _sites(task: TaskPlan) -> list[str]:
-    return list(dict.fromkeys(device.split("/", 1)[0] for device in task.devices))
+    return list(dict.fromkeys(site_of(device) for device in task.devices))

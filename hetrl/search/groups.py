@@ -18,7 +18,7 @@ from hetrl.cost.iteration import GroupTimes, switch_seconds, task_cost
 from hetrl.cost.memory import Footprint, task_footprints
 from hetrl.cost.network import Direction
 from hetrl.cost.stages import model_of
-from hetrl.plan import TaskPlan
+from hetrl.plan import TaskPlan, node_of
 from hetrl.search.serving_layouts import generation_layouts, inference_layouts
 from hetrl.search.space import Allotment, Chunk, Space
 from hetrl.search.training_layouts import Grid, ranked_grids, training_layouts
@@ -156,7 +156,7 @@ class GroupPlanner:
             for device, needs in task_footprints(name, task, problem.topology, problem.workload):
                 resident, active = held.get(device, (0.0, 0.0))
                 held[device] = (resident + needs.resident_gb, max(active, needs.active_gb))
-                host[device.rsplit("/", 1)[0]] += needs.host_gb
+                host[node_of(device)] += needs.host_gb
         for device, (resident, active) in held.items():
             if resident + active > rates(problem.topology.device_by_id[device].gpu).usable_gb:
                 return None

@@ -22,7 +22,7 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import serving_footprint, task_footprints
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.errors import InfeasibleError
-from hetrl.plan import Replica, Stage, TaskPlan
+from hetrl.plan import Replica, Stage, TaskPlan, node_of
 from hetrl.search.space import Space, clique, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, TRAININGS, Workload
 
@@ -112,7 +112,7 @@ def _fitting(space: Space, plans: Mapping[str, TaskPlan]) -> dict[str, TaskPlan]
             resident, active = held.get(device, (0.0, 0.0))
             active = max(active, needs.active_gb) if name != ACTOR_GENERATION else active
             held[device] = (resident + needs.resident_gb, active)
-            node = device.rsplit("/", 1)[0]
+            node = node_of(device)
             host[node] = host.get(node, 0.0) + needs.host_gb
     usable = {device: rates(topology.device_by_id[device].gpu).usable_gb for device in held}
     if any(sum(held[device]) > usable[device] for device in held):
