@@ -2,6 +2,7 @@
 
 repeat:
     note the processes that exited          (before collecting: a writer that is gone has written all it will)
+    start a gateway again that was killed   (it holds nothing that its members do not hold too)
     collect events, show a line for each
     the user or another terminal ended it   -> cancelled
     the controller says finished            -> finished, once the members left or had time to
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +33,7 @@ POLL_SECONDS = 0.1
 WORD_SECONDS = 5.0  # how long a failed member waits for the controller's own explanation
 LEAVE_SECONDS = 15.0  # how long members have to leave by themselves after the end
 CANCELLED = 128 + signal.SIGINT
+GATEWAY_RESTARTS = 100  # of one gateway: one that keeps crashing ends the run
 
 Show = Callable[[Mapping[str, Any], State], None]
 
@@ -77,10 +80,12 @@ def follow(
     run: Run, executor: LocalExecutor, collector: Collector, events: EventLog, interrupts: Interrupts, show: Show
 ) -> Outcome:
     """Watch until the run has ended or shall end, and return how; stopping its processes is the caller's."""
-    watched = Watched([])
+    watched, restarts = Watched([]), Counter[str]()
     while True:
         exits = executor.poll()
         note_exits(events, exits)
+        if not collector.state.ended:
+            exits = [gone for gone in exits if not revived(gone, executor, events, restarts)]
         for event in collector.collect():
             show(event, collector.state)
         watched.add(exits, collector.state)
@@ -89,6 +94,16 @@ def follow(
         if outcome := judge(run, watched, collector.state, executor.names(), time.monotonic()):
             return outcome
         time.sleep(POLL_SECONDS)
+
+
+def revived(gone: Exit, executor: LocalExecutor, events: EventLog, restarts: Counter[str]) -> bool:
+    """Start a gateway again that a signal ended; return whether this was one. One that exits by itself says why."""
+    if gone.process != GATEWAY or gone.code >= 0 or restarts[gone.site] >= GATEWAY_RESTARTS:
+        return False
+    restarts[gone.site] += 1
+    process = executor.restart(gone.site, gone.process)
+    events.append("restarted", site=gone.site, process=process, signal=_signal_name(-gone.code))
+    return True
 
 
 def note_exits(events: EventLog, exits: Iterable[Exit]) -> None:

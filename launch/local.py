@@ -45,11 +45,16 @@ class LocalExecutor:
         """Nothing is started yet."""
         self._run = run
         self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self._started: dict[tuple[str, str], Process] = {}
         self._leaders: list[psutil.Process] = []
 
     def start(self, job: Job) -> list[dict[str, Any]]:
         """Start every task of a job and return what identifies each process: name, pid and creation time."""
         return [self._start(job.site, process) for process in job.tasks]
+
+    def restart(self, site: str, name: str) -> dict[str, Any]:
+        """Start a process that ended again, as it was, and return what identifies it."""
+        return self._start(site, self._started[site, name])
 
     def _start(self, site: str, process: Process) -> dict[str, Any]:
         with self._run.log(site, process.name).open("ab") as log:
@@ -66,6 +71,7 @@ class LocalExecutor:
             except OSError as error:
                 raise HetrlError(f"{site}: cannot start {process.name}: {error.strerror}: {error.filename}") from None
         self._running[site, process.name] = started
+        self._started[site, process.name] = process
         leader = psutil.Process(started.pid)
         self._leaders.append(leader)
         return {"name": process.name, "pid": started.pid, "created": leader.create_time()}

@@ -52,6 +52,10 @@ def _submitted(event: Mapping[str, Any]) -> str:
     return f"{event['site']}: {event['job']} started, {count} process{'es' if count > 1 else ''}"
 
 
+def _restarted(event: Mapping[str, Any]) -> str:
+    return f"{event['site']}: {event['process']['name']} was ended by {event['signal']} and started again"
+
+
 def _ready(event: Mapping[str, Any]) -> str:
     engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
     return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
@@ -68,6 +72,7 @@ def _warm_start(event: Mapping[str, Any]) -> str:
 
 _SHOWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "submitted": _submitted,
+    "restarted": _restarted,
     "member_ready": _ready,
     "go": _go,
     "warm_start": _warm_start,

@@ -57,6 +57,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             started = [{**process, "site": event["site"], "code": None} for process in event["processes"]]
             state = replace(state, processes=(*state.processes, *started))
             return replace(state, phase="starting") if state.phase == "planned" else state
+        case "restarted":
+            return replace(state, processes=tuple(_restarted(process, event) for process in state.processes))
         case "member_ready":
             return replace(state, members={**state.members, event["member"]: "ready"})
         case "go":
@@ -74,3 +76,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
 def _exited(process: Mapping[str, Any], event: Mapping[str, Any]) -> Mapping[str, Any]:
     same = (process["site"], process["name"]) == (event["site"], event["process"])
     return {**process, "code": event["code"]} if same else process
+
+
+def _restarted(process: Mapping[str, Any], event: Mapping[str, Any]) -> Mapping[str, Any]:
+    same = (process["site"], process["name"]) == (event["site"], event["process"]["name"])
+    return {**process, **event["process"], "code": None} if same else process

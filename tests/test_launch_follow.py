@@ -74,6 +74,28 @@ def test_rank_that_dies_is_reported_with_its_last_word_and_its_log(run):
     assert (state["phase"], state["cause"], state["exit_code"]) == ("failed", said, 1)
 
 
+def test_gateway_that_is_killed_is_started_again_and_the_run_goes_on(run):
+    dies_once = (
+        "import os, pathlib, signal, time\n"
+        "first = pathlib.Path('was-here')\n"
+        "if not first.exists(): first.touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pathlib.Path('came-back').touch(); time.sleep(600)"
+    )
+    waits = "import pathlib, time\nwhile not pathlib.Path('came-back').exists(): time.sleep(0.01)\n"
+    outcome, text, state = launched(run, gateway=dies_once, controller=waits + GOOD_CONTROLLER)
+    assert (outcome.phase, outcome.exit_code) == ("finished", 0)
+    assert "alpha: gateway was ended by SIGKILL and started again" in text.splitlines()
+    assert {process["name"]: process["code"] for process in state["processes"]} == {"gateway": -15, "controller": 0}
+
+
+def test_gateway_that_keeps_being_killed_ends_the_run(run, monkeypatch):
+    monkeypatch.setattr(follow, "GATEWAY_RESTARTS", 2)
+    dies = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    outcome, text, _ = launched(run, gateway=dies, controller=ENDLESS_CONTROLLER)
+    assert (outcome.phase, text.count("started again")) == ("failed", 2)
+    assert "alpha: gateway was ended by SIGKILL" in outcome.cause
+
+
 def test_controller_says_why_and_with_which_exit_code(run):
     failing = CONTROLLER_HEAD + "events.append('failed', cause='beta: not ready', exit_code=6); sys.exit(6)"
     outcome, _, state = launched(run, controller=failing, actor_generation__0=SLEEPER)
