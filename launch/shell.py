@@ -1,0 +1,152 @@
+"""Run commands at a site: on this machine, or on the site's login node through the user's own OpenSSH.
+
+Every command of the launcher goes through `Shell.run(argv, timeout)`. ssh takes one connection per site and keeps it
+for a while (ControlMaster), so that a second factor is asked for at most once, and beforehand: BatchMode never asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hetrl.errors import HetrlError, SiteUnreachableError
+
+LOCAL = "local"
+CONNECT_SECONDS = 10
+PERSIST_SECONDS = 600
+SSH_FAILED = 255  # ssh's own exit code, EXIT STATUS of ssh(1)
+
+
+class TimedOutError(SiteUnreachableError):
+    """A command did not end in time; what it asked for may have happened all the same."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended."""
+
+    argv: tuple[str, ...]
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def telling(self) -> str:
+        """Return the last line that says why it failed."""
+        lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
+        return lines[-1] if lines else f"exit code {self.code} without a word"
+
+
+@dataclass
+class Shell:
+    """One site's command line; `host` is `local` or a host of the user's OpenSSH configuration.
+
+    `calls` counts the commands that crossed to the site.
+    """
+
+    site: str
+    host: str = LOCAL
+    options: tuple[str, ...] = ()  # more words for ssh, as -F FILE
+    calls: int = field(default=0, compare=False)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_seconds: float,
+        stdin: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Done:
+        """Run a command and return what came of it, whatever its exit code.
+
+        Raises SiteUnreachableError where ssh cannot get there, TimedOutError after `timeout_seconds`, HetrlError
+        where the program is not there.
+        """
+        self.calls += 1
+        words = [*(f"{key}={value}" for key, value in (environment or {}).items())]
+        command = ["env", *words, *argv] if words else list(argv)
+        code, stdout, stderr = self._spawn(self._through(command), argv, timeout_seconds, stdin)
+        if self.host != LOCAL and code == SSH_FAILED:
+            said = Done(tuple(argv), code, "", stderr).telling
+            raise SiteUnreachableError(
+                f"{self.site}: ssh {self.host} failed: {said}; try `ssh {self.host} true` by hand, and log in once "
+                "beforehand where the site asks for a second factor"
+            )
+        return Done(tuple(argv), code, stdout, stderr)
+
+    def check(self, argv: Sequence[str], *, timeout_seconds: float, doing: str, stdin: str | None = None) -> str:
+        """Run a command and return its output; raises HetrlError, with `doing` and its last word, where it fails."""
+        done = self.run(argv, timeout_seconds=timeout_seconds, stdin=stdin)
+        if done.code:
+            raise HetrlError(f"{self.site}: {doing}: `{shlex.join(argv[:4])}` failed: {done.telling}")
+        return done.stdout
+
+    def copy_to(self, source: Path, target: str, *, timeout_seconds: float, delete: bool = False) -> None:
+        """Make the directory `target` at the site the same as `source` here (rsync); `delete` removes what is extra."""
+        self.calls += 1
+        remote = target if self.host == LOCAL else f"{self.host}:{target}"
+        options = ["--archive", "--mkpath", *(["--delete"] if delete else [])]
+        transport = [] if self.host == LOCAL else ["--rsh", shlex.join(self._ssh())]
+        argv = ["rsync", *options, *transport, f"{source}/", f"{remote}/"]
+        code, stdout, stderr = self._spawn(argv, argv, timeout_seconds, None)
+        if code:
+            said = Done(tuple(argv), code, stdout, stderr).telling
+            raise SiteUnreachableError(f"{self.site}: cannot copy {source} to {remote}: {said}")
+
+    def _ssh(self) -> list[str]:
+        return [
+            "ssh",
+            *("-o", "BatchMode=yes"),
+            *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
+            *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
+            *("-o", "ControlMaster=auto", "-o", f"ControlPersist={PERSIST_SECONDS}"),
+            *("-o", f"ControlPath={_control_directory() / '%C'}"),
+            *self.options,
+        ]
+
+    def _through(self, command: Sequence[str]) -> list[str]:
+        """Return the words to execute here; the remote shell splits its one word again, so that one is quoted."""
+        return list(command) if self.host == LOCAL else [*self._ssh(), self.host, shlex.join(command)]
+
+    def _spawn(
+        self, words: Sequence[str], argv: Sequence[str], timeout_seconds: float, stdin: str | None
+    ) -> tuple[int, str, str]:
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise HetrlError(f"{self.site}: {words[0]} is not installed here; install it or load its module") from None
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise TimedOutError(
+                f"{self.site}: `{shlex.join(argv[:4])}` did not end within {timeout_seconds:g} s"
+            ) from None
+        return process.returncode, stdout, stderr
+
+
+def _control_directory() -> Path:
+    """Return a private directory with a short name: a unix socket's path may have 107 bytes."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    directory = Path(base) / f"hetrl-ssh-{os.getuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.stat().st_uid != os.getuid() or directory.stat().st_mode & 0o077:
+        raise HetrlError(f"{directory}: is open to others; remove it, ssh's control sockets go there")
+    return directory

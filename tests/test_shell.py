@@ -1,0 +1,88 @@
+"""Commands at a site, through a program that stands in for ssh and runs them here."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetrl.errors import HetrlError, SiteUnreachableError
+from launch.shell import Shell, TimedOutError
+
+FAKE_SSH = f"""#!{sys.executable}
+import os, subprocess, sys
+words = sys.argv[1:]
+host = next(i for i, word in enumerate(words) if not word.startswith("-") and words[i - 1] not in ("-o", "-F"))
+if words[host] == "dead":
+    print("ssh: connect to host dead port 22: Connection refused", file=sys.stderr)
+    sys.exit(255)
+sys.exit(subprocess.call(["sh", "-c", " ".join(words[host + 1:])]))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fake_ssh(tmp_path_factory: pytest.TempPathFactory):
+    directory = tmp_path_factory.mktemp("bin")
+    ssh = directory / "ssh"
+    ssh.write_text(FAKE_SSH)
+    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(directory), prepend=":")
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        yield
+
+
+@pytest.mark.parametrize("host", ["local", "login"])
+def test_output_exit_code_and_input(host):
+    shell = Shell("alps", host)
+    done = shell.run(["sh", "-c", "cat; echo oops >&2; exit 3"], timeout_seconds=20, stdin="hello")
+    assert (done.code, done.stdout, done.stderr, done.telling) == (3, "hello", "oops\n", "oops")
+    assert shell.calls == 1
+
+
+@given(st.lists(st.text(st.characters(codec="ascii", exclude_characters="\0\r"), max_size=12), max_size=3))
+def test_words_arrive_as_they_were_sent(words):
+    argv = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *words]
+    assert Shell("alps", "login").run(argv, timeout_seconds=20).stdout == f"{words}\n"
+
+
+def test_environment_reaches_the_command():
+    done = Shell("alps", "login").run(["sh", "-c", "echo $A"], timeout_seconds=20, environment={"A": "x y"})
+    assert done.stdout == "x y\n"
+
+
+def test_site_that_cannot_be_reached_is_named_with_what_ssh_said():
+    with pytest.raises(SiteUnreachableError, match=r"alps: ssh dead failed: .*Connection refused; try `ssh dead true`"):
+        Shell("alps", "dead").run(["true"], timeout_seconds=20)
+
+
+def test_command_that_does_not_end_is_killed_and_named():
+    with pytest.raises(TimedOutError, match=r"alps: `sleep 600` did not end within 0.2 s"):
+        Shell("alps", "login").run(["sleep", "600"], timeout_seconds=0.2)
+
+
+def test_failure_says_what_was_done_and_the_last_word():
+    with pytest.raises(HetrlError, match=r"alps: list the partitions: `sh -c .*` failed: no such thing"):
+        argv = ["sh", "-c", "echo no such thing >&2; false"]
+        Shell("alps").check(argv, timeout_seconds=20, doing="list the partitions")
+
+
+def test_program_that_is_not_there():
+    with pytest.raises(HetrlError, match=r"alps: no-such-program is not installed here"):
+        Shell("alps").run(["no-such-program"], timeout_seconds=20)
+
+
+def test_directory_arrives_and_what_is_extra_goes(tmp_path: Path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/file").write_text("x")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/old").write_text("y")
+    target = str(tmp_path / "there")
+    Shell("alps").copy_to(tmp_path / "here", target, timeout_seconds=20)
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"file", "old"}
+    Shell("alps").copy_to(tmp_path / "here", target, timeout_seconds=20, delete=True)
+    assert {path.name for path in (tmp_path / "there").iterdir()} == {"file"}
