@@ -1,4 +1,4 @@
-"""The command line: `hetrl submit | plan | predict | calibrate | simulate | status | logs | cancel`.
+"""The command line: `hetrl submit | plan | predict | calibrate | simulate | discover | status | logs | cancel`.
 
 stdout is data, stderr is talk.
 
@@ -74,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--seed", type=int, default=0, help="of the response lengths (default 0)")
     simulate.add_argument("--iterations", type=_count, default=0, help="to play (default 0: until they are steady)")
     simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
+
+    discover = _verb(verbs, "discover", "launch.discover:discover_command", "read what each cluster has")
+    discover.add_argument("sites", metavar="SITE", type=Path, nargs="+", help="site file (topology/sites/NAME.yaml)")
+    discover.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
+    discover.add_argument("--json", action="store_true", help="print the inventories as JSON")
 
     submit = _verb(verbs, "submit", "launch.submit:submit_command", "plan an experiment, start it, follow it")
     submit.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
