@@ -97,7 +97,7 @@ lint: setup-dev ## ruff and mypy --strict
 	@$(BIN)/mypy --strict hetrl launch
 
 test-fast: setup-dev ## the tests that start no engine
-	@$(PYTEST) tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/slurm $(ARGS)
+	@$(PYTEST) tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
 
 test-engines: setup-dev ## the tests that start megatron-core or vLLM
 	@$(PYTEST) tests/engines $(ARGS)
@@ -105,14 +105,36 @@ test-engines: setup-dev ## the tests that start megatron-core or vLLM
 test-e2e: setup-dev ## the tests that run the command line from start to end
 	@$(PYTEST) tests/end_to_end $(ARGS)
 
-test-slurm: setup-dev ## the tests on real Slurm daemons
-	@if compgen -G 'tests/slurm/test_*.py' >/dev/null; then $(PYTEST) tests/slurm $(ARGS); \
-	else echo 'no Slurm tests: the Slurm executor is not built yet'; fi
+test-slurm: setup-dev ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
+	@if [ "$$(id -u)" = 0 ]; then tests/lab/setup.sh; fi
+	@$(PYTEST) tests/lab tests/slurm $(ARGS)
 
 bench-%: setup ## run benchmarks/NAME.py
 	@if [ ! -f benchmarks/$*.py ]; then echo 'no benchmark "$*"; there are:' \
 	  "$$(find benchmarks -maxdepth 1 -name '[!_]*.py' -printf '%f ' | sed 's/\.py//g')" >&2; exit 2; fi
 	@$(BIN)/python benchmarks/$*.py $(ARGS)
+
+# --- the lab: three sites on this machine (docs/lab.md); LINKS=..., SITES=..., SLURM=1, ACCOUNTING=slurmdbd|federation --
+
+LAB := $(BIN)/python -m tests.lab
+LINKS ?=# a links file, as topology/quickstart-links.yaml
+SITES ?=# name:nodes:gpu:gpus of each site, e.g. "alpha:2:a100:4 beta:1:l4:8"
+SLURM ?=
+ACCOUNTING ?=
+
+.PHONY: lab-setup lab-up lab-status lab-down
+lab-setup: ## install the programs that the lab needs (root, Debian or Ubuntu)
+	@tests/lab/setup.sh
+
+lab-up: setup-dev lab-setup ## start the lab, and leave it up
+	@$(LAB) up $(if $(LINKS),--links '$(LINKS)') $(if $(SITES),--sites '$(SITES)') $(if $(filter 1,$(SLURM)),--slurm) \
+	  $(if $(ACCOUNTING),--accounting '$(ACCOUNTING)') $(ARGS)
+
+lab-status: ## its machines, the traffic of its links, its clusters
+	@$(LAB) status
+
+lab-down: ## end it
+	@$(LAB) down
 
 .PHONY: picture
 picture: setup-planner ## docs/images/run.png, the README's picture, from report.html of the run RUN=... (needs chromium)
