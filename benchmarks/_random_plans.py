@@ -9,11 +9,12 @@ from itertools import combinations
 from hetrl.check import violations
 from hetrl.cost.iteration import with_prediction
 from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.lengths import Lengths, empirical
 from hetrl.plan import Plan, TaskPlan
 from hetrl.search.assemble import Made, finish, moved
 from hetrl.search.evaluate import INFEASIBLE, Evaluator
 from hetrl.search.space import Allotment, Grouping, Problem, Space, set_partitions
-from hetrl.workload import Lengths, Workload, architecture
+from hetrl.workload import Workload, architecture
 
 GPUS = ("a100-80gb", "a100-40gb", "l40s", "l4", "h100")
 
@@ -59,7 +60,13 @@ def _workload(algorithm: str, asynchronous: bool, rng: random.Random) -> Workloa
     model = architecture(rng.choice(("qwen3-1.7b", "qwen3-4b", "qwen3-8b")))
     mean = rng.choice((256, 512, 1024))
     response = rng.choice(
-        (Lengths(mean, mean), Lengths(mean, mean * 3 // 2, "uniform"), Lengths(mean, mean * 4, "lognormal"))
+        (
+            Lengths(mean, mean),
+            Lengths(mean, mean * 3 // 2, "uniform"),
+            Lengths(mean, mean * 4, "lognormal"),
+            Lengths(mean, mean * 4, "lognormal", 0.6),
+            _short_or_long(mean),
+        )
     )
     return Workload(
         algorithm=algorithm,
@@ -75,6 +82,12 @@ def _workload(algorithm: str, asynchronous: bool, rng: random.Random) -> Workloa
         reference=model,
         reward=model if rng.random() < 0.5 else None,
     )
+
+
+def _short_or_long(mean: int) -> Lengths:
+    """Return measured-like lengths: three of four answers are short, the others three times the mean."""
+    short = [mean // 3 + mean * step // 300 - mean // 6 for step in range(100)]
+    return empirical([*short * 3, *(3 * mean + mean * step // 100 - mean // 2 for step in range(100))], 4 * mean)
 
 
 def _plan(problem: Problem, rng: random.Random) -> Plan | None:

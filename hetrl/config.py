@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hetrl.hardware import Topology
+from hetrl.measure.measured import Measured, merge, read_all
+from hetrl.response_lengths import ResponseLengths
 from hetrl.sites import ScenarioFile, read_scenario, read_sites, topology_of
-from hetrl.workload import Lengths, Workload, architecture
+from hetrl.workload import Workload, architecture
 from hetrl.yaml_file import Strict, find, read_yaml
 
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -127,11 +130,12 @@ class Data(Strict):
 
 
 class Batch(Strict):
-    """The size of one iteration."""
+    """The size of one iteration; `response_lengths` are what the planner expects of the responses."""
 
     samples: AtLeastOne
     prompt_tokens: AtLeastOne
     response_tokens: AtLeastOne
+    response_lengths: ResponseLengths = ResponseLengths(kind="fixed")
 
 
 class WarmStart(Strict):
@@ -159,11 +163,12 @@ class Checkpoints(Strict):
 
 
 class TopologySection(Strict):
-    """Site files and a links file, or one scenario file."""
+    """Site files and a links file, or one scenario file; `measured` are files of `hetrl profile`, or directories."""
 
     sites: tuple[str, ...] = ()
     links: str | None = None
     scenario: str | None = None
+    measured: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _one_of_both(self) -> TopologySection:
@@ -182,11 +187,16 @@ class Planner(Strict):
 
 
 class Launch(Strict):
-    """How the run is started. Times are HH:MM:SS."""
+    """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
+
+    `poll_seconds` is how often a Slurm site is looked at.
+    """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
     walltime: str = "08:00:00"
     gang_timeout: str = "00:10:00"
+    templates: str | None = None
+    poll_seconds: Annotated[float, Field(ge=1)] = 30.0
 
     @field_validator("walltime", "gang_timeout")
     @classmethod
@@ -235,19 +245,22 @@ class Experiment(Strict):
 
 @dataclass(frozen=True)
 class Problem:
-    """An experiment and the sites that its file names."""
+    """An experiment, and the sites and the measured files that it names."""
 
     experiment: Experiment
     scenario: ScenarioFile
     topology: Topology
     workload: Workload
+    measured: Mapping[Path, Measured] = field(default_factory=dict)
 
     @property
     def digests(self) -> dict[str, str]:
-        """Return the sha256 of experiment and topology, as a plan records them."""
+        """Return the sha256 of experiment and topology, the measured shares included, as a plan records them."""
+        topology = self.scenario.model_dump(mode="json")
+        shares = merge(self.measured.values())
         return {
             "experiment": _digest(self.experiment.model_dump(mode="json")),
-            "topology": _digest(self.scenario.model_dump(mode="json")),
+            "topology": _digest({**topology, "measured": shares} if shares else topology),
         }
 
 
@@ -269,15 +282,21 @@ def read_problem(path: Path) -> Problem:
         sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
         links = find(section.links, bases, f"{path}: topology.links") if section.links else None
         scenario = read_sites(sites, links)
-    return Problem(experiment, scenario, topology_of(scenario), workload_of(experiment))
+    measured = read_all(find(name, bases, f"{path}: topology.measured") for name in section.measured)
+    return Problem(experiment, scenario, topology_of(scenario), workload_of(experiment, bases), measured)
 
 
-def workload_of(experiment: Experiment) -> Workload:
-    """Return what the planner needs to know of an experiment; UsageError for an unknown architecture."""
+def workload_of(experiment: Experiment, bases: Sequence[Path] = (Path(),)) -> Workload:
+    """Return what the planner needs to know of an experiment; UsageError for an unknown architecture.
+
+    A file of response lengths is looked for in `bases`.
+    """
     algorithm, actor = experiment.algorithm, architecture(experiment.model.architecture)
     critic = None
     if algorithm.kind == "ppo":
         critic = architecture(experiment.critic.architecture) if experiment.critic else actor
+    lengths = experiment.batch.response_lengths
+    path = find(lengths.path, bases, "batch.response_lengths.path") if lengths.path else None
     return Workload(
         algorithm=algorithm.kind,
         mode=algorithm.mode,
@@ -285,7 +304,7 @@ def workload_of(experiment: Experiment) -> Workload:
         samples=experiment.batch.samples,
         samples_per_prompt=algorithm.samples_per_prompt,
         prompt_tokens=experiment.batch.prompt_tokens,
-        response=Lengths(mean=experiment.batch.response_tokens, maximum=experiment.batch.response_tokens),
+        response=lengths.to_lengths(experiment.batch.response_tokens, path),
         optimizer_steps_per_iteration=algorithm.minibatches * algorithm.epochs,
         epochs=algorithm.epochs,
         actor=actor,

@@ -50,7 +50,8 @@ _BINDS = {
 class Answer:
     """`seconds` for `tokens` on `gpus` GPUs; `breakdown` sums to the seconds; `memory_gb` is the fullest GPU's.
 
-    `uncalibrated` has, per GPU type, the phases that the answer uses and that nobody measured.
+    Of the phases that the answer uses, per GPU type: `uncalibrated` has those that nobody measured, `measured` those
+    whose efficiency comes from a measured file.
     """
 
     seconds: float
@@ -60,6 +61,7 @@ class Answer:
     memory_gb: float
     usable_gb: float
     uncalibrated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,6 +89,7 @@ class Answer:
             "binds": self.binds,
             "calibrated": not self.uncalibrated,
             "uncalibrated": {gpu: list(phases) for gpu, phases in self.uncalibrated.items()},
+            "measured": {gpu: list(phases) for gpu, phases in self.measured.items()},
             **({"details": dict(self.details)} if self.details else {}),
         }
 
@@ -95,6 +98,12 @@ def inferred_phases(gpu: str, *phases: str) -> dict[str, tuple[str, ...]]:
     """Return those of the phases whose efficiency on a GPU type is inferred, under the type's name."""
     missing = tuple(phase for phase in phases if phase in efficiency(gpu).inferred)
     return {gpu: missing} if missing else {}
+
+
+def _sources(gpu: str, *phases: str) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Return the fields of an answer that say where the efficiencies of these phases come from."""
+    found = tuple(phase for phase in phases if phase in efficiency(gpu).measured)
+    return {"uncalibrated": inferred_phases(gpu, *phases), "measured": {gpu: found} if found else {}}
 
 
 def positive(**numbers: float | None) -> None:
@@ -169,7 +178,7 @@ def generation(
         breakdown=breakdown,
         memory_gb=weights_gb + running * (prompt + response) * token_gb,
         usable_gb=usable,
-        uncalibrated=inferred_phases(gpu, "decode", "prefill"),
+        **_sources(gpu, "decode", "prefill"),
         details={"running_sequences": running, "step_seconds": whole},
     )
 
@@ -208,8 +217,10 @@ def decode_layer(model: Architecture, gpu: str, tp: int = 1, batch: int = 1, con
     shape = StageShape(model, 1, False, False, True, tp, gpu)
     parts = _step_parts(((shape, _peers(gpu, tp), None),), batch, context, 0.0)
     held = shape.parameters * 2 + batch * context * shape.kv_bytes_per_token + batch * layer_activation_bytes(shape)
-    seen = inferred_phases(gpu, "decode", "prefill")
-    return Answer(sum(parts.values()), float(batch), tp, parts, held / 1e9, rates(gpu).usable_gb, seen)
+    usable = rates(gpu).usable_gb
+    return Answer(
+        sum(parts.values()), float(batch), tp, parts, held / 1e9, usable, **_sources(gpu, "decode", "prefill")
+    )
 
 
 def prefill_layer(model: Architecture, gpu: str, tp: int = 1, tokens: int = 1, sequence: float = CONTEXT) -> Answer:
@@ -227,8 +238,8 @@ def prefill_layer(model: Architecture, gpu: str, tp: int = 1, tokens: int = 1, s
     memory_bound = weight_seconds(shape) > seconds / 1.5
     parts = {"weights" if memory_bound else "products": seconds, "communication": reduce}
     held = shape.parameters * 2 + tokens * (layer_activation_bytes(shape) + shape.kv_bytes_per_token)
-    seen = inferred_phases(gpu, "prefill", "decode")
-    return Answer(seconds + reduce, float(tokens), tp, parts, held / 1e9, rates(gpu).usable_gb, seen)
+    usable = rates(gpu).usable_gb
+    return Answer(seconds + reduce, float(tokens), tp, parts, held / 1e9, usable, **_sources(gpu, "prefill", "decode"))
 
 
 def training(asked: SoloTraining) -> Answer:
@@ -253,7 +264,7 @@ def training(asked: SoloTraining) -> Answer:
         breakdown={name: part for name, part in found.parts.items() if part > 0},
         memory_gb=found.memory_gb,
         usable_gb=rates(asked.gpu).usable_gb,
-        uncalibrated=inferred_phases(asked.gpu, "training"),
+        **_sources(asked.gpu, "training"),
         details={**asdict(found.layout), "mfu": flops / peak / found.seconds},
     )
 
@@ -296,5 +307,5 @@ def inference(
         breakdown={name: part for name, part in parts.items() if part > 1e-12},
         memory_gb=memory / 1e9,
         usable_gb=rates(gpu).usable_gb,
-        uncalibrated=inferred_phases(gpu, "prefill"),
+        **_sources(gpu, "prefill"),
     )

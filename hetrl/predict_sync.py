@@ -9,10 +9,11 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.hardware import Node, Topology
+from hetrl.lengths import Lengths
 from hetrl.plan import Replica, Stage, TaskPlan
 from hetrl.predict import Answer
 from hetrl.suggest import nearest
-from hetrl.workload import Architecture, Lengths, Workload
+from hetrl.workload import Architecture, Workload
 
 _WEIGHTS_SHARE = 0.6  # of a rollout GPU's memory: the rest is for keys and values
 
@@ -29,7 +30,7 @@ def weight_sync(
 
     The layers are divided over the first node of each source; each target generates on as few GPUs of a node as hold
     the weights. `changed` is the share of weights that a delta carries; without one a delta costs as much as the full
-    set.
+    set. Nobody measured how fast a GPU type copies weights to its host and loads them: every type is uncalibrated.
     """
     if changed is not None and not 0 < changed <= 1:
         raise UsageError(f"--changed is the share of weights that change, above 0 and at most 1, not {changed:g}")
@@ -57,6 +58,11 @@ def weight_sync(
         breakdown={"transfer": cost.transfer_seconds, "pause": cost.pause_seconds},
         memory_gb=share,
         usable_gb=usable,
+        uncalibrated={
+            topology.device_by_id[stage.devices[0]].gpu: ("weight sync",)
+            for replica in (*trainer.replicas, *replicas)
+            for stage in replica.stages
+        },
         details={"wan_gb": {f"{a}-{b}": load / 1e9 for (a, b), load in cost.wan_bytes.items()}},
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError
+from hetrl.lengths import Lengths
 from hetrl.suggest import nearest
 
 ACTOR_GENERATION = "actor_generation"
@@ -164,15 +165,6 @@ def _read_json(path: Path) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """The distribution of response lengths in tokens: `kind` fixed means that every sample has `maximum`."""
-
-    mean: float
-    maximum: int
-    kind: str = "fixed"
-
-
-@dataclass(frozen=True)
 class Workload:
     """One RL post-training job as the planner sees it: an iteration handles `samples` sequences."""
 
@@ -190,6 +182,7 @@ class Workload:
     reward: Architecture | None = None
     weight_bytes: int = 2  # bytes per parameter of the weights that compute and travel: bf16, or 4 for fp32
     epochs: int = 1
+    gradient_dtype: str = "fp32"  # fp32 | bf16: what the data-parallel reduction of every training sends
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
@@ -217,9 +210,19 @@ class Workload:
         return (*forward, *((a, b) for a in middle for b in trainings), (ACTOR_TRAINING, ACTOR_GENERATION))
 
     @property
+    def staleness(self) -> int:
+        """Return how many versions a sample may be behind: 0 in mode sync."""
+        return self.max_staleness if self.mode == "async" else 0
+
+    @property
     def sequence_tokens(self) -> float:
         """Return the mean length of prompt plus response."""
         return self.prompt_tokens + self.response.mean
+
+    @cached_property
+    def attended_tokens(self) -> float:
+        """Return the length of the sequence that a token is in, on average over tokens: E[s^2] / E[s]."""
+        return self.sequence_tokens + self.response.deviation**2 / self.sequence_tokens
 
     @property
     def max_sequence_tokens(self) -> int:

@@ -54,6 +54,7 @@ def add_questions(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--to", dest="target", nargs="+", metavar="SITE", help="sites that generate")
     verb.add_argument("--encoding", choices=("full", "delta"), help="of a weight version (full)")
     verb.add_argument("--changed", type=float, metavar="SHARE", help="share of weights that a delta carries")
+    verb.add_argument("--measured", type=Path, nargs="+", metavar="FILE", help="of `hetrl profile`, or directories")
     verb.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -81,6 +82,11 @@ def add_calibration(verb: argparse.ArgumentParser) -> None:
 
 def predict_command(arguments: argparse.Namespace) -> int:
     """Print the answer to one question as a table or JSON."""
+    if arguments.measured:
+        from hetrl.measure.measured import read_all
+        from launch.measurements import put_in_force
+
+        put_in_force(read_all(arguments.measured))
     found = answer(arguments)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
@@ -124,7 +130,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {
         name: value
         for name, value in vars(arguments).items()
-        if value is not None and name not in ("task", "json", "command")
+        if value is not None and name not in ("task", "measured", "json", "command")
     }
     for name in given:
         if name not in known:
@@ -181,9 +187,18 @@ def table(found: Answer) -> str:
     )
     for name, value in found.details.items():
         rows.append([name.replace("_", " "), _figure(value) if isinstance(value, float) else str(value)])
-    missing = ", ".join(f"{gpu} ({', '.join(phases)})" for gpu, phases in found.uncalibrated.items())
-    rows.append(["calibrated", f"no: inferred for {missing}" if missing else "yes"])
+    rows.append(["calibrated", _basis(found)])
     return columns(rows)
+
+
+def _basis(found: Answer) -> str:
+    """Return where the efficiencies behind an answer come from."""
+    missing, measured = (
+        ", ".join(f"{gpu} ({', '.join(phases)})" for gpu, phases in source.items())
+        for source in (found.uncalibrated, found.measured)
+    )
+    said = f"no: inferred for {missing}" if missing else "yes"
+    return said if not measured else f"measured: {measured}" + (f"; {said}" if missing else "")
 
 
 def _figure(value: float) -> str:

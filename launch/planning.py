@@ -12,11 +12,19 @@ from rich.console import Console
 from hetrl.config import Problem, read_problem
 from hetrl.errors import HetrlError
 from hetrl.plan import Plan
+from launch.measurements import put_in_force
+
+
+def problem_of(path: Path) -> Problem:
+    """Read an experiment file, and let the measured files that it names decide what is predicted from here on."""
+    problem = read_problem(path)
+    put_in_force(problem.measured)
+    return problem
 
 
 def plan_command(arguments: argparse.Namespace) -> int:
     """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
-    problem = read_problem(arguments.config)
+    problem = problem_of(arguments.config)
     plan = solve_problem(problem, arguments.solver, arguments.budget, arguments.seed)
     document = json.dumps(plan.to_json(), indent=2)
     if arguments.output is not None:

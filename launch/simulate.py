@@ -10,16 +10,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hetrl.config import read_problem
 from hetrl.errors import HetrlError
 from hetrl.plan import Plan
 from hetrl.simulate import Simulated, chrome_trace, simulate
-from launch.planning import given_plan
+from launch.planning import given_plan, problem_of
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:
     """Print the seconds of an iteration, predicted and simulated, as a table or JSON."""
-    problem = read_problem(arguments.config)
+    problem = problem_of(arguments.config)
     plan = given_plan(arguments.plan, problem)
     found = simulate(plan, problem.topology, problem.workload, arguments.seed, arguments.iterations or None)
     if arguments.trace is not None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -16,7 +18,13 @@ from hetrl.cost.compute import (
     training_seconds,
 )
 from hetrl.cost.efficiency import efficiency, engine_step_seconds, fitted, rates, uncalibrated, using
-from hetrl.cost.generation import replica_seconds, step_seconds
+from hetrl.cost.generation import (
+    ReplicaSeconds,
+    generation_seconds,
+    prompts_seconds,
+    replica_seconds,
+    step_seconds,
+)
 from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_prediction
 from hetrl.cost.memory import (
     peak_memory_gb,
@@ -24,8 +32,8 @@ from hetrl.cost.memory import (
     training_state_bytes,
 )
 from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
-from hetrl.cost.training import Times, pipeline_seconds
-from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
+from hetrl.cost.training import Times, expected_largest, pipeline_seconds
+from hetrl.cost.weight_sync import held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology, gpu_catalogue
 from hetrl.plan import Plan, Replica, Stage, TaskPlan
@@ -80,19 +88,50 @@ def test_a_token_costs_six_flops_per_parameter_and_causal_attention_to_train() -
     assert again / kept == pytest.approx(8 / 6)
 
 
-def test_generation_takes_the_work_or_the_longest_sample() -> None:
-    server = ((WHOLE, None, None),)
-    fixed = Lengths(1000, 1000)
-    overhead = rates("a100-40gb").overhead.generation_call
-    prefill = replica_seconds(server, 64, 64, 500, 8, Lengths(1e-9, 1), True) - overhead
-    step = step_seconds(server, 64, 1000)
-    once = replica_seconds(server, 64, 64, 500, 8, fixed, False)
-    assert once == pytest.approx(overhead + prefill + 1000 * step, rel=1e-6)
-    twice = replica_seconds(server, 128, 64, 500, 8, fixed, False)
-    assert twice == pytest.approx(overhead + 2 * prefill + 2000 * step, rel=1e-4)  # the prompts' weights are read once
-    tailed = replica_seconds(server, 64, 64, 500, 8, Lengths(1000, 4000), False)
-    assert tailed == pytest.approx(once + 3000 * step_seconds(server, 1, 3000), rel=1e-6)
-    assert replica_seconds(server, 64, 64, 500, 8, Lengths(1000, 4000), True) == pytest.approx(once, rel=1e-6)
+SERVER = ((WHOLE, None, None),)
+OVERHEAD = rates("a100-40gb").overhead
+
+
+def _replica(samples: int, limit: int, response: Lengths, staleness: int = 0) -> ReplicaSeconds:
+    return replica_seconds(SERVER, samples, limit, 500, 8, response, staleness, samples)
+
+
+def test_generation_is_prefill_and_the_steps_of_each_wave() -> None:
+    fixed, call = Lengths(1000, 1000), OVERHEAD.generation_call
+    step, half = (step_seconds(SERVER, batch, 1000) for batch in (64, 33))
+    once = _replica(64, 64, fixed)
+    assert once.whole == pytest.approx(call + prompts_seconds(SERVER, 8, 500) + 1000 * step)
+    assert once.busy == pytest.approx(once.whole - call)
+    assert _replica(128, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 16, 500) + 2000 * step)
+    assert _replica(66, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 8.25, 500) + 2000 * half)
+
+
+def test_spread_lengths_wait_for_the_longest_and_attend_to_more() -> None:
+    spread = Lengths(1000, 4000, "lognormal")
+    step, alone = (step_seconds(SERVER, batch, 500 + spread.second_moment / 2000) for batch in (64, 1))
+    seconds = _replica(64, 64, spread).whole - OVERHEAD.generation_call - prompts_seconds(SERVER, 8, 500)
+    assert spread.longest_of(64) * alone < seconds < spread.longest_of(64) * step
+
+
+def test_ahead_of_training_the_batch_stays_full_and_a_prompt_waits_for_its_longest_sample() -> None:
+    spread = Lengths(1000, 4000, "lognormal")
+    found = _replica(64, 64, spread, staleness=3)
+    step = step_seconds(SERVER, 64, 500 + spread.second_moment / 2000)
+    prefill = prompts_seconds(SERVER, 8, 500)
+    assert found.busy == pytest.approx(prefill + 1000 * step)
+    admitted = 3.5 * 64 * 1000 / spread.longest_of(8)  # more than the cache holds: `busy` has the limit
+    slower = step_seconds(SERVER, admitted, 500 + spread.second_moment / 2000)
+    assert found.prompt == pytest.approx(OVERHEAD.generation_call + prefill + spread.longest_of(8) * slower)
+    assert found.busy < found.whole < found.last
+    assert found.refill > prefill
+    assert _replica(64, 64, Lengths(1000, 1000), 3).prompt == _replica(64, 64, Lengths(1000, 1000), 3).last
+
+
+def test_replicas_work_at_the_sum_of_their_rates() -> None:
+    fast, slow = ReplicaSeconds(10, 4, 6, 8, 1), ReplicaSeconds(12, 8, 9, 11, 2)
+    found = generation_seconds([(24, fast), (8, slow)])
+    assert (found.whole, found.prompt, found.last, found.refill) == (12, 9, 11, 2)
+    assert found.busy == pytest.approx(32 / (24 / 4 + 8 / 8))
 
 
 def test_a_pipeline_of_servers_reads_its_weights_once_per_group_in_flight() -> None:
@@ -101,6 +140,20 @@ def test_a_pipeline_of_servers_reads_its_weights_once_per_group_in_flight() -> N
     one = step_seconds(((half, None, None),), 16, 1000)
     two = step_seconds(((half, None, hop), (half, None, None)), 32, 1000)
     assert two == pytest.approx(2 * one)
+
+
+def test_unequal_micro_batches_wait_for_the_longest_of_those_under_way() -> None:
+    stages = [Times(1.0, 2.0)] * 2
+    waiting = NormalDist().inv_cdf(1.625 / 2.25)
+    assert pipeline_seconds(stages, 9, 0.2) == pytest.approx(6 + 8 * 3 * (1 + 0.2 * waiting))
+    assert pipeline_seconds([Times(1.0, 2.0), Times(0.1, 0.2)], 9, 0.2) == pytest.approx(3.3 + 8 * 3)
+    assert pipeline_seconds(stages[:1], 9, 0.2) == pytest.approx(27)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 0.0), (2, 0.5642), (4, 1.0294), (16, 1.7660), (64, 2.3439)])
+def test_the_largest_of_normal_values_is_that_of_the_tables(count: int, expected: float) -> None:
+    """Expected values of normal order statistics: Harter, Biometrika 48 (1961), table 1."""
+    assert expected_largest(count) == pytest.approx(expected, rel=0.05)
 
 
 def test_equal_stages_without_hops_give_the_textbook_pipeline() -> None:
@@ -176,6 +229,27 @@ def test_inside_a_site_a_version_takes_the_nic_and_the_way_from_host_memory() ->
     assert cost.pause_seconds == pytest.approx(fixed + size / 2 / 32e9)  # half of it per device, PCIe 32 GB/s one way
 
 
+def test_a_node_receives_the_weights_that_it_does_not_hold() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 2, nic_gbps=8) for index in range(3))),))
+    workload = grpo()
+    whole = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 28)),)),))
+    halves = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 14)), Stage(("a/n1/0",), (14, 28)))),))
+
+    def seconds(trainer: TaskPlan, *rollouts: str) -> float:
+        generator = TaskPlan("vllm", tuple(Replica(32, (Stage((device,), (0, 28)),)) for device in rollouts))
+        routes = weight_routes(trainer, generator)
+        return weight_sync_cost(routes, trainer, generator, topology, workload).transfer_seconds
+
+    size = workload.actor.parameters * 2
+    copied = size / rates("a100-80gb").host_bytes_per_s
+    assert seconds(whole, "a/n0/1") == pytest.approx(copied)  # on the trainer's own node: no network
+    assert seconds(whole, "a/n0/1", "a/n1/0") == pytest.approx(size / 1e9)
+    held = max(held_bytes(halves, workload).values())
+    assert sum(held_bytes(halves, workload).values()) == size
+    assert seconds(halves, "a/n0/1", "a/n1/1") == pytest.approx(held / 1e9)
+    assert seconds(halves, "a/n2/0") == pytest.approx(size / 1e9)
+
+
 def test_training_holds_18_bytes_per_parameter_sharded_6_and_12_over_dp() -> None:
     whole = EIGHT_B.parameters
     assert sum(training_state_bytes(WHOLE, 1)) == 18 * whole
@@ -229,14 +303,43 @@ def _workload(**changes: object) -> Workload:
     return replace(grpo(), **changes)  # type: ignore[arg-type]
 
 
-def test_iteration_adds_in_sync_and_overlaps_in_async() -> None:
-    groups = [GroupTimes(10, 0, 0, 0), GroupTimes(0, 3, 20, 1), GroupTimes(0, 4, 15, 2)]
+def test_a_synchronous_iteration_is_the_sum_of_its_stations() -> None:
+    groups = [GroupTimes(10, 0, 0), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
     sync = _workload(mode="sync", max_staleness=0)
-    assert iteration_seconds(groups, 5, 1, sync) == 10 + 4 + 20 + 5 + 1 + 2
-    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=0)) == 42
-    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=1)) == 24
-    assert iteration_seconds(groups, 25, 1, _workload(mode="async", max_staleness=1)) == (10 + 4 + 20 + 26) / 2
-    assert iteration_seconds([GroupTimes(30, 0, 0, 0), *groups[1:]], 5, 1, _workload(max_staleness=9)) == 31
+    assert iteration_seconds(groups, 5, 1, sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=0)) == 40
+
+
+def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
+    def seconds(groups: list[GroupTimes], transfer: float = 1.0, staleness: int = 9, links: float = 0.0) -> float:
+        return iteration_seconds(groups, transfer, 1, _workload(mode="async", max_staleness=staleness), links)
+
+    rollouts = ReplicaSeconds(whole=12, busy=10, prompt=12, last=12, refill=2)
+    groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
+    assert seconds(groups) == 23  # the second group
+    assert seconds(groups, transfer=30) == 30
+    assert seconds(groups, links=40) == 40
+    busy = replace(rollouts, busy=25)
+    assert seconds([GroupTimes(25, 0, 0, busy), *groups[1:]]) == 26  # with the pause of a version
+    together = [GroupTimes(10, 3, 20, rollouts), GroupTimes(0, 2, 30)]
+    assert seconds(together) == 10 + 3 + 20 + 1 + 2  # one refill: the trainings follow the inferences
+    assert seconds([together[0], GroupTimes(0, 5, 30)]) == 10 + 3 + 20 + 1 + 2 * 2
+
+
+def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -> None:
+    rollouts = ReplicaSeconds(whole=100, busy=10, prompt=100, last=100)
+    groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20)]
+    for staleness in (1, 2, 4):
+        workload = _workload(mode="async", max_staleness=staleness)
+        period = iteration_seconds(groups, 7, 0, workload)
+        assert period * (1 + staleness) == pytest.approx(100 + 3 + 20 + 7)
+
+
+def test_batches_in_turns_need_not_wait_for_the_longest() -> None:
+    workload = _workload(mode="async", max_staleness=1, samples=16)  # two prompts: one waits for the other
+    rollouts = ReplicaSeconds(whole=100, busy=10, prompt=50, last=100)
+    period = iteration_seconds([GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 0, 20)], 0, 0, workload)
+    assert period * (2 - 1 / 4) == pytest.approx(50 + 20)
 
 
 def test_prediction_names_every_task_link_and_device() -> None:
@@ -266,9 +369,18 @@ def _over_two_sites() -> Plan:
 factors = st.floats(1.0, 20.0)
 
 
-@given(factors, factors, factors, st.sampled_from([whole_plan, _over_two_sites]))
-def test_faster_links_and_wires_never_slow_a_plan_down(link: float, nic: float, peer: float, make: object) -> None:
-    plan, before = make(), three_sites()  # type: ignore[operator]
+WORKLOADS = [
+    _workload(mode=mode, max_staleness=staleness, response=response)
+    for mode, staleness in (("sync", 0), ("async", 1), ("async", 4))
+    for response in (Lengths(512, 512), Lengths(512, 700, "uniform"), Lengths(300, 512, "lognormal"))
+]
+
+
+@given(factors, factors, factors, st.sampled_from([whole_plan, _over_two_sites]), st.sampled_from(WORKLOADS))
+def test_faster_links_and_wires_never_slow_a_plan_down(
+    link: float, nic: float, peer: float, make: Callable[[], Plan], workload: Workload
+) -> None:
+    plan, before = make(), three_sites()
     links = tuple(replace(one, gbps=one.gbps * link, delay_ms=one.delay_ms / link) for one in before.links)
     sites = tuple(
         replace(
@@ -277,8 +389,8 @@ def test_faster_links_and_wires_never_slow_a_plan_down(link: float, nic: float, 
         )
         for site in before.sites
     )
-    faster = predict(plan, Topology(sites, links), grpo())
-    slower = predict(plan, before, grpo())
+    faster = predict(plan, Topology(sites, links), workload)
+    slower = predict(plan, before, workload)
     assert faster.iteration_seconds <= slower.iteration_seconds * (1 + 1e-9)
     for task, seconds in faster.tasks.items():
         assert seconds <= slower.tasks[task] * (1 + 1e-9)

@@ -22,9 +22,10 @@ from hetrl.cost.iteration import predict as predict_plan
 from hetrl.cost.solo import Layout, SoloTraining, grids, memory_gb, one_site, step
 from hetrl.errors import UsageError
 from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.lengths import Lengths
 from hetrl.predict import decode_layer, generation, inference, prefill_layer, training
 from hetrl.predict_sync import weight_sync
-from hetrl.workload import Architecture, architecture
+from hetrl.workload import Architecture, Workload, architecture
 from launch.cli import main
 from tests.plan_cases import plan
 from tests.plan_cases import topology as plan_topology
@@ -123,6 +124,14 @@ def test_a_version_crosses_each_link_once_in_bits() -> None:
         weight_sync(architecture("qwen3-8b"), topology, ["a"], ["bb"])
 
 
+def test_no_measurement_stands_behind_a_weight_version() -> None:
+    sites = (Site("a", (Node("n0", "a100-80gb", 2),)), Site("b", (Node("n0", "l4", 4),)))
+    topology = Topology(sites, (Link(("a", "b"), 10.0, 1.0),))
+    found = weight_sync(architecture("qwen3-8b"), topology, ["a"], ["b"]).to_json()
+    assert not found["calibrated"]
+    assert found["uncalibrated"] == {"a100-80gb": ["weight sync"], "l4": ["weight sync"]}
+
+
 def test_what_does_not_fit_says_so_and_what_waits_takes_its_turn() -> None:
     assert not generation(architecture("llama-3.1-70b"), "l4").fits
     few = generation(SEVEN_B, "l4", batch=4096, prompt=1000, response=1000)
@@ -186,13 +195,25 @@ def test_a_better_board_never_takes_longer(figure: str, factor: float, name: str
     assert all(new <= old * (1 + 1e-9) for new, old in zip(after, before, strict=True))
 
 
-@given(st.sampled_from(FIGURES), st.floats(1.0, 8.0), st.sampled_from(["a100-40gb", "l4", "l40s"]))
-def test_a_plan_on_better_boards_never_takes_longer(figure: str, factor: float, gpu: str) -> None:
-    before = predict_plan(plan(), plan_topology(), plan_workload())
+WORKLOADS = [
+    replace(plan_workload(), mode=mode, max_staleness=staleness, response=response)
+    for mode, staleness in (("sync", 0), ("async", 1), ("async", 4))
+    for response in (Lengths(512, 512), Lengths(512, 700, "uniform"), Lengths(300, 512, "lognormal"))
+]
+
+
+@given(
+    st.sampled_from(FIGURES),
+    st.floats(1.0, 8.0),
+    st.sampled_from(["a100-40gb", "l4", "l40s"]),
+    st.sampled_from(WORKLOADS),
+)
+def test_a_plan_on_better_boards_never_takes_longer(figure: str, factor: float, gpu: str, workload: Workload) -> None:
+    before = predict_plan(plan(), plan_topology(), workload)
     replica_seconds.cache_clear()
     try:
         with pytest.MonkeyPatch.context() as patch, board(patch, gpu, **{figure: factor}):
-            after = predict_plan(plan(), plan_topology(), plan_workload())
+            after = predict_plan(plan(), plan_topology(), workload)
     finally:
         replica_seconds.cache_clear()
     assert after.iteration_seconds <= before.iteration_seconds * (1 + 1e-9)

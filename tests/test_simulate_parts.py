@@ -15,8 +15,6 @@ from hetrl.plan import Stage
 from hetrl.simulate.events import Clock, Process, Signal, Turn
 from hetrl.simulate.links import Channel, fair_rates, gateways, route
 from hetrl.simulate.pipelines import deal, micro_batches, one_forward_one_backward
-from hetrl.simulate.rollouts import draw_lengths
-from hetrl.workload import Lengths
 from tests.plan_cases import plan as three_site_plan
 from tests.simulate_cases import (
     ACROSS,
@@ -219,14 +217,3 @@ def test_a_batch_is_dealt_as_the_plan_divides_it() -> None:
     task = replace(three_site_plan().tasks["actor_training"], micro_batch=2)
     shares = deal(range(64), task)
     assert [list(share) for share in shares] == [list(range(40)), list(range(40, 64))]
-
-
-# --- lengths ---
-
-
-@pytest.mark.parametrize("response", [Lengths(300, 300), Lengths(300, 500, "uniform"), Lengths(300, 900, "lognormal")])
-def test_drawn_lengths_have_the_mean_and_the_maximum(response: Lengths) -> None:
-    drawn = draw_lengths(response, 20_000, random.Random(1))
-    assert sum(drawn) / len(drawn) == pytest.approx(300, rel=0.02)
-    assert max(drawn) == response.maximum
-    assert min(drawn) >= 1

@@ -1,7 +1,11 @@
 """What share of its data sheet a GPU reaches in each phase, and the fixed times that no data sheet has.
 
-The shares of types that somebody measured are in `hetrl/catalogue/efficiencies.yaml`, which `hetrl calibrate` writes
-from the published points in `calibration_points.yaml`. What has no point is inferred, and `uncalibrated` lists it:
+Three sources, the first that has a number wins:
+
+    measured    on a machine of this type by `hetrl profile`; `prefer` puts it in force
+    calibrated  `hetrl/catalogue/efficiencies.yaml`, which `hetrl calibrate` writes from the published points in
+                `calibration_points.yaml`
+    inferred    from the calibrated shares of other types; `uncalibrated` lists it:
 
     decode     the share of the nearest calibrated type (`_BOARDS`): memory controllers of one kind lose alike
     prefill,   Ampere, Volta: the A100's share
@@ -16,12 +20,12 @@ per TFLOPS) is not held back, an L4 (0.6 W) and an L40S (1.0 W) are, and so is a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import yaml
 
@@ -38,13 +42,14 @@ class Efficiency:
     """Shares of the data sheet: `decode` of the memory bandwidth, `prefill` and `training` of the matrix peak.
 
     `training` is of the products alone, recomputed ones included; the traffic of activations and communication are
-    counted beside them.
+    counted beside them. `inferred` and `measured` name the phases of that source, the others are calibrated.
     """
 
     decode: float
     prefill: float
     training: float
     inferred: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Fitted:
 
     `engine_of` names the release that a type's points were measured with. `activation_traffic` scales the bytes that
     training moves beside its products, `exposed` is the part of a sharded model's communication that compute does not
-    hide.
+    hide. `measured` has shares that stand in for those of `shares` and for what is inferred from them.
     """
 
     shares: Mapping[str, Mapping[str, float]]
@@ -61,6 +66,7 @@ class Fitted:
     engine_of: Mapping[str, str] = field(default_factory=dict)
     activation_traffic: float = 1.0
     exposed: float = 0.0
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ _CPU_OVERHEAD = Overhead(
     inference_call=0.030,
     weight_version=0.130,
 )
-_CPU = Efficiency(decode=0.5, prefill=0.5, training=0.5, inferred=PHASES)  # as much an estimate as the catalogue's row
+_CPU = 0.5  # in every phase: as much an estimate as the catalogue's row
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,10 @@ class Rates:
 
 
 _replaced: list[Fitted] = []  # what `using` has put in the place of the file, innermost last
+_preferred: list[Fitted] = []  # the file with what `prefer` has put before it; empty: nothing
+_caches: list[Callable[[], None]] = []  # empties what `remembered` keeps
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @cache
@@ -166,16 +176,22 @@ def parse(document: Mapping[str, Any]) -> Fitted:
 
 
 def fitted() -> Fitted:
-    """Return the fitted numbers in force: those of the file, unless `using` has replaced them."""
-    return _replaced[-1] if _replaced else _file()
+    """Return the fitted numbers in force: `prefer` puts measured shares before the file, `using` replaces both."""
+    return (_replaced or _preferred or [_file()])[-1]
+
+
+def prefer(shares: Mapping[str, Mapping[str, float]]) -> None:
+    """Put measured shares, {GPU type: {phase: share}}, before all others from here on; {} takes them back.
+
+    For the edge, where measured files are read: before the first question to the cost model.
+    """
+    _preferred[:] = [replace(_file(), measured=shares)] if shares else []
+    _forget()
 
 
 @contextmanager
 def using(numbers: Fitted) -> Iterator[None]:
-    """Put other fitted numbers in force for a while: how they are fitted.
-
-    For single questions only: what `hetrl.cost.generation` remembers of whole replicas is not forgotten.
-    """
+    """Put other fitted numbers in force for a while: how they are fitted."""
     _replaced.append(numbers)
     _forget()
     try:
@@ -186,22 +202,31 @@ def using(numbers: Fitted) -> Iterator[None]:
 
 
 def _forget() -> None:
-    efficiency.cache_clear()
-    rates.cache_clear()
+    for clear in _caches:
+        clear()
 
 
-@cache
+def remembered(function: Function) -> Function:
+    """Remember what a function of the rates returned, until other numbers are in force."""
+    kept = lru_cache(maxsize=200_000)(function)
+    _caches.append(kept.cache_clear)
+    return cast(Function, kept)
+
+
+@remembered
 def efficiency(gpu: str) -> Efficiency:
-    """Return the efficiencies of a catalogue type; `inferred` names the phases without a measurement."""
-    if gpu == "cpu":
-        return _CPU
-    known = fitted().shares.get(gpu, {})
+    """Return the efficiencies of a catalogue type, and which of them are measured or inferred."""
+    numbers = fitted()
+    measured = numbers.measured.get(gpu, {})
+    known = {**numbers.shares.get(gpu, {}), **measured}
     missing = tuple(phase for phase in PHASES if phase not in known)
     decode, prefill, training = (known.get(phase) or _inferred_share(gpu, phase) for phase in PHASES)
-    return Efficiency(decode, prefill, training, missing)
+    return Efficiency(decode, prefill, training, missing, tuple(phase for phase in PHASES if phase in measured))
 
 
 def _inferred_share(gpu: str, phase: str) -> float:
+    if gpu == "cpu":
+        return _CPU
     shares = fitted().shares
     board = _BOARDS.get(gpu, _BOARDS[_A100])
     if phase == "decode":
@@ -219,7 +244,7 @@ def _flops_per_joule(kind: str, phase: str) -> float:
     return reached / (_HOPPER_POWER if kind == "hopper" else 1.0)
 
 
-@cache
+@remembered
 def rates(gpu: str) -> Rates:
     """Return the effective rates of a catalogue type (1e9-based units, one direction)."""
     entry, share, numbers = gpu_type(gpu), efficiency(gpu), fitted()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import asdict, dataclass
 
+from hetrl.cost.batch_profile import batch_profile
 from hetrl.cost.compute import StageShape, decode_seconds, prefill_seconds
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import rates, remembered
 from hetrl.cost.memory import kv_cache_gb
 from hetrl.cost.network import all_reduce_seconds
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import Cost, activation_bytes
 from hetrl.hardware import Path, Topology
+from hetrl.lengths import Lengths
 from hetrl.plan import TaskPlan
-from hetrl.workload import ACTOR_GENERATION, Lengths, Workload
+from hetrl.workload import ACTOR_GENERATION, Workload
 
 Server = tuple[tuple[StageShape, Path | None, Path | None], ...]  # per stage: shape, tensor-parallel path, hop
 
@@ -55,37 +57,73 @@ def prompts_seconds(server: Server, prompts: float, prompt_tokens: float) -> flo
     return max(times)
 
 
-@lru_cache(maxsize=200_000)
+@dataclass(frozen=True)
+class ReplicaSeconds:
+    """One replica with its samples of an iteration, `whole`: from the call to the last token, alone on the replica.
+
+    In asynchronous mode also, at the steady rate: `busy`, how long it works per iteration; from the call to the last
+    token of a `prompt`'s samples, and of the `last` one of the iteration; `refill`, what a stop costs that empties the
+    cache.
+    """
+
+    whole: float
+    busy: float
+    prompt: float = 0.0
+    last: float = 0.0
+    refill: float = 0.0
+
+
+@remembered
 def replica_seconds(
     server: Server,
-    samples: float,
-    max_batch: float,
+    samples: int,
+    limit: float,
     prompt_tokens: int,
     samples_per_prompt: int,
     response: Lengths,
-    steady: bool,
-) -> float:
-    """Return the time in which one replica generates `samples` samples, at most `max_batch` at a time.
+    staleness: int,
+    total: int,
+) -> ReplicaSeconds:
+    """Return the times of one replica that generates `samples` of `total` samples, at most `limit` at a time.
 
-    Synchronous: max(total work / steady rate, longest sample); the longest sample runs with the full batch for the mean
-    length and nearly alone for the rest. `steady` (asynchronous): total work / steady rate, because unfinished
-    samples carry over and the batch stays full. Context = prompt + half the response, the mean over positions.
+    whole  = call + prefill + sum over the batch's profile of steps x step(batch)            (`batch_profile`)
+             + (longest of the total - longest of the samples) x step(1): the slowest replica has the longest of all
+    busy   = prefill + least of: (1 + s) batches at once, / (1 + s); samples x mean length x step(b) / b
+             b = min(limit, (s + 1/2) x samples x mean length / longest of a prompt), s the staleness
+    prompt = call + prefill + longest of a prompt x step(b without the limit); last: with the steps of the profile.
+             The limit counts in `busy`; fixed lengths end in waves, all of them with the last, at step(b)
+    refill = prefill of the prompts of b running samples and of what they have of their responses
+    A step is linear in batch x context, so the mean over all tokens may stand for every context: prompt + E[L^2] /
+    (2 E[L]). b: the rule of admission lets (1 + s) batches be under way, of which half a batch waits for the rest
+    of its batch, and complete samples for the last one of their prompt.
     """
-    batch = max(min(samples, max_batch), 1.0)
-    context = prompt_tokens + response.mean / 2
-    step = step_seconds(server, batch, context)
+    age = response.second_moment / (2 * response.mean)
+    context = prompt_tokens + age
+
+    def decoding(count: float) -> float:
+        return sum(n * step_seconds(server, b, context) for n, b in batch_profile(response, count, limit))
+
     prefill = prompts_seconds(server, samples / samples_per_prompt, prompt_tokens)
-    work = samples / batch * response.mean * step
-    call = rates(server[0][0].gpu).overhead.generation_call
-    if steady:
-        return call + prefill + work
-    alone = step_seconds(server, 1.0, prompt_tokens + (response.mean + response.maximum) / 2)
-    longest = response.mean * step + (response.maximum - response.mean) * alone
-    return call + prefill + max(work, longest)
+    before = rates(server[0][0].gpu).overhead.generation_call + prefill
+    once = decoding(samples)
+    once += (response.longest_of(total) - response.longest_of(samples)) * step_seconds(server, 1.0, context)
+    if staleness == 0:
+        return ReplicaSeconds(before + once, prefill + once)
+    longest = response.longest_of(samples_per_prompt)
+    admitted = max((staleness + 0.5) * samples * response.mean / longest, 1.0)
+    running = min(limit, admitted)
+    together = decoding((1 + staleness) * samples) / (1 + staleness)
+    busy = prefill + min(together, samples * response.mean * step_seconds(server, running, context) / running)
+    waves = response.kind == "fixed"
+    step = step_seconds(server, running if waves else admitted, context)
+    last = before + sum(n for n, _ in batch_profile(response, samples, limit)) * step
+    prompt = last if waves else before + longest * step
+    held = prompt_tokens * longest / (samples_per_prompt * response.mean) + age  # tokens per running sample
+    return ReplicaSeconds(before + once, busy, prompt, last, prompts_seconds(server, running, held))
 
 
 def batch_limit(server: Server, task: TaskPlan, workload: Workload) -> int:
-    """Return how many sequences run at once: what the KV cache holds at full length, at most `max_sequences`.
+    """Return how many sequences run at once: what the KV cache holds at mean length, at most `max_sequences`.
 
     The stage with the least room decides. At least one: a replica with less room would not start.
     """
@@ -93,14 +131,32 @@ def batch_limit(server: Server, task: TaskPlan, workload: Workload) -> int:
     return max(min(int(tokens / workload.sequence_tokens), task.max_sequences or workload.samples), 1)
 
 
-def generation_cost(task: TaskPlan, topology: Topology, workload: Workload) -> Cost:
-    """Return the seconds of generating one iteration's samples: the slowest replica."""
-    seconds = 0.0
-    steady = workload.mode == "async" and workload.max_staleness > 0
+def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> ReplicaSeconds:
+    """Return the times of all replicas, each with its samples, together: those of the slowest.
+
+    Together they are `busy` at the sum of their rates: a replica that is ahead is given the next prompts.
+    """
+    whole, prompt, last, refill = (
+        max(getattr(one, name) for _, one in replicas) for name in ("whole", "prompt", "last", "refill")
+    )
+    rate = sum(samples / one.busy for samples, one in replicas)
+    return ReplicaSeconds(whole, sum(samples for samples, _ in replicas) / rate, prompt, last, refill)
+
+
+def rollout_seconds(task: TaskPlan, topology: Topology, workload: Workload) -> ReplicaSeconds:
+    """Return the times of generating one iteration's samples."""
+    found = []
     placed = place_all(ACTOR_GENERATION, task.replicas, topology, workload)
     for replica, stages in zip(task.replicas, placed, strict=True):
         server = server_of(stages)
         limit = batch_limit(server, task, workload)
-        shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response, steady)
-        seconds = max(seconds, replica_seconds(server, replica.samples, limit, *shape))
-    return Cost(seconds, {}, {"generation": seconds})
+        shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
+        times = replica_seconds(server, replica.samples, limit, *shape, workload.staleness, workload.samples)
+        found.append((replica.samples, times))
+    return generation_seconds(found)
+
+
+def generation_cost(task: TaskPlan, topology: Topology, workload: Workload) -> Cost:
+    """Return the seconds of generating one iteration's samples: of the slowest replica, or at the steady rate."""
+    found = rollout_seconds(task, topology, workload)
+    return Cost(found.busy if workload.staleness else found.whole, {}, asdict(found))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hetrl.cost.admission import Stations, period_seconds
 from hetrl.cost.efficiency import rates
-from hetrl.cost.generation import generation_cost
+from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.network import Direction
 from hetrl.cost.training import Cost, inference_cost, training_cost
@@ -22,34 +24,48 @@ _NOBODY: Mapping[Direction, int] = {}
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """The seconds of one group in an iteration."""
+    """The seconds of one group in an iteration, what switches its tasks in and out included.
+
+    `rollouts` is there in the group that generates; with `refill` 0 where a stop does not empty the cache.
+    """
 
     generation: float
     inferences: float
     trainings: float
-    switches: float
+    rollouts: ReplicaSeconds | None = None
 
     @property
     def total(self) -> float:
         """Return the time in which the group is busy."""
-        return self.generation + self.inferences + self.trainings + self.switches
+        return self.generation + self.inferences + self.trainings
 
 
-def iteration_seconds(groups: list[GroupTimes], transfer: float, pause: float, workload: Workload) -> float:
+def iteration_seconds(
+    groups: Sequence[GroupTimes], transfer: float, pause: float, workload: Workload, links: float = 0.0
+) -> float:
     """Return the time between two weight versions.
 
-    sync:  T_gen + max_g sum inferences + max_g sum trainings + weight sync + max_g switches
-    async: max(max_g (sum of its tasks + switches), transfer, (T_gen + T_inf + T_train + T_sync) / (1 + max_staleness)),
-           with the pause of a version inside T_gen: links carry every version, one after the other. `max_staleness` 0
-           equals sync.
-    Source: HetRL (arXiv 2512.12476) section 3, with the staleness bound of AReaL (arXiv 2505.24298).
+    sync:  T_gen + max_g sum inferences + max_g sum trainings + transfer + pause
+    async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
+           than the transfer, or than what crosses the busiest link (`links`), since versions follow one another; and
+           that the rule of admission sustains (`hetrl.cost.admission`). Generation stops for the other tasks of its
+           group, and fills its cache again after them, and for the pause; a batch passes, besides, inferences and
+           trainings of other groups beyond those, and the transfer.
+    `max_staleness` 0 equals sync. Source: HetRL (arXiv 2512.12476) section 3.
     """
-    generation = max(group.generation for group in groups)
-    chain = generation + max(group.inferences for group in groups) + max(group.trainings for group in groups)
-    if workload.mode == "sync" or workload.max_staleness == 0:
-        return chain + transfer + pause + max(group.switches for group in groups)
-    busiest = max(group.total + (pause if group.generation > 0 else 0.0) for group in groups)
-    return max(busiest, transfer, (chain + transfer + pause) / (1 + workload.max_staleness))
+    inferences, trainings = max(group.inferences for group in groups), max(group.trainings for group in groups)
+    own = max(groups, key=lambda group: group.generation)
+    if workload.staleness == 0 or own.rollouts is None:
+        return own.generation + inferences + trainings + transfer + pause
+    if math.isinf(inferences + trainings + transfer):
+        return math.inf
+    stops = (own.inferences > 0) + (own.trainings > 0)
+    if stops == 2 and own.inferences == inferences:
+        stops = 1  # the trainings follow at once, where no other group's inferences take longer
+    stopped = own.inferences + own.trainings + pause + stops * own.rollouts.refill
+    rest = inferences - own.inferences + trainings - own.trainings + transfer
+    least = max(own.generation + stopped, transfer, links, *(group.total for group in groups))
+    return max(least, period_seconds(own.rollouts, Stations(stopped, rest), workload))
 
 
 def task_cost(
@@ -97,12 +113,14 @@ def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
             costs[name] = task_cost(name, plan.tasks[name], topology, workload, sharing)
     trainer, generator = plan.tasks[ACTOR_TRAINING], plan.tasks[ACTOR_GENERATION]
     sync = weight_sync_cost(plan.weight_sync, trainer, generator, topology, workload)
-    groups = [_group_times(group.tasks, plan, costs, topology, workload) for group in plan.groups]
-    seconds = iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, workload)
+    members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
+    groups = [group_times(tasks, costs, topology, workload) for tasks in members]
     wan = defaultdict(float, sync.wan_bytes)
     for cost in costs.values():
         for direction, load in cost.wan_bytes.items():
             wan[direction] += load
+    links = max((_link_seconds(topology, direction, load) for direction, load in wan.items()), default=0.0)
+    seconds = iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, workload, links)
     return Predicted(
         iteration_seconds=seconds,
         samples_per_second=workload.samples / seconds,
@@ -112,14 +130,25 @@ def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
     )
 
 
-def _group_times(
-    names: tuple[str, ...], plan: Plan, costs: Mapping[str, Cost], topology: Topology, workload: Workload
-) -> GroupTimes:
-    def total(kind: tuple[str, ...]) -> float:
-        return sum(costs[name].seconds for name in names if name in kind)
+def _link_seconds(topology: Topology, direction: Direction, load: float) -> float:
+    link = topology.link(*direction)
+    if load <= 0:
+        return 0.0
+    return load * 8 / (link.gbps * 1e9) if link and link.gbps > 0 else math.inf
 
-    switches = sum(switch_seconds(name, plan.tasks[name], topology, workload) for name in names)
-    return GroupTimes(total((ACTOR_GENERATION,)), total(INFERENCES), total(TRAININGS), switches)
+
+def group_times(
+    tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], topology: Topology, workload: Workload
+) -> GroupTimes:
+    """Return the seconds of the group of these tasks, from the costs of each."""
+    seconds = {name: costs[name].seconds + switch_seconds(name, tasks[name], topology, workload) for name in tasks}
+    inferences, trainings = (sum(seconds[n] for n in tasks if n in kind) for kind in (INFERENCES, TRAININGS))
+    if ACTOR_GENERATION not in tasks:
+        return GroupTimes(0.0, inferences, trainings)
+    rollouts = ReplicaSeconds(**costs[ACTOR_GENERATION].parts)
+    if tasks[ACTOR_GENERATION].idle_state == "resident":
+        rollouts = replace(rollouts, refill=0.0)
+    return GroupTimes(seconds[ACTOR_GENERATION], inferences, trainings, rollouts)
 
 
 def with_prediction(plan: Plan, topology: Topology, workload: Workload) -> Plan:

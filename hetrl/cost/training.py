@@ -6,9 +6,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from statistics import NormalDist
 
-from hetrl.cost.compute import StageShape, forward_flops, optimizer_seconds, training_seconds
+from hetrl.cost.compute import StageShape, optimizer_seconds, prefill_seconds, training_seconds
 from hetrl.cost.efficiency import rates
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
@@ -54,14 +56,17 @@ class Times:
         return 0.0 if self.hop is None else self.hop.delay_ms / 1e3 + self.hop_transfer
 
 
-def pipeline_seconds(stages: Sequence[Times], micro_batches: int) -> float:
+def pipeline_seconds(stages: Sequence[Times], micro_batches: int, variation: float = 0.0) -> float:
     """Return the time of m micro-batches through an unequal 1F1B pipeline whose hops may cross sites.
 
-    sum (f+b)_i + 2 sum hops + (m-1) max over windows [i..j] of (round trip of the window / (j-i+1))
+    sum (f+b)_i + 2 sum hops + (m-1) max(max over windows [i..j] of (round trip of the window / (j-i+1)),
+                                         max over n of (n-th largest f+b) (1 + x_n variation))
     The round trip of a window of consecutive stages is their f+b and twice the hops between them. Strict 1F1B lets
     stage i run j-i micro-batches further ahead of their backwards than stage j: a forward that goes from i to j and
     comes back as a backward is followed at stage i by the forward j-i+1 micro-batches later. Windows of one stage are
     the slowest stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
+    Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
+    stages wait for the longest of n, x_n (`expected_largest`) deviations above the mean.
     Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulate` plays the same schedule.
     """
     period = 0.0
@@ -70,8 +75,25 @@ def pipeline_seconds(stages: Sequence[Times], micro_batches: int) -> float:
         for length, stage in enumerate(stages[first:], start=1):
             period = max(period, (round_trip + stage.both) / min(length, micro_batches))
             round_trip += stage.both + 2 * stage.hop_seconds
+    busy = sorted((stage.both for stage in stages), reverse=True)
+    for count, both in enumerate(busy[:micro_batches], start=1):
+        period = max(period, both * (1 + expected_largest(count) * variation))
     filling = sum(stage.both + 2 * stage.hop_seconds for stage in stages)
     return filling + (micro_batches - 1) * period
+
+
+@cache
+def expected_largest(count: int) -> float:
+    """Return the expected largest of so many standard normal values, within 5 %: inv Phi((n - 3/8) / (n + 1/4)).
+
+    Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958).
+    """
+    return 0.0 if count < 2 else NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def variation(workload: Workload, samples: float) -> float:
+    """Return the coefficient of variation of the tokens of so many samples: deviation / (mean sqrt(samples))."""
+    return workload.response.deviation / (workload.sequence_tokens * math.sqrt(samples))
 
 
 def training_cost(
@@ -79,31 +101,34 @@ def training_cost(
 ) -> Cost:
     """Return the seconds of one iteration's training: every optimiser step of every epoch.
 
-    A step: the slowest replica's pipeline, the reduction over the replicas, the update. `sharing` counts the tasks that
-    use a direction between sites at the same time; each gets an equal part.
+    A step: the slowest replica's pipeline, the reduction over the replicas, the update. The replica with the longest
+    samples is behind the others by the expected largest of their variations. `sharing` counts the tasks that use a
+    direction between sites at the same time; each gets an equal part.
     """
     replicas = place_all(name, task.replicas, topology, workload)
     steps = workload.optimizer_steps_per_iteration
     minibatches = max(steps // workload.epochs, 1)
-    tokens = task.micro_batch * workload.sequence_tokens
     flows = _hop_flows(replicas)
     memo: dict[object, Times] = {}
-    pipelines, counts = [], []
+    pipelines = []
     for replica, placed in zip(task.replicas, replicas, strict=True):
+        share = replica.samples / minibatches
+        micro_batches = math.ceil(share / task.micro_batch)
+        tokens = share / micro_batches * workload.sequence_tokens  # the last one may be filled in part
         times = [
             _times(stage, index, placed, tokens, task, workload, flows, sharing, memo)
             for index, stage in enumerate(placed)
         ]
-        micro_batches = math.ceil(replica.samples / minibatches / task.micro_batch)
-        counts.append(micro_batches)
-        pipelines.append(pipeline_seconds(times, micro_batches))
+        alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
+        pipelines.append(alone * (1 + expected_largest(len(replicas)) * variation(workload, share)))
     rings = gradient_rings(task, replicas)
     reduction = reduction_seconds(topology, rings, sharing)
     shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
     update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
-    for placed, count in zip(replicas, counts, strict=True):
-        for direction, load in _activation_bytes(placed, steps * count * tokens).items():
+    for replica, placed in zip(task.replicas, replicas, strict=True):
+        tokens = steps * replica.samples / minibatches * workload.sequence_tokens
+        for direction, load in _activation_bytes(placed, tokens).items():
             wan[direction] += load
     parts = {"pipeline": steps * max(pipelines), "reduction": steps * reduction, "update": steps * update}
     return Cost(sum(parts.values()), dict(wan), parts)
@@ -132,10 +157,10 @@ def _times(
     memo: dict[object, Times],
 ) -> Times:
     direction = (stage.site, placed[index + 1].site) if stage.hop else (stage.site, stage.site)
-    key = (stage.shape, stage.peers, stage.hop, direction)
+    key = (stage.shape, stage.peers, stage.hop, direction, tokens)
     if key not in memo:
         shared = max(flows.get(direction, 1), 1) * sharing.get(direction, 1)
-        memo[key] = micro_batch_times(stage, tokens, task.recompute, workload.sequence_tokens, shared)
+        memo[key] = micro_batch_times(stage, tokens, task.recompute, workload.attended_tokens, shared)
     return memo[key]
 
 
@@ -184,32 +209,35 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> li
 
 
 def inference_cost(name: str, task: TaskPlan, topology: Topology, workload: Workload) -> Cost:
-    """Return the seconds of one forward pass over the iteration's samples: the slowest replica.
-
-    Micro-batches flow through the stages one after another: sum f_i + sum hops + (m-1) max(f_i, hop bytes / beta).
-    """
-    tokens = task.micro_batch * workload.sequence_tokens
+    """Return the seconds of one forward pass over the iteration's samples: the slowest replica."""
     slowest = 0.0
     memo: dict[object, float] = {}
     for replica, placed in zip(task.replicas, place_all(name, task.replicas, topology, workload), strict=True):
         key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
         if key not in memo:
-            micro_batches = math.ceil(replica.samples / task.micro_batch)
-            memo[key] = forward_pipeline_seconds(placed, tokens, micro_batches, workload.sequence_tokens)
+            behind = expected_largest(len(task.replicas)) * variation(workload, replica.samples)
+            memo[key] = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload) * (1 + behind)
         slowest = max(slowest, memo[key])
     return Cost(slowest, {}, {"forward": slowest})
 
 
-def forward_pipeline_seconds(placed: Sequence[Placed], tokens: float, micro_batches: int, sequence: float) -> float:
-    """Return the time of m micro-batches of `tokens` tokens, forward only, through the stages."""
+def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch: int, workload: Workload) -> float:
+    """Return the time of so many samples in m micro-batches, forward only, through the stages.
+
+    m max(f_i, hop bytes / beta) + (what is left of sum f_i + sum hops) (1 + x_m variation): the longest micro-batch
+    is what the stages beside the slowest add (a proportionate flow shop: Pinedo, Scheduling, section 6.1).
+    """
+    micro_batches = math.ceil(samples / micro_batch)
+    tokens = samples / micro_batches * workload.sequence_tokens
     filling, period = 0.0, 0.0
     for stage in placed:
         shape, overhead = stage.shape, rates(stage.shape.gpu).overhead
-        product = tokens * forward_flops(shape, sequence) / rates(shape.gpu).prefill_flops
         activation = activation_bytes(shape, tokens)
         reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
-        forward = product + reduce + overhead.micro_batch / 3
+        forward = prefill_seconds(shape, tokens, workload.attended_tokens) + reduce + overhead.micro_batch / 3
         hop = Times(0.0, 0.0, stage.hop, activation)
         filling += forward + hop.hop_seconds
         period = max(period, forward, hop.hop_transfer)
-    return rates(placed[0].shape.gpu).overhead.inference_call + filling + (micro_batches - 1) * period
+    longest = 1 + expected_largest(micro_batches) * variation(workload, samples / micro_batches)
+    call = rates(placed[0].shape.gpu).overhead.inference_call
+    return call + micro_batches * period + max(filling - period, 0.0) * longest

@@ -10,7 +10,7 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology
-from hetrl.plan import Route, TaskPlan, WeightSync, site_of
+from hetrl.plan import Route, TaskPlan, WeightSync, node_of, site_of
 from hetrl.workload import ACTOR_TRAINING, Workload
 
 
@@ -36,16 +36,21 @@ def weight_routes(training: TaskPlan, generation: TaskPlan) -> WeightSync:
 
 
 def held_bytes(training: TaskPlan, workload: Workload) -> dict[str, float]:
-    """Return the weight bytes that each site holds of the actor trainer's first replica, whole (all ranks)."""
+    """Return the weight bytes that each node (`site/node`) holds of the actor trainer's first replica."""
     held: defaultdict[str, float] = defaultdict(float)
-    replica = training.replicas[0]
-    for index, stage in enumerate(replica.stages):
-        shape = stage_shape(ACTOR_TRAINING, replica, index, "cpu", workload)
-        held[site_of(stage.devices[0])] += shape.parameters * shape.tensor_parallel * workload.weight_bytes
-    if model_of(ACTOR_TRAINING, workload).tied_embeddings and len(replica.stages) > 1:
-        head = model_of(ACTOR_TRAINING, workload).head_parameters * workload.weight_bytes
-        held[site_of(replica.stages[-1].devices[0])] -= head  # the copy of the embedding is not sent
+    for stage, size in zip(training.replicas[0].stages, _stage_bytes(training, workload), strict=True):
+        held[node_of(stage.devices[0])] += size
     return dict(held)
+
+
+def _stage_bytes(training: TaskPlan, workload: Workload) -> list[float]:
+    """Return the bytes that each stage of the first replica sends, of all its ranks together."""
+    replica, model = training.replicas[0], model_of(ACTOR_TRAINING, workload)
+    shapes = [stage_shape(ACTOR_TRAINING, replica, index, "cpu", workload) for index in range(len(replica.stages))]
+    sizes = [shape.parameters * shape.tensor_parallel * workload.weight_bytes for shape in shapes]
+    if model.tied_embeddings and len(sizes) > 1:
+        sizes[-1] -= model.head_parameters * workload.weight_bytes  # the copy of the embedding is not sent
+    return sizes
 
 
 DELTA_INDEX_BYTES = 4  # of one changed weight's place, before compression
@@ -66,23 +71,23 @@ def weight_sync_cost(
 
     encode   the trainer's ranks copy their weights to host memory, all at once
     uplinks  the routes run at the same time; one uplink carries the sum of its routes
-    fan-out  inside a rollout site every node receives the set once over its NIC, chunks overlapping with the uplink
+    fan-out  a rollout node receives over its NIC what its own node does not hold, a node with weights sends them once
+             into its site; each node forwards, and the chunks overlap with the uplink
     load     each device takes its share (weights/TP) from host memory, plus the fixed pause of a version
     """
-    held = held_bytes(training, workload)
-    total = sum(held.values())
+    sizes, held = _stage_bytes(training, workload), held_bytes(training, workload)
     sent = 1.0
     if sync.encoding == "delta" and changed is not None:
         sent = min(changed * (workload.weight_bytes + DELTA_INDEX_BYTES) / workload.weight_bytes, 1.0)
     wan: defaultdict[Direction, float] = defaultdict(float)
     for route in sync.routes:
-        wan[route.source, route.target] += sent * held.get(route.source, 0.0)
+        wan[route.source, route.target] += sent * sum(size for n, size in held.items() if site_of(n) == route.source)
     by_site = _devices_by_site((*training.devices, *generation.devices), topology)
-    encode = max(_copy_seconds(stage.devices, held, topology) for stage in training.replicas[0].stages)
-    targets = [topology.device_by_id[name] for name in generation.devices]
-    fan_out = max(sent * total * 8 / (_nic_gbps(topology, device) * 1e9) for device in targets)
+    stages = zip(training.replicas[0].stages, sizes, strict=True)
+    encode = max(_copy_seconds(stage.devices, size, topology) for stage, size in stages)
+    fan_out = sent * _fan_out_seconds(held, generation, topology)
     transfer = max(encode, _uplink_seconds(wan, by_site, topology), fan_out)
-    return SyncCost(transfer, _pause_seconds(generation, sent * total, topology), dict(wan))
+    return SyncCost(transfer, _pause_seconds(generation, sent * sum(sizes), topology), dict(wan))
 
 
 def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, list[Device]]:
@@ -93,12 +98,21 @@ def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, li
     return dict(found)
 
 
-def _nic_gbps(topology: Topology, device: Device) -> float:
-    return topology.node_by_id[f"{device.site}/{device.node}"].nic_gbps
+def _copy_seconds(devices: tuple[str, ...], size: float, topology: Topology) -> float:
+    return size / len(devices) / rates(topology.device_by_id[devices[0]].gpu).host_bytes_per_s
 
 
-def _copy_seconds(devices: tuple[str, ...], held: dict[str, float], topology: Topology) -> float:
-    return held[site_of(devices[0])] / len(devices) / rates(topology.device_by_id[devices[0]].gpu).host_bytes_per_s
+def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: Topology) -> float:
+    """Return the slowest NIC: of a rollout node what it lacks, of a node with weights all it has, for its site."""
+    total, times = sum(held.values()), [0.0]
+    nodes = dict.fromkeys(node_of(device) for device in generation.devices)
+    for node in dict.fromkeys((*nodes, *held)):
+        nic = topology.node_by_id[node].nic_gbps * 1e9 / 8
+        if node in nodes:
+            times.append((total - held.get(node, 0.0)) / nic)
+        if any(site_of(other) == site_of(node) for other in nodes if other != node):
+            times.append(held.get(node, 0.0) / nic)
+    return max(times)
 
 
 def _uplink_seconds(wan: Mapping[Direction, float], by_site: dict[str, list[Device]], topology: Topology) -> float:

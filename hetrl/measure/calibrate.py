@@ -34,8 +34,7 @@ MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "milliseconds")
 SERVING = ("generation", "decode-layer", "prefill-layer")
 KINDS = (*SERVING, "training")
 PRIOR = {"decode": 0.8, "prefill": 0.75, "training": 0.6, "step": 0.002, "activation_traffic": 1.0, "exposed": 0.2}
-_WIDTH = math.log(10)  # a parameter ten times its prior counts as much as
-_WIDTH_POINT = 0.1  # a point that is off by 10 %
+PRIOR_WEIGHT = 0.1 / math.log(10)  # a parameter ten times its prior counts as much as a point that is off by 10 %
 _STEP = 1e-4  # of the finite differences
 _ROUNDS = 40
 Parameters = dict[tuple[str, str], float]  # (kind, GPU type, engine release or nothing) -> value
@@ -190,21 +189,26 @@ def _least_squares(
         values = {**start, **dict(zip(keys, numpy.exp(logs).tolist(), strict=True))}
         with using(_fitted(values, all_points)):
             ratios = [math.log(predicted(point) / point.value) for point in points]
-        return numpy.array([*ratios, *((logs - prior) * (_WIDTH_POINT / _WIDTH))])
+        return numpy.array([*ratios, *((logs - prior) * PRIOR_WEIGHT)])
 
-    logs = prior.copy()
-    current = errors(logs)
+    return dict(zip(keys, numpy.exp(minimise(errors, prior)).tolist(), strict=True))
+
+
+def minimise(errors: Callable[[numpy.ndarray], numpy.ndarray], start: numpy.ndarray) -> numpy.ndarray:
+    """Return where the sum of squared errors is least, from `start`: Gauss-Newton steps with halving."""
+    at = start.copy()
+    current = errors(at)
     for _ in range(_ROUNDS):
-        columns = [(errors(logs + _STEP * unit) - current) / _STEP for unit in numpy.eye(len(keys))]
+        columns = [(errors(at + _STEP * unit) - current) / _STEP for unit in numpy.eye(len(at))]
         direction = numpy.linalg.lstsq(numpy.stack(columns, axis=1), -current, rcond=None)[0]
-        direction *= min(1.0, 0.7 / max(float(abs(direction).max()), 1e-12))  # at most a factor of two
+        direction *= min(1.0, 0.7 / max(float(abs(direction).max()), 1e-12))  # in logarithms at most a factor of two
         scale = 1.0
-        while scale > 1e-3 and (following := errors(logs + scale * direction)) @ following >= current @ current:
+        while scale > 1e-3 and (following := errors(at + scale * direction)) @ following >= current @ current:
             scale /= 2
         if scale <= 1e-3:
             break
-        logs, current = logs + scale * direction, following
-    return dict(zip(keys, numpy.exp(logs).tolist(), strict=True))
+        at, current = at + scale * direction, following
+    return at
 
 
 def document(numbers: Fitted, found: Sequence[Residual]) -> str:

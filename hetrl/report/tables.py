@@ -12,7 +12,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetrl.cost.efficiency import Efficiency
 from hetrl.hardware import Node, Site, Topology, gpu_type
+from hetrl.measure.measured import Measured
 from hetrl.plan import Plan
 from hetrl.report.rows import TaskRow, task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
@@ -135,8 +137,52 @@ def _versions(versions: Collection[Mapping[str, Any]]) -> str:
     return f"{len(versions)}, {byte_figure(sum(entry['bytes'] for entry in versions))}" if versions else ""
 
 
+def measured_tables(measured: Measured, before: Efficiency) -> RenderableType:
+    """Return what a machine reached, the shares that follow, the check of sizes not fitted, and what is missing.
+
+    `before` are the shares that the cost model would take without this file.
+    """
+    models = {str(one.question["architecture"]) for one in measured.measurements if "architecture" in one.question}
+    layers = f"; layers of {', '.join(sorted(models))}" if models else ""
+    reached = _table(f"{measured.gpu}: {measured.machine['device']}{layers}", "what", "rate", "median", "spread")
+    for one in measured.measurements:
+        unit, size = _RATE_UNITS[one.unit]
+        rate = f"{figure(one.rate / size)} {unit}"
+        _add(reached, one.name, rate, _milliseconds(one.median_seconds), f"{one.spread:.0%}")
+    parts: list[RenderableType] = [reached, _shares_table(measured, before)]
+    if measured.exchange is not None:
+        link = measured.exchange
+        fitted = f"all-reduce: {figure(2 * link.delay_ms)} ms + bytes at {figure(link.gbps)} Gbps"
+        parts.append(Text(f"{fitted} ({link.backend}, {link.ranks} ranks)\n"))
+    if measured.checks:
+        checks = _table("Prediction of sizes not used in the fit", "layer", "measured", "predicted", "error")
+        for check in measured.checks:
+            times = map(_milliseconds, (check.measured_seconds, check.predicted_seconds))
+            _add(checks, check.name, *times, f"{check.error:+.0%}")
+        parts.append(checks)
+    return Stack(*parts, *(Text(f"not measured: {one.kind}: {one.why}") for one in measured.skipped))
+
+
+_RATE_UNITS = {"flops": ("GFLOP/s", 1e9), "bytes": ("GB/s", 1e9), "tokens": ("tokens/s", 1.0)}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{figure(seconds * 1e3)} ms"
+
+
+def _shares_table(measured: Measured, before: Efficiency) -> Table:
+    table = _table("Shares of the catalogue's figures", "phase", "share", "before", "of")
+    entry = gpu_type(measured.gpu)
+    for phase, share in measured.shares.items():
+        of = f"{entry.memory_gb_per_s:g} GB/s" if phase == "decode" else f"{entry.peak_tflops:g} TFLOP/s"
+        source = "inferred" if phase in before.inferred else "calibrated"
+        _add(table, phase, figure(share), f"{figure(getattr(before, phase))} {source}", of)
+    return table
+
+
 _RIGHT = {"memory", "network", "delay (one way)", "bandwidth", "1 GB takes", "samples", "predicted", "measured"}
-_MAY_WRAP = {"nodes", "engines", "devices", "value"}
+_RIGHT |= {"rate", "median", "spread", "share", "error"}
+_MAY_WRAP = {"what", "layer", "nodes", "engines", "devices", "value"}
 
 
 def _table(title: str, *columns: str, headers: bool = True) -> Table:

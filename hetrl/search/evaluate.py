@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from hetrl.cost.iteration import GroupTimes, iteration_seconds, task_cost
+from hetrl.cost.iteration import GroupTimes, group_times, iteration_seconds, task_cost
 from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
 from hetrl.plan import TaskPlan, site_of
 from hetrl.search.groups import GroupPlan, GroupPlanner
@@ -87,16 +87,16 @@ class Evaluator:
             return [group.times for group in groups]
         problem, times = self.space.problem, []
         for group in groups:
-            seconds = group.times.trainings
-            if any(direction in sharing for direction in group.wan):
-                trainings = [name for name in group.tasks if name in TRAININGS]
-                costs = [
-                    task_cost(name, group.tasks[name], problem.topology, problem.workload, sharing)
-                    for name in trainings
-                ]
-                seconds = sum(cost.seconds for cost in costs)
-            before = group.times
-            times.append(GroupTimes(before.generation, before.inferences, seconds, before.switches))
+            trainings = {name: group.tasks[name] for name in group.tasks if name in TRAININGS}
+            if not trainings or not any(direction in sharing for direction in group.wan):
+                times.append(group.times)
+                continue
+            costs = {
+                name: task_cost(name, task, problem.topology, problem.workload, sharing)
+                for name, task in trainings.items()
+            }
+            slowed = group_times(trainings, costs, problem.topology, problem.workload).trainings
+            times.append(replace(group.times, trainings=slowed))
         return times
 
     def _sync(self, groups: Sequence[GroupPlan]) -> tuple[float, float]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from hetrl.cost.efficiency import rates
-from hetrl.cost.iteration import GroupTimes, switch_seconds, task_cost
+from hetrl.cost.iteration import GroupTimes, group_times, switch_seconds, task_cost
 from hetrl.cost.memory import Footprint, task_footprints
 from hetrl.cost.network import Direction
 from hetrl.cost.stages import model_of
+from hetrl.cost.training import Cost
 from hetrl.plan import TaskPlan, node_of
 from hetrl.search.serving_layouts import generation_layouts, inference_layouts
 from hetrl.search.space import Allotment, Chunk, Space
@@ -129,20 +130,15 @@ class GroupPlanner:
         footprints = self._footprints(plans)
         if footprints is None:
             return None
-        seconds = {name: option.seconds for name, option in zip(others, chosen, strict=True)}
+        costs = {name: Cost(option.seconds, {}, {}) for name, option in zip(others, chosen, strict=True)}
+        problem = self.space.problem
         if ACTOR_GENERATION in tasks:
             generation = self._generation(chunks, footprints)
             if generation is None:
                 return None
-            plans[ACTOR_GENERATION], seconds[ACTOR_GENERATION] = generation
-        problem = self.space.problem
-        switches = sum(switch_seconds(n, task, problem.topology, problem.workload) for n, task in plans.items())
-        times = GroupTimes(
-            seconds.get(ACTOR_GENERATION, 0.0),
-            sum(seconds.get(name, 0.0) for name in INFERENCES),
-            sum(seconds.get(name, 0.0) for name in TRAININGS),
-            switches,
-        )
+            plans[ACTOR_GENERATION] = generation[0]
+            costs[ACTOR_GENERATION] = task_cost(ACTOR_GENERATION, generation[0], problem.topology, problem.workload)
+        times = group_times(plans, costs, problem.topology, problem.workload)
         wan = frozenset(direction for option in chosen for direction in option.wan)
         return GroupPlan({name: plans[name] for name in tasks}, times, wan, tuple(chunks))
 

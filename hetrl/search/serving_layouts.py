@@ -49,7 +49,7 @@ def inference_layouts(space: Space, name: str, chunks: Sequence[Chunk]) -> Itera
         pools = _pools(space, name, chunks, fits, factor)
 
         def times(placed: Sequence[Placed], task: TaskPlan = task) -> _Table:
-            return _forward_table(tuple(placed), task.micro_batch, workload.samples, workload.sequence_tokens)
+            return _forward_table(tuple(placed), task.micro_batch, workload)
 
         if found := _with_samples(name, task, pools, times, 1, topology, workload):
             yield found
@@ -60,10 +60,8 @@ def _forward_micro_batch(workload: Workload) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _forward_table(placed: tuple[Placed, ...], micro_batch: int, samples: int, sequence: float) -> _Table:
-    tokens = micro_batch * sequence
-    first, second = (forward_pipeline_seconds(placed, tokens, count, sequence) for count in (1, 2))
-    return tuple(first + (n - 1) // micro_batch * (second - first) for n in range(1, samples + 1))
+def _forward_table(placed: tuple[Placed, ...], micro_batch: int, workload: Workload) -> _Table:
+    return tuple(forward_pipeline_seconds(placed, n, micro_batch, workload) for n in range(1, workload.samples + 1))
 
 
 def generation_layouts(
@@ -138,10 +136,10 @@ def _cap_gb(
 
 @lru_cache(maxsize=4096)
 def _generation_table(server: Server, limit: float, workload: Workload) -> _Table:
-    steady = workload.mode == "async" and workload.max_staleness > 0
-    shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response, steady)
-    units = range(1, workload.samples // workload.samples_per_prompt + 1)
-    return tuple(replica_seconds(server, n * workload.samples_per_prompt, limit, *shape) for n in units)
+    group = workload.samples_per_prompt
+    shape = (workload.prompt_tokens, group, workload.response, workload.staleness, workload.samples)
+    units = range(1, workload.samples // group + 1)
+    return tuple(replica_seconds(server, n * group, limit, *shape).busy for n in units)
 
 
 def _pools(

@@ -2,7 +2,7 @@
 
     admit:    groups start while (max_staleness + version + 1) x batch - (trained + waiting + running) > 0
     generate: replicas draw samples, chunk by chunk                                      (`rollouts`)
-    batch:    as soon as a batch of groups waits, oldest first, without those that are too old:
+    batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
               the inferences, each in its group's turn; then the trainings               (`pipelines`)
               then the weights travel and are loaded, and a version more is served       (`weights`)
 
@@ -107,12 +107,13 @@ class _Play:
         self.changed.fire()
 
     def _batches(self) -> Process:
-        """Form batches as soon as there are enough groups, and send each on its way."""
+        """Form a batch once there are enough groups and the last one leaves room; send it on its way."""
         sent, served = Signal(), Signal()
         sent.fire()
         served.fire()
+        self._admit()
         while True:
-            self._admit()
+            self._sweep()
             while len(self.waiting) < self.batch:
                 self.changed = Signal()
                 yield self.changed
@@ -121,8 +122,9 @@ class _Play:
             groups = [self.waiting.pop(number) for number in numbers]
             self.trained.append(tuple(numbers))
             lengths = [length for group in groups for length in group.lengths]
-            before, sent = (sent, served), Signal()
-            served = self.setting.clock.start(self._iteration(lengths, before, sent))
+            before, sent, room = (sent, served), Signal(), Signal()
+            served = self.setting.clock.start(self._iteration(lengths, before, sent, room))
+            yield room
 
     def _sweep(self) -> None:
         stale = [n for n, group in self.waiting.items() if len(self.trained) - group.version > self.staleness]
@@ -134,10 +136,15 @@ class _Play:
 
     # --- one iteration ---
 
-    def _iteration(self, lengths: Sequence[int], before: tuple[Signal, Signal], sent: Signal) -> Process:
-        """Train a batch and serve a version; `before`: the last version was sent, was served."""
-        yield from all_of([self._start(name, lengths) for name in INFERENCES if name in self.plan.tasks])
-        yield from all_of([self._start(name, lengths) for name in TRAININGS if name in self.plan.tasks])
+    def _iteration(self, lengths: Sequence[int], before: tuple[Signal, Signal], sent: Signal, room: Signal) -> Process:
+        """Train a batch and serve a version; `before`: the last version was sent, was served.
+
+        There is `room` for the next batch once this one has passed its first station.
+        """
+        for kind in (INFERENCES, TRAININGS):
+            if names := [name for name in kind if name in self.plan.tasks]:
+                yield from all_of([self._start(name, lengths) for name in names])
+                room.fire()
         yield before[0]
         began = self.setting.clock.now
         yield from self.weights.transfer()

@@ -11,13 +11,10 @@ A group is the samples of one prompt; its lengths come from the seed and its num
 
 from __future__ import annotations
 
-import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from statistics import NormalDist
 
 from hetrl.cost.efficiency import rates
 from hetrl.cost.generation import Server, batch_limit, prompts_seconds, server_of, step_seconds
@@ -26,40 +23,9 @@ from hetrl.hardware import Device
 from hetrl.plan import TaskPlan
 from hetrl.simulate.events import Process, Signal, all_of
 from hetrl.simulate.pipelines import Setting
-from hetrl.workload import ACTOR_GENERATION, Lengths, Workload
+from hetrl.workload import ACTOR_GENERATION, Workload
 
 CHUNK_TOKENS = 16  # what arrives waits for the end of the chunk
-LOGNORMAL_SIGMA = 1.0  # spread of the logarithm of lengths that only have a mean and a maximum
-
-
-def draw_lengths(response: Lengths, count: int, rng: random.Random) -> tuple[int, ...]:
-    """Return response lengths from the distribution: whole tokens, at least 1, at most `maximum`.
-
-    fixed: `maximum` each; uniform: between 2 mean - maximum and maximum; lognormal: cut off at `maximum`, with the
-    median that gives `mean` after the cut.
-    """
-    if response.kind == "fixed":
-        return (response.maximum,) * count
-    if response.kind == "uniform":
-        least = 2 * response.mean - response.maximum
-        drawn = [rng.uniform(least, response.maximum) for _ in range(count)]
-    else:
-        middle = _log_median(response.mean, response.maximum)
-        drawn = [rng.lognormvariate(middle, LOGNORMAL_SIGMA) for _ in range(count)]
-    return tuple(min(max(round(length), 1), response.maximum) for length in drawn)
-
-
-@cache
-def _log_median(mean: float, maximum: int) -> float:
-    """Return mu with E[min(X, maximum)] = mean for a lognormal X (bisection on its closed form)."""
-    normal, sigma, cut = NormalDist(), LOGNORMAL_SIGMA, math.log(maximum)
-    low, high = math.log(mean) - sigma * sigma, cut + 10 * sigma
-    for _ in range(60):
-        mu = (low + high) / 2
-        kept = math.exp(mu + sigma * sigma / 2) * normal.cdf((cut - mu) / sigma - sigma)
-        short = kept + maximum * (1 - normal.cdf((cut - mu) / sigma)) < mean
-        low, high = (mu, high) if short else (low, mu)
-    return (low + high) / 2
 
 
 @dataclass(eq=False)
@@ -230,7 +196,7 @@ class Generation:
         """Return the group of a prompt with its drawn lengths."""
         workload: Workload = self._setting.workload
         rng = random.Random(f"{self._seed}/{number}")
-        return Group(number, draw_lengths(workload.response, workload.samples_per_prompt, rng), version)
+        return Group(number, workload.response.draw(workload.samples_per_prompt, rng), version)
 
     def deal(self, groups: Sequence[Group]) -> None:
         """Send the groups of one iteration to the replicas as the plan divides them."""

@@ -49,7 +49,7 @@ class WeightSync:
         self._sources = []
         for members in _by_node(trainer):
             here = members[0].site
-            size = self._held[here] * len(members) / sum(device.site == here for device in trainer)
+            size = self._held[f"{here}/{members[0].node}"]
             targets = [list(nodes.values()) for s, nodes in rollouts.items() if s == here or (here, s) in allowed]
             chains = tuple(self._chain(members[0], nodes) for nodes in targets)
             self._sources.append(_Source(tuple(members), size, chains))

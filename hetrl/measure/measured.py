@@ -1,0 +1,215 @@
+"""What one machine measured: `topology/measured/NAME-DATE.json`, format `hetrl-measured/1`, written by `hetrl profile`.
+
+A file is dated and never edited. It has every raw sample, so that what was derived from them can be derived again, and
+a line for each thing that could not be measured. Seconds are of one repetition; `work` is what one repetition does, in
+FLOPs, bytes or tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError
+
+from hetrl.cost.efficiency import PHASES
+from hetrl.errors import UsageError
+from hetrl.files import replace_json
+from hetrl.hardware import gpu_catalogue, gpu_type
+
+FORMAT = "hetrl-measured/1"
+FRESH = timedelta(days=7)  # older files are flagged where they are used
+Phase = Annotated[str, Field(pattern=f"^({'|'.join(PHASES)})$")]
+Use = Literal["fit", "held out", "record"]
+Question = Mapping[str, str | int | float]
+_Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One question to the machine and every answer: `seconds` of the repetitions after `warm_up` others.
+
+    `use` says whether the efficiencies were fitted to it, whether it checks them, or neither.
+    """
+
+    kind: str
+    question: Question
+    unit: str  # of `work`: flops | bytes | tokens
+    work: Annotated[float, Field(gt=0)]
+    warm_up: int
+    seconds: Annotated[tuple[_Number, ...], Field(min_length=1)]
+    use: Use = "record"
+
+    @property
+    def median_seconds(self) -> float:
+        """Return the median of the repetitions."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Return the distance of the quartiles over the median; 0 for fewer than two repetitions."""
+        if len(self.seconds) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (high - low) / self.median_seconds
+
+    @property
+    def rate(self) -> float:
+        """Return the work per second at the median."""
+        return self.work / self.median_seconds
+
+    @property
+    def name(self) -> str:
+        """Return kind and question in one line, without the architecture."""
+        words = [str(value) for key, value in self.question.items() if isinstance(value, str) and key != "architecture"]
+        numbers = [f"{key} {value}" for key, value in self.question.items() if not isinstance(value, str)]
+        return ", ".join([" ".join([self.kind, *words]), *numbers])
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """What was not measured, and why."""
+
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """A layer's time that the fit did not see, as the cost model predicts it with the fitted shares."""
+
+    name: str
+    measured_seconds: _Number
+    predicted_seconds: _Number
+
+    @property
+    def error(self) -> float:
+        """Return predicted / measured - 1."""
+        return self.predicted_seconds / self.measured_seconds - 1
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An all-reduce between two ranks of the machine: `2 delay + 2 (n-1)/n bytes / bandwidth` (hetrl.cost.network)."""
+
+    backend: str
+    ranks: int
+    delay_ms: Annotated[float, Field(ge=0)]
+    gbps: _Number
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One file: where and when, every measurement, and what follows from them for the GPU type `gpu`.
+
+    `shares` are the efficiencies per phase (hetrl.cost.efficiency.Efficiency), for the phases that could be measured.
+    """
+
+    gpu: str
+    measured_at: AwareDatetime
+    command: str
+    machine: Mapping[str, str | int | float]
+    software: Mapping[str, str]
+    measurements: tuple[Measurement, ...]
+    skipped: tuple[Skipped, ...] = ()
+    shares: Mapping[Phase, _Number] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    exchange: Exchange | None = None
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON object of the file."""
+        return {"format": FORMAT, **asdict(self), "measured_at": self.measured_at.isoformat(timespec="seconds")}
+
+    def is_stale(self, now: datetime) -> bool:
+        """Return whether it is older than a week."""
+        return now - self.measured_at > FRESH
+
+
+def parse(document: Any, where: str) -> Measured:
+    """Return the value of a parsed file; UsageError names `where` and the key that is wrong."""
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise UsageError(f'{where}: expected the format "{FORMAT}", found {found}; `hetrl profile` writes such files')
+    try:
+        values = {key: value for key, value in document.items() if key != "format"}
+        found = TypeAdapter(Measured).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise UsageError(
+            f"{where}: {key}: {first['msg']}; do not edit it, measure again with `hetrl profile`"
+        ) from None
+    gpu_type(found.gpu, f"{where}: ")
+    return found
+
+
+def read_measured(path: Path) -> Measured:
+    """Read one file; raises UsageError where it cannot be read or is no measured file."""
+    return parse(_read_json(path), str(path))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}") from None
+
+
+def _is_measured(path: Path) -> bool:
+    """Return whether a file names this format: inventories and links are measured into the same directory."""
+    document = _read_json(path)
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
+def read_all(paths: Iterable[Path]) -> dict[Path, Measured]:
+    """Read files, and those of this format in directories; raises UsageError for a directory without any."""
+    found: dict[Path, Measured] = {}
+    for path in paths:
+        inside = [one for one in sorted(path.glob("*.json")) if _is_measured(one)] if path.is_dir() else [path]
+        if not inside:
+            raise UsageError(
+                f"{path}: holds no measured file (*.json); `hetrl profile --out {path}/NAME.json` writes one"
+            )
+        found |= {one: read_measured(one) for one in inside}
+    return found
+
+
+def write_measured(path: Path, measured: Measured) -> None:
+    """Write one file in one go; raises OSError."""
+    replace_json(path, measured.to_json())
+
+
+def merge(files: Iterable[Measured]) -> dict[str, dict[str, float]]:
+    """Return {GPU type: {phase: share}}: each from the latest file that has it."""
+    merged: dict[str, dict[str, float]] = {}
+    for one in sorted(files, key=lambda file: file.measured_at):
+        if one.shares:
+            merged.setdefault(one.gpu, {}).update(one.shares)
+    return merged
+
+
+def gpu_of(device: str) -> str | None:
+    """Return the catalogue type of a device by the name that its driver gives it; None where none fits.
+
+    The parts of a catalogue name must all be words of the driver's (`NVIDIA A100-SXM4-80GB`: a100, 80gb); of several
+    the one with the most parts is meant.
+    """
+    words = set(re.split(r"[^a-z0-9]+", device.lower()))
+    fitting = [name for name in gpu_catalogue() if words.issuperset(name.split("-"))]
+    return max(fitting, key=lambda name: (name.count("-"), name), default=None)
+
+
+def file_name(host: str, gpu: str, measured_at: datetime) -> str:
+    """Return `HOST-GPU-DATE.json`; letters of the host that a file name should not have become dashes."""
+    safe = re.sub(r"[^A-Za-z0-9.]+", "-", host).strip("-.") or "host"
+    return f"{safe}-{gpu}-{measured_at:%Y-%m-%d}.json"

@@ -1,0 +1,22 @@
+"""Put what machines measured before what is published, and say where it is old."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hetrl.cost.efficiency import prefer
+from hetrl.measure.measured import Measured, merge
+from launch.show import from_here
+
+
+def put_in_force(files: Mapping[Path, Measured]) -> None:
+    """Predict with the shares of these files from here on, and with no others; warns of files older than a week."""
+    now = datetime.now(UTC)
+    for path, one in files.items():
+        if one.is_stale(now):
+            date = f"{one.measured_at:%Y-%m-%d}"
+            print(f"warning: {from_here(path)} is of {date}; measure again with `hetrl profile`", file=sys.stderr)
+    prefer(merge(files.values()))
