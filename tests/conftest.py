@@ -13,7 +13,7 @@ settings.load_profile("hetrl")
 
 HERE = Path(__file__).parent
 # The layers of tests that start services, and the seconds that one test of each may take.
-LAYER_SECONDS = {"engines": 300, "end_to_end": 900, "slurm": 600}
+LAYER_SECONDS = {"engines": 300, "end_to_end": 900, "lab": 600, "slurm": 600}
 REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
 
 

@@ -80,7 +80,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         changed("warm_start", "max_step", to=8),
         'unknown key "warm_start.max_step"; did you mean "max_steps"?',
     ),
-    "unknown key like none": (changed("batch", "zzz", to=8), "known keys: prompt_tokens, response_lengths, response_tokens, samples"),
+    "unknown key like none": (
+        changed("batch", "zzz", to=8),
+        "known keys: prompt_tokens, response_lengths, response_tokens, samples",
+    ),
     "missing key": (changed("data", to=...), 'the key "data" is missing'),
     "missing nested key": (changed("batch", "samples", to=...), 'the key "batch.samples" is missing'),
     "no number": (changed("steps", to="many"), "steps: "),

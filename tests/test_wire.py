@@ -13,8 +13,10 @@ _LEAVES: dict[object, st.SearchStrategy[object]] = {
     int: st.integers(-(2**63), 2**64 - 1),
     float: st.floats(allow_nan=False),
     str: st.text(max_size=10),
+    bytes: st.binary(max_size=10),
     bool: st.booleans(),
     type(None): st.none(),
+    wire.Priority: st.sampled_from(wire.Priority),
 }
 
 
@@ -26,6 +28,8 @@ def _values(kind: object) -> st.SearchStrategy[object]:
         fields = msgspec.structs.fields(kind)
         return st.fixed_dictionaries({field.name: _values(field.type) for field in fields}).map(lambda v: kind(**v))
     arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple and ... not in arguments:
+        return st.tuples(*map(_values, arguments))
     if typing.get_origin(kind) is tuple:
         return st.lists(_values(arguments[0]), max_size=3).map(tuple)
     if typing.get_origin(kind) is dict:
@@ -80,6 +84,12 @@ def test_another_format_is_refused() -> None:
 def test_an_unknown_or_incomplete_message_is_refused(raw: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         wire.decode_message(msgspec.msgpack.encode(raw))
+
+
+def test_what_carries_tensors_or_samples_is_not_control() -> None:
+    begin = wire.WeightsBegin(version=1, encoding="full")
+    priorities = [wire.priority_of(message) for message in (wire.Done(), wire.Score(0, "values", ()), begin)]
+    assert priorities == [wire.Priority.CONTROL, wire.Priority.DATA, wire.Priority.WEIGHTS]
 
 
 def test_receivers_are_grouped_by_site_in_order() -> None:

@@ -1,7 +1,7 @@
 """What a process of a run knows at its start: the files that were staged in its site's own directory.
 
 config.yaml   the experiment          plan.json   the plan
-site.json     run, site, lead_site, bind (the gateway's endpoint), gpus
+site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus
 keys.json     the site's CURVE keys (0600)
 """
 
@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hetrl.config import Experiment
+from hetrl.config import Experiment, seconds_of
 from hetrl.errors import HetrlError
 from hetrl.plan import Plan, site_of
 from hetrl.plan_json import read_plan
 from hetrl.runtime import wire
 from hetrl.runtime.keys import read_keys
 from hetrl.runtime.member import Member, RunAborted
+from hetrl.runtime.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
 from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
 from hetrl.yaml_file import read_yaml
 
@@ -57,7 +58,7 @@ class Context:
     def member(self, role: str, instance: int = 0) -> Member:
         """Return the member of this role at this site, not yet connected."""
         keys = read_keys(self.directory / "keys.json")
-        return Member(wire.address(self.site, role, instance), self.run, self.gateway, keys)
+        return Member(wire.address(self.site, role, instance), self.run, self.gateway, keys, self.directory)
 
     @asynccontextmanager
     async def joined(self, role: str, instance: int = 0) -> AsyncIterator[Member]:
@@ -96,16 +97,24 @@ class Context:
 
 
 def read_context(directory: Path) -> Context:
-    """Read a site's directory."""
+    """Read a site's directory; where the gateway's address is not known beforehand, wait until the gateway says it.
+
+    Raises GangTimeoutError where it does not.
+    """
     site = json.loads((directory / "site.json").read_text())
+    experiment = read_yaml(directory / "config.yaml", Experiment)
+    gateway = site["bind"]
+    if gateway is None:
+        timeout_seconds = seconds_of(experiment.launch.gang_timeout)
+        gateway = wait_for_endpoint(directory / GATEWAY_ENDPOINT, timeout_seconds, f"the gateway of {site['site']}")
     return Context(
         directory=directory,
         run=site["run"],
         site=site["site"],
         lead_site=site["lead_site"],
-        gateway=site["bind"],
+        gateway=gateway,
         gpus=site["gpus"],
-        experiment=read_yaml(directory / "config.yaml", Experiment),
+        experiment=experiment,
         plan=read_plan(directory / "plan.json"),
     )
 

@@ -29,6 +29,7 @@ from hetrl.runtime.context import CONTROLLER, GENERATION, Context, exit_with, lo
 from hetrl.runtime.data import Source, open_source
 from hetrl.runtime.feed import Feed, oldest_version
 from hetrl.runtime.learner import Learner, timed
+from hetrl.runtime.link_metrics import LinkMeter
 from hetrl.runtime.member import Member
 from hetrl.runtime.membership import Membership
 from hetrl.runtime.model_directory import ensure_model_directory
@@ -57,6 +58,8 @@ class Run:
         self.sampler = self._make_sampler(scorer)
         self.policy = self._make_policy()
         self.learner = Learner(self.policy, self.experiment.algorithm, self.pad_token)
+        others = [site for site in context.plan.site_order if site != context.lead_site]
+        self.links = LinkMeter(member, (context.lead_site, *others))
 
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
@@ -102,8 +105,7 @@ class Run:
                 await self.save_when_due(step)
         finally:
             await feed.close()
-        links = await self.link_bytes()
-        self.record.summary(self.context.run, self.experiment.name, self.context.plan, links)
+        self.record.summary(self.context.run, self.experiment.name, self.context.plan, await self.link_stats())
         self.record.events.append("finished")
 
     async def publish(self) -> wire.Published:
@@ -143,20 +145,18 @@ class Run:
             "dropped_groups": feed.dropped - dropped,
             "weight_bytes": published.bytes,
             "seconds": {task: round(value, 4) for task, value in seconds.items()},
+            **await self.links.read(step),
         }
         self.record.step(row, self.experiment.steps)
 
-    async def link_bytes(self) -> dict[str, int]:
-        """Return the bytes that crossed each link of the lead site so far, both directions."""
+    async def link_stats(self) -> wire.LinkStatsReply:
+        """Return what crossed the links of the lead site so far."""
         gateway = wire.address(self.context.site, "gateway")
         reply = await self.member.request(
             gateway, wire.LinkStats(), timeout_seconds=LINK_STATS_SECONDS, doing="read the link counters"
         )
         assert isinstance(reply.message, wire.LinkStatsReply)
-        return {
-            f"{self.context.site}-{site}": link.bytes_sent + link.bytes_received
-            for site, link in reply.message.links.items()
-        }
+        return reply.message
 
 
 async def control(context: Context) -> None:

@@ -1,39 +1,43 @@
 """The gateway of one site: the only process there that speaks to other sites.
 
-    member --CURVE--> ROUTER of its site --one copy per site, CURVE--> ROUTER of the other site --> each receiver there
+    member --> ROUTER of its site --one copy per site--> ROUTER of the other site --> each receiver there
 
-Reading never stops, so that no two sites can wait for each other: what bounds the queues is the window of each sender
-(`hetrl.runtime.window`). A message that cannot be handed over comes back to its source as `Undeliverable`.
+A gateway routes and forgets. It never stops reading, so that no two sites can wait for each other; what it cannot hold
+it drops, and the members see to it that everything arrives once and in order (`hetrl.runtime.exchange`). What will
+never arrive comes back to its source as `Undeliverable`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import errno
-import json
 import logging
-import signal
-import sys
-from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
-from zmq.utils.monitor import recv_monitor_message
 
-from hetrl.errors import HetrlError, UsageError
+from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.keys import SiteKeys, read_keys
-from hetrl.runtime.lane import Attempt, Lane, Parcel
-from hetrl.runtime.sockets import LINGER_SECONDS, NO_ANSWER, client_socket, gateway_of, server_socket, sizes
+from hetrl.runtime.admission import Admission
+from hetrl.runtime.chunks import bytes_of
+from hetrl.runtime.endpoints import listen
+from hetrl.runtime.keys import SiteKeys
+from hetrl.runtime.lane import Attempt, Parcel
+from hetrl.runtime.link import STREAMS, Link
+from hetrl.runtime.seat import Seat
+from hetrl.runtime.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket, watch
+from hetrl.runtime.wire import NO_ANSWER, gateway_of
 
 HOLD_SECONDS = 300.0  # engines take minutes to come up, in any order
-_LINK_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+PATIENCE_SECONDS = 30.0
+# The windows of eight senders. A lane that is full drops chunks, which their senders send again.
+LANE_BYTES = 512 * 2**20
+SEATS = 4096  # members of one site that a gateway knows of
+_TICK_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +45,10 @@ _log = logging.getLogger(__name__)
 class Gateway:
     """Hands messages from members of `site` to members anywhere in `run`; `serve` does the work.
 
-    `peers` are the endpoints of the other sites' gateways. Messages for a member or a site that is not up yet are
-    held for `hold_seconds`.
+    `peers` are the endpoints of the other sites' gateways; each is reached by one connection for control and `STREAMS`
+    for the rest, unless `streams` names another number. In `directory`, of mode 0700, members of this node find a unix
+    socket. Messages for a member or a site that is not up yet are held for `hold_seconds`; a site that was up and does
+    not answer for `patience_seconds` is given up until it does.
     """
 
     def __init__(
@@ -53,264 +59,246 @@ class Gateway:
         peers: Mapping[str, str],
         keys: SiteKeys,
         *,
+        directory: Path | None = None,
         hold_seconds: float = HOLD_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        streams: Mapping[str, int] = MappingProxyType({}),
+        seats: int = SEATS,
+        lane_bytes: int = LANE_BYTES,
     ) -> None:
         strangers = sorted(set(peers) - set(keys.peers) - {site})
         if strangers or keys.site != site:
             raise HetrlError(f"{site}: the key file of {keys.site} does not fit (no key of {strangers}); submit again")
         self.site, self.address = site, gateway_of(site)
-        self.refused = 0
-        self.malformed = 0
-        self._run, self._bind_endpoint, self._keys = run, bind_endpoint, keys
+        self.malformed = self.not_admitted = 0
+        self._run, self._keys = run, keys
+        self._bind_endpoint, self._directory = bind_endpoint, directory
         self._endpoints = {peer: endpoint for peer, endpoint in peers.items() if peer != site}
-        self._sites = keys.site_by_key()
-        self._hold_seconds = hold_seconds
-        self._members: dict[str, bytes] = {}
-        self._links: dict[str, zmq.asyncio.Socket] = {}
-        self._up: set[str] = set()
-        self._met: set[str] = set()
-        self._lanes: dict[str, Lane] = {}
-        self._traffic: dict[str, Counter[str]] = {peer: Counter() for peer in self._endpoints}
-        self._tasks: list[asyncio.Task[None]] = []
-        self._sockets: list[zmq.asyncio.Socket] = []
-        self._linger_seconds = 0.0
+        self._hold_seconds, self._lane_bytes, self._most_seats = hold_seconds, lane_bytes, seats
+        self._links = {
+            peer: Link(
+                site,
+                peer,
+                streams=streams.get(peer, STREAMS),
+                lane_bytes=lane_bytes,
+                hold_seconds=hold_seconds,
+                patience_seconds=min(patience_seconds, hold_seconds),
+            )
+            for peer in self._endpoints
+        }
+        self._seats: dict[str, Seat] = {}
+        self._admission = Admission(site, keys.site_by_key())
         self._stop = asyncio.Event()
         self._defect: BaseException | None = None
 
     async def serve(self) -> None:
         """Work until `stop`; then send what is queued for at most 2 s. Raises HetrlError when the port is taken."""
-        self._context = zmq.asyncio.Context()
-        self._authenticator = AsyncioAuthenticator(self._context)
-        self._authenticator.configure_curve_callback("*", self)
-        self._authenticator.start()
+        context: zmq.Context[Any] = zmq.Context(io_threads=2)
+        self._admission.open(context, failed=self._fail)
+        socket = server_socket(context, self._keys)
+        monitor = watch(socket, self._count_connection, failed=self._fail)
+        self._router = Port(socket, self._hear, self._pump, failed=self._fail)
+        linger_seconds, unix_socket = 0.0, None
         try:
-            self._router = server_socket(self._context, self._keys)
-            self._sockets.append(self._router)
-            self._bind()
-            for peer, endpoint in self._endpoints.items():
-                self._links[peer] = self._connect(peer, endpoint)
-            self._start(self._read())
+            unix_socket = listen(socket, self.site, self._bind_endpoint, self._directory)
+            for peer, link in self._links.items():
+                link.open(context, self._keys, self._endpoints[peer], self._restored, self._fail)
             _log.info("%s: the gateway listens on %s", self.site, self._bind_endpoint)
-            await self._stop.wait()
+            await self._tick_until_stopped()
             if self._defect is not None:
                 raise self._defect
-            await self._drain()
+            linger_seconds = await self._drain()
         finally:
-            await self._close()
+            if unix_socket is not None:
+                unix_socket.unlink(missing_ok=True)
+            socket.disable_monitor()
+            monitor.close(0)
+            for link in self._links.values():
+                link.close(linger_seconds)
+            self._router.close(linger_seconds)
+            self._admission.close()
+            await asyncio.to_thread(context.term)
 
     def stop(self) -> None:
         """Make `serve` drain and return."""
         self._stop.set()
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Tell the authenticator whether a client's key is one of the run (its interface names this method)."""
-        known = key.decode() in self._sites
-        if not known:
-            self.refused += 1
-            _log.warning("%s: refused a connection whose key is not of this run", self.site)
-        return known
+    @property
+    def queued_bytes(self) -> int:
+        """Return the bytes in the lanes: at most `lane_bytes` for control and as much for the rest, per destination."""
+        return sum(place.queued_bytes for place in self._places())
 
-    def _bind(self) -> None:
-        host, _, port = self._bind_endpoint.removeprefix("tcp://").rpartition(":")
+    def stats(self) -> wire.LinkStatsReply:
+        """Return what crossed the links, and what did not, so far."""
+        seats = self._seats.values()
+        return wire.LinkStatsReply(
+            links={peer: link.counters() for peer, link in self._links.items()},
+            refused=self._admission.refused,
+            malformed=self.malformed,
+            not_admitted=self.not_admitted,
+            chunks_dropped=sum(seat.chunks_dropped for seat in seats),
+            chunks_resent=sum(seat.hello.chunks_resent for seat in seats),
+            chunks_duplicate=sum(seat.hello.chunks_duplicate for seat in seats),
+        )
+
+    def _fail(self, defect: BaseException) -> None:
+        self._defect = defect
+        self._stop.set()
+
+    def _count_connection(self, event: int) -> None:
+        if event == ACCEPTED:
+            self.not_admitted += 1
+        elif event == UP:
+            self.not_admitted -= 1
+
+    # ---- from members and other gateways
+
+    def _hear(self, frames: list[zmq.Frame]) -> None:
+        identity, *rest = frames
         try:
-            self._router.bind(self._bind_endpoint)
-        except zmq.ZMQError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise HetrlError(
-                    f"{self.site}: port {port} for the gateway is taken on {host}; "
-                    "stop what uses it or set gateway_port in the site's file"
-                ) from error
-            raise HetrlError(
-                f"{self.site}: the gateway cannot listen on {self._bind_endpoint} ({error}); "
-                "set interface and gateway_port in the site's file"
-            ) from error
-
-    def _connect(self, peer: str, endpoint: str) -> zmq.asyncio.Socket:
-        link = client_socket(self._context, self._keys, self._keys.peers[peer])
-        monitor = link.get_monitor_socket(_LINK_EVENTS)
-        self._sockets += [link, monitor]
-        self._start(self._watch(peer, monitor))
-        link.connect(endpoint)
-        return link
-
-    async def _watch(self, peer: str, monitor: zmq.asyncio.Socket) -> None:
-        """Know which sites are connected."""
-        while True:
-            event = (await recv_monitor_message(monitor))["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._up.add(peer)
-                self._met.add(peer)
-            else:
-                self._up.discard(peer)
-            _log.info("%s: the link to %s is %s", self.site, peer, "up" if peer in self._up else "down")
-
-    async def _read(self) -> None:
-        while True:
-            identity, *frames = await self._router.recv_multipart(copy=False)
-            await asyncio.sleep(0)  # a message that is there already would not let anybody else run
-            try:
-                self._admit(bytes(identity.buffer), frames)
-            except (msgspec.MsgspecError, ValueError, LookupError) as error:
-                self.malformed += 1
-                _log.warning("%s: dropped a malformed message: %s", self.site, error)
+            self._admit(identity.bytes, rest)
+        except (msgspec.MsgspecError, ValueError, LookupError) as error:
+            self.malformed += 1
+            _log.warning("%s: dropped a malformed message: %s", self.site, error)
 
     def _admit(self, identity: bytes, frames: list[zmq.Frame]) -> None:
         """Take one message from a member of this site or from another gateway; raises ValueError on a bad one."""
         header = wire.decode_header(frames[0].buffer)
-        origin = self._sites[str(frames[0].get("User-Id"))]
+        origin = str(frames[0].get("User-Id"))
         if header.run != self._run or wire.site_of(header.source) != origin or not header.to or len(frames) < 2:
             raise ValueError(f"from {header.source} of run {header.run} with the key of {origin}")
         if origin != self.site:
-            self._count(origin, "received", sizes(frames))
+            self._links[origin].heard(bytes_of(frames))
         if self.address in header.to:
             self._answer(header, wire.decode_message(frames[1].buffer), identity)
         self._route(header, frames, origin)
 
+    def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
+        """Do what a message to the gateway itself asks."""
+        origin = wire.site_of(header.source)
+        match message:
+            case wire.Hello() if origin == self.site:
+                self._greet(header.source, message, identity)
+            case wire.Echo(seconds=seconds):
+                self._say(header.source, wire.EchoReply(seconds=seconds))
+            case wire.EchoReply(seconds=seconds) if origin in self._links:
+                self._links[origin].echoed(seconds)
+            case wire.LinkStats():
+                self._say(header.source, self.stats(), reply_to=header.id)
+
+    def _greet(self, address: str, hello: wire.Hello, identity: bytes) -> None:
+        seat = self._seat(address)
+        if seat is None:
+            _log.warning("%s: %s", self.site, self._no_seat(address))
+            return
+        known = seat.connected
+        seat.greet(hello, identity)
+        if seat.connected and not known:
+            _log.info("%s: %s is connected", self.site, address)
+
+    # ---- to members and other gateways
+
     def _route(self, header: wire.Header, frames: list[Any], origin: str) -> None:
         """Queue a message once per other site and once per receiver here."""
-        size_bytes = sizes(frames)
-        arrived_seconds = asyncio.get_running_loop().time()
+        size_bytes = bytes_of(frames)
         for site, receivers in wire.by_site(tuple(dict.fromkeys(header.to))).items():
             if site == self.site:
-                groups: dict[str, tuple[str, ...]] = {
-                    receiver: (receiver,) for receiver in receivers if receiver != self.address
-                }
+                groups: list[tuple[str, ...]] = [(receiver,) for receiver in receivers if receiver != self.address]
             else:
                 # What came from another site went from there to each site among its receivers.
-                groups = {site: receivers} if origin == self.site else {}
-            for destination, group in groups.items():
-                parcel = Parcel(header, frames, group, size_bytes, arrived_seconds)
-                if site in (self.site, *self._links):
-                    self._lane(destination).offer(parcel)
-                else:
-                    self._refuse(parcel, f"{site} is not a site of this run")
+                groups = [receivers] if origin == self.site else []
+            for group in groups:
+                self._offer(site, Parcel(header, frames, group, size_bytes))
 
-    def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
-        """Do what a message to the gateway itself asks: a hello or the counters."""
-        match message:
-            case wire.Heartbeat() if wire.site_of(header.source) == self.site:
-                self._members[header.source] = identity
-                _log.info("%s: %s is connected", self.site, header.source)
-            case wire.LinkStats():
-                links = {peer: wire.LinkCounters(**counter) for peer, counter in self._traffic.items()}
-                stats = wire.LinkStatsReply(links=links, refused=self.refused, malformed=self.malformed)
-                self._reply(header, stats)
-
-    def _reply(self, header: wire.Header, message: wire.Message) -> None:
-        reply = wire.Header(run=self._run, source=self.address, to=(header.source,), id=NO_ANSWER, reply_to=header.id)
-        self._route(reply, wire.encode(reply, message), self.site)
+    def _offer(self, site: str, parcel: Parcel) -> None:
+        if site == self.site:
+            seat = self._seat(parcel.receivers[0])
+            cause = seat.offer(parcel) if seat is not None else self._no_seat(parcel.receivers[0])
+        elif site in self._links:
+            cause = self._links[site].offer(parcel)
+        else:
+            cause = f"{site} is not a site of this run"
+        if cause is not None:
+            self._refuse(parcel, cause)
 
     def _refuse(self, parcel: Parcel, cause: str) -> None:
         """Tell the source of a parcel that it was not handed over."""
-        _log.warning("%s: %s to %s refused: %s", self.site, parcel.header.source, ", ".join(parcel.receivers), cause)
+        header = parcel.header
+        if header.id == NO_ANSWER:
+            return
+        _log.warning("%s: %s to %s refused: %s", self.site, header.source, ", ".join(parcel.receivers), cause)
         for receiver in parcel.receivers:
-            if parcel.header.id != NO_ANSWER:
-                self._reply(parcel.header, wire.Undeliverable(receiver=receiver, cause=f"{self.address}: {cause}"))
+            undeliverable = wire.Undeliverable(receiver=receiver, cause=f"{self.address}: {cause}")
+            self._say(header.source, undeliverable, reply_to=header.id)
 
-    def _lane(self, destination: str) -> Lane:
-        """Return the lane towards a member of this site or another site."""
-        if destination not in self._lanes:
-            attempt = self._send_to_site if destination in self._links else self._send_to_member
-            self._lanes[destination] = Lane(destination, attempt, self._refuse, self._hold_seconds)
-            self._start(self._lanes[destination].pump())
-        return self._lanes[destination]
+    def _say(self, to: str, message: wire.Message, reply_to: int | None = None) -> None:
+        """Send a message of the gateway's own."""
+        header = wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER, reply_to=reply_to)
+        self._route(header, wire.encode(header, message), self.site)
 
-    async def _send_to_member(self, parcel: Parcel) -> Attempt:
-        identity = self._members.get(parcel.receivers[0])
-        if identity is None:
-            return Attempt.ABSENT
-        return await _try_send(self._router, [identity, *parcel.frames])
+    def _seat(self, address: str) -> Seat | None:
+        """Return the place of a member, made where it has none yet; None where there are too many."""
+        if address not in self._seats:
+            if len(self._seats) >= self._most_seats:
+                return None
+            self._seats[address] = Seat(
+                address, self._send, lane_bytes=self._lane_bytes, hold_seconds=self._hold_seconds
+            )
+        return self._seats[address]
 
-    async def _send_to_site(self, parcel: Parcel) -> Attempt:
-        peer = wire.site_of(parcel.receivers[0])
-        if peer not in self._up:
-            return Attempt.LOST if peer in self._met else Attempt.ABSENT
-        attempt = await _try_send(self._links[peer], parcel.frames)
-        if attempt is Attempt.SENT:
-            self._count(peer, "sent", parcel.bytes)
-        return attempt
+    def _no_seat(self, address: str) -> str:
+        return f"no place for {address}: {len(self._seats)} addresses of {self.site} are known already"
 
-    def _count(self, peer: str, direction: str, size_bytes: int) -> None:
-        counter = self._traffic.setdefault(peer, Counter())
-        counter[f"messages_{direction}"] += 1
-        counter[f"bytes_{direction}"] += size_bytes
+    def _send(self, frames: Sequence[Any]) -> Attempt:
+        """Hand frames to the ROUTER, which tells who is gone."""
+        try:
+            return Attempt.SENT if self._router.send(frames) else Attempt.BUSY
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return Attempt.LOST
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        task.add_done_callback(self._ended)
-        self._tasks.append(task)
+    def _pump(self) -> None:
+        for seat in self._seats.values():
+            seat.pump()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """A task that ends by itself is a defect: `serve` raises it."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._defect = error
-            self._stop.set()
+    def _restored(self, peer: str) -> None:
+        _log.info("%s: a stream of the link to %s is back", self.site, peer)
+        self._tell_members(wire.LinkRestored(site=peer))
 
-    async def _drain(self) -> None:
-        """Give the lanes and then the sockets `LINGER_SECONDS` together to send what they hold."""
+    def _tell_members(self, message: wire.Message) -> None:
+        for address, seat in list(self._seats.items()):
+            if seat.connected:
+                self._say(address, message)
+
+    # ---- time
+
+    async def _tick_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            for peer, link in self._links.items():
+                if (cause := link.tick(self._echo)) is not None:
+                    self._tell_members(wire.Undeliverable(receiver=peer, cause=cause))
+            for seat in list(self._seats.values()):
+                parcels, cause = seat.overdue()
+                for parcel in parcels:
+                    self._refuse(parcel, cause)
+            self._pump()
+            try:
+                await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+            except TimeoutError:
+                continue
+
+    def _echo(self, peer: str, now: float) -> list[bytes]:
+        header = wire.Header(run=self._run, source=self.address, to=(gateway_of(peer),), id=NO_ANSWER)
+        return wire.encode(header, wire.Echo(seconds=now))
+
+    def _places(self) -> list[Link | Seat]:
+        return [*self._links.values(), *self._seats.values()]
+
+    async def _drain(self) -> float:
+        """Let the lanes empty themselves; return what is left of `LINGER_SECONDS` for the sockets."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + LINGER_SECONDS
-        while clock() < deadline and not all(lane.settled for lane in self._lanes.values()):
+        while clock() < deadline and not all(place.settled for place in self._places()):
             await asyncio.sleep(0.01)
-        self._linger_seconds = max(0.0, deadline - clock())
-
-    async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for link in self._links.values():
-            link.disable_monitor()
-        for socket in self._sockets:
-            socket.close(linger=int(self._linger_seconds * 1000))
-        self._authenticator.stop()
-        await asyncio.to_thread(self._context.term)
-
-
-async def _try_send(socket: zmq.asyncio.Socket, frames: Sequence[Any]) -> Attempt:
-    """Hand a message to a socket if it can take it now."""
-    try:
-        await socket.send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
-    except zmq.Again:
-        return Attempt.BUSY
-    except zmq.ZMQError as error:
-        if error.errno != errno.EHOSTUNREACH:
-            raise
-        return Attempt.LOST
-    return Attempt.SENT
-
-
-def read_gateway(path: Path) -> Gateway:
-    """Read a gateway's member file: run, site, bind, peers, hold_seconds and the path of its keys."""
-    try:
-        raw = json.loads(path.read_text())
-        keys, hold_seconds = read_keys(raw["keys"]), float(raw["hold_seconds"])
-        return Gateway(raw["site"], raw["run"], raw["bind"], raw["peers"], keys, hold_seconds=hold_seconds)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot read the gateway's member file ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path}: not a gateway's member file ({error!r}); submit the run again") from error
-
-
-async def _serve_until_terminated(gateway: Gateway) -> None:
-    serving = asyncio.create_task(gateway.serve())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
-    await serving
-
-
-def main() -> int:
-    """Run the gateway that `--member FILE` describes until SIGTERM; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.gateway", description=main.__doc__)
-    parser.add_argument("--member", type=Path, required=True, help="JSON: run, site, bind, peers, hold_seconds, keys")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        asyncio.run(_serve_until_terminated(read_gateway(parser.parse_args().member)))
-    except HetrlError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return max(0.0, deadline - clock())

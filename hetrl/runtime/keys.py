@@ -7,13 +7,14 @@ site's pair; the public keys of the sites are the list of those that may connect
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hetrl.errors import HetrlError
+from hetrl.files import read_private, write_private
 
+_FILE = "key file"
 _KEY_LENGTH = 40  # a Curve25519 key in Z85, https://rfc.zeromq.org/spec/32/
 
 
@@ -53,29 +54,13 @@ def make_run_keys(sites: Sequence[str]) -> dict[str, SiteKeys]:
 
 def write_keys(path: Path | str, keys: SiteKeys) -> None:
     """Write one site's keys to a file that only its owner can read; raises HetrlError when it exists already."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise HetrlError(f"{path}: the key file exists already; a run never reuses keys, remove it first") from error
-    except OSError as error:
-        raise HetrlError(f"{path}: cannot write the key file ({error.strerror})") from error
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(asdict(keys), file)
+    write_private(path, json.dumps(asdict(keys)), _FILE)
 
 
 def read_keys(path: Path | str) -> SiteKeys:
     """Read one site's keys; raises HetrlError when others can read the file or it is not a key file."""
     try:
-        with Path(path).open() as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if mode & 0o077:
-                raise HetrlError(
-                    f"{path}: others can read this key file (mode {mode & 0o777:03o}); chmod 600 {path}, "
-                    "and start the run again if they may have read it"
-                )
-            return _parse(json.load(file))
-    except OSError as error:
-        raise HetrlError(f"{path}: cannot read the key file ({error.strerror})") from error
+        return _parse(json.loads(read_private(path, _FILE)))
     except (ValueError, KeyError, TypeError):
         # The cause is cut off: its text may quote the file.
         raise HetrlError(f"{path}: not a key file of hetrl; submit the run again to write it") from None

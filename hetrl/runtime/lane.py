@@ -1,36 +1,27 @@
-"""A bounded queue towards one destination of a gateway: a member of its site, or another site.
-
-until the parcel is sent:
-    destination away for longer than it may be: refuse the parcel
-    destination away or busy: try again soon
-"""
+"""A bounded queue towards one destination: data goes ahead of weights, but every eighth turn is theirs."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.runtime.wire import Header
+from hetrl.runtime.wire import Header, Priority
 
-LANE_MESSAGES = 20_000
-# More than the windows of 60 senders; a lane that holds so much has lost its senders' windows.
-LANE_BYTES = 4 * 2**30
-RECONNECT_SECONDS = 10.0
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.05
+_WEIGHTS_TURN = 8
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """A message on its way to `receivers`, which one destination holds; `bytes` of all its frames."""
+    """A message or chunk on its way to `receivers`, which one destination holds; `bytes` of all its frames."""
 
     header: Header
     frames: Sequence[Any]
     receivers: tuple[str, ...]
     bytes: int
-    arrived_seconds: float
 
 
 class Attempt(enum.Enum):
@@ -43,68 +34,63 @@ class Attempt(enum.Enum):
 
 
 class Lane:
-    """What waits for one destination, in order.
+    """What waits for one destination; `attempt` hands a parcel to a socket without waiting."""
 
-    `attempt` tries to send without waiting; `refuse` tells the source why not. A destination that never connected is
-    waited for `hold_seconds`, one that was lost for `RECONNECT_SECONDS` if that is less.
-    """
+    def __init__(self, attempt: Callable[[Parcel], Attempt], limit_bytes: int | None = None) -> None:
+        self._attempt, self._limit_bytes = attempt, limit_bytes
+        self._queues: tuple[deque[Parcel], ...] = tuple(deque() for _ in Priority)
+        self._turn = 0
+        self._busy_since: float | None = None
+        self._busy_seconds = 0.0
+        self.bytes = 0
 
-    def __init__(
-        self,
-        destination: str,
-        attempt: Callable[[Parcel], Awaitable[Attempt]],
-        refuse: Callable[[Parcel, str], None],
-        hold_seconds: float,
-    ) -> None:
-        self._destination = destination
-        self._attempt = attempt
-        self._refuse = refuse
-        self._patience_seconds = {
-            Attempt.ABSENT: hold_seconds,
-            Attempt.LOST: min(hold_seconds, RECONNECT_SECONDS),
-        }
-        self._queue: asyncio.Queue[Parcel] = asyncio.Queue()
-        self._messages = self._bytes = 0
-        self._absent_since: float | None = None
+    def __bool__(self) -> bool:
+        return any(self._queues)
+
+    def offer(self, parcel: Parcel) -> bool:
+        """Queue a parcel and send what can be sent; return False where the lane is too full for it."""
+        if self._limit_bytes is not None and self.bytes + parcel.bytes > self._limit_bytes:
+            return False
+        if self._busy_since is None:
+            self._busy_since = _now()
+        self._queues[parcel.header.priority].append(parcel)
+        self.bytes += parcel.bytes
+        self.pump()
+        return True
+
+    def pump(self) -> Attempt:
+        """Send until nothing is left (SENT) or the destination takes nothing more now."""
+        while (queue := self._next()) is not None:
+            attempt = self._attempt(queue[0])
+            if attempt is not Attempt.SENT:
+                return attempt
+            self._turn += 1
+            self.bytes -= queue.popleft().bytes
+        self._rest()
+        return Attempt.SENT
+
+    def clear(self) -> list[Parcel]:
+        """Empty the lane and return what was in it."""
+        parcels = [parcel for queue in self._queues for parcel in queue]
+        for queue in self._queues:
+            queue.clear()
+        self.bytes = 0
+        self._rest()
+        return parcels
 
     @property
-    def settled(self) -> bool:
-        """Whether waiting sends nothing more: the lane is empty, the parcel in hand included, or leads nowhere."""
-        return self._messages == 0 or self._absent_since is not None
+    def busy_seconds(self) -> float:
+        """Return for how long in all there was something in the lane."""
+        return self._busy_seconds + (0.0 if self._busy_since is None else _now() - self._busy_since)
 
-    def offer(self, parcel: Parcel) -> None:
-        """Queue a parcel; a full lane refuses it."""
-        if self._messages >= LANE_MESSAGES or self._bytes + parcel.bytes > LANE_BYTES:
-            self._refuse(parcel, f"{self._messages} messages wait for {self._destination} already")
-            return
-        self._messages += 1
-        self._bytes += parcel.bytes
-        self._queue.put_nowait(parcel)
+    def _next(self) -> deque[Parcel] | None:
+        control, data, weights = self._queues
+        order = (control, weights, data) if self._turn % _WEIGHTS_TURN == 0 else (control, data, weights)
+        return next(filter(None, order), None)
 
-    async def pump(self) -> None:
-        """Send what is queued, for as long as the gateway lives."""
-        while True:
-            parcel = await self._queue.get()
-            await self._deliver(parcel)
-            self._messages -= 1
-            self._bytes -= parcel.bytes
+    def _rest(self) -> None:
+        self._busy_seconds, self._busy_since = self.busy_seconds, None
 
-    async def _deliver(self, parcel: Parcel) -> None:
-        """Send or refuse one parcel. No socket tells when one pipe of a ROUTER has room, so this asks again."""
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        while (attempt := await self._attempt(parcel)) is not Attempt.SENT:
-            if attempt is Attempt.BUSY:
-                self._absent_since = None
-            elif self._absent_seconds(parcel) > (patience := self._patience_seconds[attempt]):
-                self._refuse(parcel, f"{self._destination} has not been connected for {patience:g} s")
-                return
-            await asyncio.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
-        self._absent_since = None
 
-    def _absent_seconds(self, parcel: Parcel) -> float:
-        """Return for how long the parcel has been here while the destination was not."""
-        now = asyncio.get_running_loop().time()
-        if self._absent_since is None:
-            self._absent_since = now
-        return now - max(self._absent_since, parcel.arrived_seconds)
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """A member of a run: sends, receives, asks and answers, all through the gateway of its site.
 
-A message with buffers counts as under way until its receiver took it out (`Window`); the receiver says so with a
-`Received` whose `reply_to` is the id of the message. Messages without buffers are small and go at once.
+What a member sends to another arrives once and in order, per receiver and priority (`wire.priority_of`), whatever is
+lost on the way: `hetrl.runtime.exchange` numbers, acknowledges and repeats; here are its sockets and its clock.
 """
 
 from __future__ import annotations
@@ -9,44 +9,36 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
 
 from hetrl.errors import HetrlError, error_of
 from hetrl.runtime import wire
+from hetrl.runtime.chunks import MESSAGE_BYTES, Buffer, bytes_of
+from hetrl.runtime.connection import Connection
+from hetrl.runtime.exchange import Exchange
 from hetrl.runtime.keys import SiteKeys
-from hetrl.runtime.sockets import LINGER_SECONDS, NO_ANSWER, client_socket, gateway_of, sizes
-from hetrl.runtime.window import Window
+from hetrl.runtime.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
+from hetrl.runtime.shipment import Arrival
+from hetrl.runtime.wire import NO_ANSWER, gateway_of
 
-WINDOW_BYTES = 64 * 2**20  # 10 Gb/s over a round trip of 50 ms
+__all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
+
 SEND_SECONDS = 600.0
+HELLO_SECONDS = 5.0
+ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
+_TICK_SECONDS = 0.2
+_SETTLE_SECONDS = 0.02  # one report for many small messages
+_FAREWELL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
-
-
-class RunAborted(HetrlError):  # noqa: N818 - it says what happened to the run
-    """The run ended for the cause that the message carries."""
-
-
-class DeadlineError(HetrlError):
-    """Nobody answered, sent or took anything in time; the message says who and who waited."""
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """A message as it arrived; the buffers are read-only views of what came off the wire."""
-
-    header: wire.Header
-    message: wire.Message
-    buffers: tuple[memoryview, ...]
 
 
 class Member:
@@ -55,55 +47,53 @@ class Member:
     The gateway may come up later, or go and come back: what is sent meanwhile waits.
     """
 
-    def __init__(self, address: str, run: str, gateway: str, keys: SiteKeys) -> None:
-        """Name the member `address` of `run`; `gateway` is the endpoint of its own site's gateway."""
+    def __init__(self, address: str, run: str, gateway: str, keys: SiteKeys, directory: Path | None = None) -> None:
+        """Name the member `address` of `run`; `gateway` is the endpoint of its own site's gateway.
+
+        In `directory` that gateway may have a unix socket, which is taken where both are on one node.
+        """
         if wire.site_of(address) != keys.site:
             raise HetrlError(f"{address}: the keys are those of site {keys.site}; give the keys of its own site")
         self.address = address
         self.malformed = 0
-        self._run = run
-        self._gateway = gateway
-        self._keys = keys
+        self._run, self._gateway, self._keys, self._directory = run, gateway, keys, directory
         # Unique across restarts of the same address, so that a late reply finds no wrong request.
         self._ids = itertools.count(time.time_ns() // 1000)
-        self._pending: dict[int, asyncio.Future[Envelope | None]] = {}
-        self._inbox: asyncio.Queue[Envelope | None] = asyncio.Queue()
-        self._window = Window(WINDOW_BYTES)
-        self._end: HetrlError | None = None
+        self._exchange = Exchange(address, run, secrets.randbits(62), self._emit, self._lose)
+        self._mailbox = Mailbox(address, self._take)
+        self._moved = asyncio.Event()
+        self._settling = False
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._context = zmq.asyncio.Context()
-        self._socket = client_socket(self._context, self._keys, self._keys.public)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._start(self._greet(), "greeting")
-        self._start(self._read(), "reader")
-        self._socket.connect(self._gateway)
+        self._loop = asyncio.get_running_loop()
+        self._connection = Connection(
+            self._gateway, self._directory, self._keys, self._hear, self._connected, self._failed
+        )
+        self._start(self._tick(), "clock")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._finish(HetrlError(f"{self.address}: the member is closed"))
+        await self._say_farewell()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=int(LINGER_SECONDS * 1000))
-        await asyncio.to_thread(self._context.term)
+        await asyncio.to_thread(self._connection.close().term)
 
     async def send(
         self,
         to: str | Sequence[str],
         message: wire.Message,
-        buffers: Sequence[bytes | memoryview] = (),
+        buffers: Sequence[Buffer] = (),
         *,
         reply_to: int | None = None,
     ) -> int:
         """Send to one or more members and return the message's id; waits while a receiver has too much to take.
 
-        Large buffers are not copied: they must not change until the receiver has answered.
+        Buffers are not copied: they must not change until the receiver has answered.
         Raises RunAborted, or DeadlineError when a receiver takes nothing for `SEND_SECONDS`.
         """
         receivers = (to,) if isinstance(to, str) else tuple(dict.fromkeys(to))
@@ -116,23 +106,13 @@ class Member:
 
         Raises RunAborted, or DeadlineError after `timeout_seconds`; None waits for as long as the run lasts.
         """
-        self._check()
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                envelope = await self._inbox.get()
-        except TimeoutError:
-            raise DeadlineError(f"{self.address}: no message arrived within {timeout_seconds:g} s") from None
-        if envelope is None:
-            self._inbox.put_nowait(None)
-            raise self._ending()
-        self._acknowledge(envelope)
-        return envelope
+        return await self._mailbox.take(timeout_seconds)
 
     async def request(
         self,
         to: str,
         message: wire.Message,
-        buffers: Sequence[bytes | memoryview] = (),
+        buffers: Sequence[Buffer] = (),
         *,
         timeout_seconds: float,
         doing: str,
@@ -143,11 +123,12 @@ class Member:
         DeadlineError when it did not answer within `timeout_seconds`, RunAborted when the run ended.
         """
         message_id = next(self._ids)
-        reply: asyncio.Future[Envelope | None] = asyncio.get_running_loop().create_future()
-        self._pending[message_id] = reply
+        reply = self._mailbox.expect(message_id, to)
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._transmit(message_id, (to,), message, buffers, None)
+                while _is_gateway(to) and not (await asyncio.wait([reply], timeout=ASK_GATEWAY_SECONDS))[0]:
+                    self._exchange.tell(to, message, id=message_id)
                 envelope = await reply
         except TimeoutError:
             raise DeadlineError(
@@ -155,9 +136,9 @@ class Member:
                 f"look into the log of {to}"
             ) from None
         finally:
-            del self._pending[message_id]
+            self._mailbox.dismiss(message_id)
         if envelope is None:
-            raise self._ending()
+            raise self._mailbox.ending()
         match envelope.message:
             case wire.Failed(cause=cause, exit_code=exit_code):
                 raise error_of(exit_code, f"{to} failed ({doing}): {cause}")
@@ -165,9 +146,7 @@ class Member:
                 raise HetrlError(f"{wire.site_of(to)}: {to} cannot be reached ({doing}): {cause}")
         return envelope
 
-    async def reply(
-        self, envelope: Envelope, message: wire.Message, buffers: Sequence[bytes | memoryview] = ()
-    ) -> None:
+    async def reply(self, envelope: Envelope, message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
         """Answer the message that `envelope` holds."""
         await self.send(envelope.header.source, message, buffers, reply_to=envelope.header.id)
 
@@ -175,114 +154,189 @@ class Member:
         """Tell `to` every so often that this member lives, until it closes."""
         self._start(self._beat(to, every_seconds), "heartbeat")
 
+    def forget(self, address: str) -> None:
+        """Give up a member that was declared dead: what is under way to it fails, what it still says is not heard."""
+        self._exchange.forget(address, f"{address} was declared dead")
+
+    # ---- sending
+
     async def _transmit(
         self,
         message_id: int,
         receivers: tuple[str, ...],
         message: wire.Message,
-        buffers: Sequence[bytes | memoryview],
+        buffers: Sequence[Buffer],
         reply_to: int | None,
     ) -> None:
-        """Wait for room, then hand the message to the socket."""
-        self._check()
+        """Wait for room and give a message to the channels of its receivers."""
+        self._mailbox.check()
         if not receivers:
             raise HetrlError(f"{self.address}: {type(message).__name__} has no receiver")
-        size_bytes = sizes(buffers)
-        deadline = asyncio.get_running_loop().time() + SEND_SECONDS
+        if _is_gateway(receivers[0]):
+            self._exchange.tell(receivers[0], message, id=message_id, reply_to=reply_to)
+            return
+        frames = [wire.encode_message(message), *buffers]
+        if (size_bytes := bytes_of(frames)) > MESSAGE_BYTES:
+            raise HetrlError(
+                f"{self.address}: {type(message).__name__} has {size_bytes} bytes, at most {MESSAGE_BYTES} may go "
+                "at once; cut it"
+            )
+        priority = wire.priority_of(message)
+        shipment = self._exchange.ship(message_id, receivers, priority, reply_to, frames, self._loop.time())
         try:
-            async with asyncio.timeout_at(deadline):
-                while self._window.full(receivers, size_bytes):
-                    await self._window.changed()
-                    self._check()
-                if buffers:
-                    self._window.open(message_id, receivers, size_bytes)
-                await self._post(message_id, receivers, message, buffers, reply_to)
+            async with asyncio.timeout(SEND_SECONDS):
+                while not shipment.posted:
+                    self._moved.clear()
+                    await self._moved.wait()
+                    self._mailbox.check()
         except TimeoutError:
-            stuck = self._window.full(receivers, size_bytes) or (gateway_of(self._keys.site),)
+            stuck = ", ".join(self._exchange.stuck(shipment))
             raise DeadlineError(
-                f"{wire.site_of(stuck[0])}: {', '.join(stuck)} took nothing from {self.address} for "
-                f"{SEND_SECONDS:g} s ({type(message).__name__}); look into its log"
+                f"{stuck} took nothing from {self.address} for {SEND_SECONDS:g} s ({type(message).__name__}); "
+                "look into its log"
             ) from None
+        finally:
+            if not shipment.posted:
+                self._exchange.withdraw(shipment, self._loop.time())
 
-    def _post(
-        self,
-        message_id: int,
-        receivers: tuple[str, ...],
-        message: wire.Message,
-        buffers: Sequence[bytes | memoryview] = (),
-        reply_to: int | None = None,
-    ) -> Awaitable[Any]:
-        """Give a message to the socket at once; what comes back is done when the socket took it."""
-        header = wire.Header(run=self._run, source=self.address, to=receivers, id=message_id, reply_to=reply_to)
-        return self._socket.send_multipart([*wire.encode(header, message), *buffers], copy=False)
+    def _emit(self, header: wire.Header, frames: Sequence[Buffer]) -> None:
+        """Send what the exchange sends."""
+        self._connection.send(header, frames)
+
+    def _connected(self, lost: bool) -> None:
+        """Say whose the connections are, and ask at once for what may have been lost with one before."""
+        self._greet()
+        if lost:
+            self._exchange.hasten(self._loop.time())
+
+    def _greet(self) -> None:
+        header = wire.Header(run=self._run, source=self.address, to=(gateway_of(self._keys.site),), id=NO_ANSWER)
+        self._connection.greet(
+            header, chunks_resent=self._exchange.chunks_resent, chunks_duplicate=self._exchange.chunks_duplicate
+        )
+
+    # ---- receiving
+
+    def _hear(self, frames: list[zmq.Frame]) -> None:
+        try:
+            header = wire.decode_header(frames[0].buffer)
+            if header.places:
+                arrivals = self._exchange.heard(header, [frame.buffer for frame in frames[1:]])
+                self._settle_soon()
+            else:
+                self._attend(header, wire.decode_message(frames[1].buffer))
+                return
+        except (msgspec.MsgspecError, ValueError, LookupError) as error:
+            self._drop(error)
+            return
+        for arrival in arrivals:
+            self._open(arrival)
+
+    def _open(self, arrival: Arrival) -> None:
+        try:
+            message = wire.decode_message(arrival.frames[0])
+        except (msgspec.MsgspecError, ValueError) as error:
+            self._take(arrival)
+            self._drop(error)
+            return
+        self._accept(Envelope(arrival.header, message, tuple(arrival.frames[1:])), arrival)
+
+    def _drop(self, error: Exception) -> None:
+        self.malformed += 1
+        _log.warning("%s: dropped a malformed message: %s", self.address, error)
+
+    def _attend(self, header: wire.Header, message: wire.Message) -> None:
+        """Take what travels outside the channels."""
+        now = self._loop.time()
+        match message:
+            case wire.Acknowledged():
+                self._exchange.acknowledged(header, message, now)
+                self._moved.set()
+            case wire.Probe():
+                self._exchange.probed(header, message)
+            case wire.LinkRestored(site=site):
+                self._exchange.hasten(now, site)
+            case wire.Undeliverable(receiver=receiver, cause=cause):
+                self._refused(header, receiver, cause)
+            case _:
+                self._accept(Envelope(header, message, ()), None)
+
+    def _accept(self, envelope: Envelope, arrival: Arrival | None) -> None:
+        """Give what arrived to whoever waits for it."""
+        source, message = envelope.header.source, envelope.message
+        if isinstance(message, wire.Abort):
+            self._finish(RunAborted(f"{source} ended the run: {message.cause}"))
+        elif not self._mailbox.put(envelope, arrival):
+            _log.info("%s: %s of %s came too late", self.address, type(message).__name__, source)
+
+    def _take(self, arrival: Arrival) -> None:
+        """Return the credit of a message."""
+        self._exchange.taken(arrival)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if self._exchange.owes and not self._settling:
+            self._settling = True
+            self._loop.call_later(_SETTLE_SECONDS, self._settle)
+
+    def _settle(self) -> None:
+        self._settling = False
+        self._exchange.settle()
+
+    # ---- what cannot arrive
+
+    def _refused(self, header: wire.Header, receiver: str, cause: str) -> None:
+        """Hear from a gateway that a member or a site cannot be reached."""
+        answered = header.reply_to
+        if not _is_gateway(header.source):
+            raise ValueError(f"{header.source} is no gateway")
+        asked = self._mailbox.asked(answered)
+        if answered is not None and asked is not None and _is_gateway(asked):
+            self._lose(receiver, (answered,), cause)
+        elif answered is None or self._exchange.under_way(answered, receiver):
+            self._exchange.end(receiver, cause)
+            self._moved.set()
+
+    def _lose(self, receiver: str, messages: tuple[int, ...], cause: str) -> None:
+        """Tell whoever waits for a receiver, or sent it these messages, that they did not arrive."""
+
+        def undeliverable(message: int) -> Envelope:
+            gateway = gateway_of(self._keys.site)
+            header = wire.Header(run=self._run, source=gateway, to=(self.address,), id=NO_ANSWER, reply_to=message)
+            return Envelope(header, wire.Undeliverable(receiver=receiver, cause=cause), ())
+
+        self._mailbox.lose(receiver, messages, undeliverable)
+
+    # ---- time and the end
 
     async def _beat(self, to: str, every_seconds: float) -> None:
         while True:
-            await self._post(NO_ANSWER, (to,), wire.Heartbeat())
+            self._exchange.tell(to, wire.Heartbeat())
             await asyncio.sleep(every_seconds)
 
-    async def _greet(self) -> None:
-        """Say hello on each connection: the gateway learns which of its peers this address is."""
+    async def _tick(self) -> None:
+        greeted = self._loop.time()
         while True:
-            await recv_monitor_message(self._monitor)
-            await self._post(NO_ANSWER, (gateway_of(self._keys.site),), wire.Heartbeat())
+            await asyncio.sleep(_TICK_SECONDS)
+            now = self._loop.time()
+            self._exchange.tick(now)
+            self._moved.set()
+            self._connection.pump()
+            if now - greeted > HELLO_SECONDS:
+                greeted = now
+                self._greet()
 
-    async def _read(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            await asyncio.sleep(0)  # a message that is there already would not let anybody else run
-            try:
-                header, message = wire.decode_header(frames[0].buffer), wire.decode_message(frames[1].buffer)
-            except (msgspec.MsgspecError, ValueError, LookupError) as error:
-                self.malformed += 1
-                _log.warning("%s: dropped a malformed message: %s", self.address, error)
-                continue
-            self._accept(Envelope(header, message, tuple(frame.buffer for frame in frames[2:])))
-
-    def _accept(self, envelope: Envelope) -> None:
-        """Give what arrived to whoever waits for it."""
-        answered, source = envelope.header.reply_to, envelope.header.source
-        match envelope.message:
-            case wire.Abort(cause=cause):
-                self._finish(RunAborted(f"{source} ended the run: {cause}"))
-                return
-            case wire.Received() if answered is not None:
-                self._window.close(answered, source)
-                return
-            case wire.Undeliverable(receiver=receiver) if answered is not None:
-                self._window.close(answered, receiver)
-        waiting = self._pending.get(answered) if answered is not None else None
-        if waiting is not None:
-            self._acknowledge(envelope)
-            if not waiting.done():
-                waiting.set_result(envelope)
-        elif answered is None or isinstance(envelope.message, wire.Undeliverable):
-            self._inbox.put_nowait(envelope)
-        else:
-            self._acknowledge(envelope)
-            _log.info("%s: %s of %s came too late", self.address, type(envelope.message).__name__, source)
-
-    def _acknowledge(self, envelope: Envelope) -> None:
-        """Tell the sender of buffers that they were taken."""
-        if envelope.buffers:
-            self._post(NO_ANSWER, (envelope.header.source,), wire.Received(), reply_to=envelope.header.id)
+    async def _say_farewell(self) -> None:
+        """Say what is owed, and give what was sent a moment to arrive."""
+        self._exchange.settle()
+        deadline = self._loop.time() + _FAREWELL_SECONDS
+        while self._loop.time() < deadline and self._exchange.unacknowledged:
+            await asyncio.sleep(0.005)
 
     def _finish(self, end: HetrlError) -> None:
         """Make every pending and later call raise `end`."""
-        self._end = self._end or end
-        self._inbox.put_nowait(None)
-        self._window.wake()
-        for waiting in self._pending.values():
-            if not waiting.done():
-                waiting.set_result(None)
-
-    def _check(self) -> None:
-        if self._end is not None:
-            raise self._ending()
-
-    def _ending(self) -> HetrlError:
-        """Return why nothing works any more, as an exception of its own for each caller."""
-        return type(self._end)(str(self._end)) if self._end else HetrlError(f"{self.address}: the member is closed")
+        self._mailbox.finish(end)
+        self._moved.set()
 
     def _start(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=f"{self.address} {name}")
@@ -293,4 +347,11 @@ class Member:
         """A task that ends by itself is a defect; nobody may wait for it in vain."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._finish(HetrlError(f"{task.get_name()} stopped: {error!r}"))
+            self._failed(error)
+
+    def _failed(self, defect: BaseException) -> None:
+        self._finish(HetrlError(f"{self.address} stopped: {defect!r}"))
+
+
+def _is_gateway(address: str) -> bool:
+    return address == gateway_of(wire.site_of(address))

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hetrl.events import EventLog, append_line
 from hetrl.files import replace_json
 from hetrl.plan import Plan, site_of
@@ -62,8 +64,8 @@ class Record:
         append_line(self._directory / "metrics.jsonl", row)
         self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
 
-    def summary(self, run: str, name: str, plan: Plan, links: Mapping[str, int]) -> dict[str, Any]:
-        """Write summary.json and return it."""
+    def summary(self, run: str, name: str, plan: Plan, stats: wire.LinkStatsReply) -> dict[str, Any]:
+        """Write summary.json and return it; `stats` are those of the lead site's gateway."""
         rows, elapsed = self._rows, sum(row["seconds"]["iteration"] for row in self._rows)
         summary = {
             "run": run,
@@ -80,7 +82,10 @@ class Record:
             "tasks": _task_seconds(rows, plan),
             "weight_versions": self._published,
             "batch_versions": [[row["step"], row["versions"]] for row in rows],
-            "bytes_per_link": dict(links),
+            "bytes_per_link": {
+                f"{plan.lead_site}-{site}": link.bytes_sent + link.bytes_received for site, link in stats.links.items()
+            },
+            "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
             "gpu_hours": _gpu_hours(plan, time.monotonic() - self._start),
             "faults_survived": 0,
         }

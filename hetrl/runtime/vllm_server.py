@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,6 +20,7 @@ import psutil
 
 from hetrl.errors import GangTimeoutError, HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.parent_death import end_with_parent
 from hetrl.runtime.vllm_command import MODEL_NAME, VllmSettings, command_of, environment_of
 
 __all__ = ["VllmServer", "VllmSettings"]
@@ -31,9 +30,6 @@ DIRECTORY_BYTES = 108 - 1 - 37
 STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
 CONTROL_SECONDS = 60.0
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-_libc = ctypes.CDLL(None)
 
 
 class VllmServer:
@@ -171,7 +167,7 @@ class VllmServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=_die_with_parent,
+                preexec_fn=end_with_parent,  # on SIGTERM the server ends its workers itself
             )
         # The server closes the connection after an error answer: a kept one would fail the next request.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -268,11 +264,6 @@ def _sample(choice: Mapping[str, Any]) -> wire.Sample:
         ),
         finish_reason=choice["finish_reason"],
     )
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies (prctl(2)); the server then ends its workers itself."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _terminate(process: subprocess.Popen[bytes], workers: set[psutil.Process]) -> None:

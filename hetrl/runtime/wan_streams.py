@@ -1,0 +1,196 @@
+"""What ranks send each other inside operations: numbered pieces of streams, matched by name on both ends.
+
+sender:     a piece goes at once while the receiver has fewer than AHEAD_BYTES of operations that it has not begun;
+            otherwise it waits until the receiver says `WanReady` for this stream
+receiver:   a piece of an operation that has begun lands in its place in the result, an earlier one is kept
+
+So a receiver keeps at most AHEAD_BYTES of each source, and no operation waits for room that another one takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+
+PIECE_BYTES = 4 * 2**20
+AHEAD_BYTES = 32 * 2**20  # 1 Gb/s for 250 ms: the answer of a receiver that is there comes before this is sent
+
+
+@dataclass(frozen=True)
+class Key:
+    """The name of a stream; with its source it is unique among the ranks of a run."""
+
+    group: str
+    operation: str
+    sequence: int
+    tag: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.sequence}"
+
+
+def key_of(message: wire.WanPiece | wire.WanReady) -> Key:
+    """Return the name of the stream that a message belongs to."""
+    return Key(message.group, message.operation, message.sequence, message.tag)
+
+
+def cuts(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[slice]:
+    """Cut so many bytes into pieces of at most `piece_bytes`."""
+    return [slice(start, min(start + piece_bytes, size_bytes)) for start in range(0, size_bytes, piece_bytes)]
+
+
+class Arrivals:
+    """One stream at its receiver: pieces land in `place`, a writable view of bytes."""
+
+    def __init__(self, key: Key, source: str, place: memoryview, cuts: Sequence[slice], dtype: str) -> None:
+        self.key, self.source = key, source
+        self._place, self._cuts, self._dtype = place, cuts, dtype
+        self._landed: dict[int, asyncio.Future[None]] = {}
+
+    async def piece(self, number: int) -> None:
+        """Wait until the piece has landed; raises HetrlError when the source sends something else."""
+        await self._future(number)
+
+    async def all(self) -> None:
+        """Wait for every piece."""
+        for number in range(len(self._cuts)):
+            await self.piece(number)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody waits, or waited until a deadline, for a piece that has not landed."""
+        return any(not future.done() or future.cancelled() for future in self._landed.values())
+
+    def land(self, message: wire.WanPiece, buffer: memoryview) -> None:
+        """Put a piece into its place."""
+        future = self._future(message.number)
+        if future.done():
+            return
+        if error := self._mismatch(message, buffer):
+            future.set_exception(error)
+            return
+        place = self._place[self._cuts[message.number]]
+        np.frombuffer(place, np.uint8)[:] = np.frombuffer(buffer, np.uint8)
+        future.set_result(None)
+
+    def _mismatch(self, message: wire.WanPiece, buffer: memoryview) -> HetrlError | None:
+        """Return what is wrong with a piece."""
+        if (message.size_bytes, message.dtype) != (self._place.nbytes, self._dtype):
+            return HetrlError(
+                f"{self.key}: {self.source} sends {message.size_bytes} bytes of {message.dtype}, expected are "
+                f"{self._place.nbytes} bytes of {self._dtype}; every rank must call it with the same sizes"
+            )
+        number = message.number
+        if not 0 <= number < len(self._cuts) or self._place[self._cuts[number]].nbytes != buffer.nbytes:
+            return HetrlError(f"{self.key}: {self.source} cuts the tensor differently; is hetrl the same everywhere?")
+        return None
+
+    def _future(self, number: int) -> asyncio.Future[None]:
+        if number not in self._landed:
+            self._landed[number] = asyncio.get_running_loop().create_future()
+        return self._landed[number]
+
+
+class Inbox:
+    """All streams towards this rank."""
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[str, Key], Arrivals] = {}
+        self._early: defaultdict[tuple[str, Key], list[tuple[wire.WanPiece, memoryview]]] = defaultdict(list)
+
+    def begin(self, arrivals: Arrivals) -> None:
+        """Let pieces land from now on, those that came early included."""
+        name = (arrivals.source, arrivals.key)
+        self._begun[name] = arrivals
+        for message, buffer in self._early.pop(name, ()):
+            arrivals.land(message, buffer)
+
+    def end(self, arrivals: Arrivals) -> None:
+        """Forget a stream."""
+        self._begun.pop((arrivals.source, arrivals.key), None)
+
+    def take(self, source: str, message: wire.WanPiece, buffer: memoryview) -> None:
+        """Let a piece land, or keep it until its operation begins here."""
+        name = (source, key_of(message))
+        if name in self._begun:
+            self._begun[name].land(message, buffer)
+        else:
+            self._early[name].append((message, buffer))
+
+    def awaited(self, group: str) -> set[str]:
+        """Return the sources that operations of a group wait for."""
+        return {
+            arrivals.source for (_, key), arrivals in self._begun.items() if key.group == group and arrivals.waiting
+        }
+
+    def early_bytes(self) -> int:
+        """Return how much is kept for operations that have not begun here."""
+        return sum(buffer.nbytes for kept in self._early.values() for _, buffer in kept)
+
+    def forget(self, group: str) -> None:
+        """Drop the streams of a group that is over."""
+        self._begun = {name: arrivals for name, arrivals in self._begun.items() if name[1].group != group}
+        for name in [name for name in self._early if name[1].group == group]:
+            del self._early[name]
+
+
+class Outbox:
+    """Which pieces may go: bytes sent to each receiver ahead of its beginning the operation, at most `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int = AHEAD_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._ahead: dict[tuple[str, Key], int] = {}
+        self._ahead_bytes: Counter[str] = Counter()
+        self._ready: set[tuple[str, Key]] = set()
+        self._ended: set[tuple[str, Key]] = set()  # sent to the end before the receiver began
+        self._changed = asyncio.Event()
+
+    def blockers(self, receivers: Sequence[str], key: Key, size_bytes: int) -> list[str]:
+        """Return the receivers that must begin the operation before `size_bytes` more may go."""
+        return [
+            receiver
+            for receiver in receivers
+            if (receiver, key) not in self._ready
+            and self._ahead_bytes[receiver]
+            and self._ahead_bytes[receiver] + size_bytes > self._limit_bytes
+        ]
+
+    async def admit(self, receivers: Sequence[str], key: Key, size_bytes: int) -> None:
+        """Wait until a piece may go, and count it."""
+        while self.blockers(receivers, key, size_bytes):
+            self._changed.clear()
+            await self._changed.wait()
+        for receiver in receivers:
+            if (receiver, key) not in self._ready:
+                self._ahead[receiver, key] = self._ahead.get((receiver, key), 0) + size_bytes
+                self._ahead_bytes[receiver] += size_bytes
+
+    def ready(self, receiver: str, key: Key) -> None:
+        """The receiver has begun the operation, be it before or after this rank."""
+        self._ahead_bytes[receiver] -= self._ahead.pop((receiver, key), 0)
+        if (receiver, key) in self._ended:
+            self._ended.remove((receiver, key))
+        else:
+            self._ready.add((receiver, key))
+        self._changed.set()
+
+    def end(self, receivers: Sequence[str], key: Key) -> None:
+        """All pieces are sent."""
+        streams = {(receiver, key) for receiver in receivers}
+        self._ended |= streams - self._ready
+        self._ready -= streams
+
+    def forget(self, group: str) -> None:
+        """Drop the streams of a group that is over."""
+        self._ready = {name for name in self._ready if name[1].group != group}
+        self._ended = {name for name in self._ended if name[1].group != group}
+        for name in [name for name in self._ahead if name[1].group == group]:
+            self._ahead_bytes[name[0]] -= self._ahead.pop(name)
+        self._changed.set()
