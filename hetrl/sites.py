@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from hetrl.errors import UsageError
 from hetrl.hardware import ENGINES, Link, Node, Site, Topology
@@ -13,6 +14,22 @@ from hetrl.yaml_file import Strict, read_yaml
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
+Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
+Way = Literal["direct", "ssh", "relay", "proxy"]
+WayIn = Literal["direct", "ssh", "relay", "closed"]
+DEFAULT_RELAY_SECRET = "~/.config/hetrl/relay.secret"
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+def _is_address(text: str) -> str:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f'"{text}" is not an address; write host:port, as login.example.org:7443')
+    return text
+
+
+Address = Annotated[str, AfterValidator(_is_address)]
+Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[^\n]+)?$")]  # of sbatch
 
 
 class NodeEntry(Strict):
@@ -46,9 +63,21 @@ class SiteFile(Strict):
     allocation: Literal["node", "gpu"] = "node"
     modules: tuple[str, ...] = ()
     container: str | None = None
+    python: str = "python3"  # the interpreter of the environment with the engines
+    prefix: tuple[str, ...] = ()  # words before every command: a container runtime, a network namespace
     scratch: str | None = None
-    egress: Literal["direct", "ssh", "relay", "proxy"] = "direct"
-    relay: str | None = None
+    mpi: Literal["none", "pmi2", "pmix"] = "none"  # as srun's --mpi, of the training ranks
+    cpus_per_gpu: Annotated[int, Field(ge=1)] = 4  # asked for where allocation is gpu
+    sbatch: tuple[Option, ...] = ()  # more options of every job, as --reservation=rl
+    egress: Way = "direct"  # how the site's gateway gets out ...
+    ingress: WayIn | None = None  # ... and how the others get in; see `way_in`
+    ways: dict[str, Way] = Field(default_factory=dict)  # the way to a site by its name, instead of what follows
+    login: Login | None = None
+    ssh_config: str | None = None
+    relay: Address | None = None
+    relay_secret: str = DEFAULT_RELAY_SECRET
+    proxy: Address | None = None
+    proxy_credentials: str | None = None
     interface: str | None = None
     gateway_host: str = "127.0.0.1"
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port
@@ -58,6 +87,23 @@ class SiteFile(Strict):
     delay_ms: NotNegative = 0.05
     node_delay_ms: NotNegative = 0.005
     nodes: tuple[NodeEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _named_what_it_takes(self) -> SiteFile:
+        for key, way, needed in (
+            ("egress", "proxy", "proxy"),
+            ("egress", "relay", "relay"),
+            ("ingress", "relay", "relay"),
+            ("ingress", "ssh", "login"),
+        ):
+            if getattr(self, key) == way and getattr(self, needed) is None:
+                raise ValueError(f"{key}: {way} needs `{needed}`")
+        return self
+
+    @property
+    def way_in(self) -> WayIn:
+        """Return how others reach the site's gateway: over the relay where one is named and nothing else is said."""
+        return self.ingress or ("relay" if self.relay else "direct")
 
     def site(self) -> Site:
         """Return what the planner needs of the file."""

@@ -1,4 +1,4 @@
-"""The command line: `hetrl submit | plan | predict | calibrate | simulate | discover | status | logs | cancel`.
+"""The command line `hetrl VERB`: each verb names the function that does it.
 
 stdout is data, stderr is talk.
 
@@ -20,6 +20,7 @@ from hetrl.errors import HetrlError
 from launch.ask import add_calibration, add_questions
 
 INTERRUPTED = 130
+_WHAT_IFS = "plan again for other hardware, so many seconds each (3)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,6 +68,13 @@ def parser() -> argparse.ArgumentParser:
     add_questions(predict)
     add_calibration(_verb(verbs, "calibrate", "launch.ask:calibrate_command", "fit the efficiencies to measurements"))
 
+    profile = _verb(verbs, "profile", "launch.profile:profile_command", "measure this machine for the cost model")
+    profile.add_argument("--gpu", metavar="TYPE", help="catalogue type of the device (default: by its driver's name)")
+    profile.add_argument("--out", metavar="PATH", type=Path, help="file or directory (default: topology/measured)")
+    profile.add_argument("--quick", action="store_true", help="fewer repetitions, and not the engines")
+    profile.add_argument("--architecture", metavar="MODEL", help="whose layer (qwen3-8b on a GPU, qwen3-0.6b on a CPU)")
+    profile.add_argument("--json", action="store_true", help="print the file instead of tables")
+
     simulate = _verb(verbs, "simulate", "launch.simulate:simulate_command", "play a plan event by event")
     simulate.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
     simulate.add_argument("--config", metavar="CONFIG", type=Path, required=True, help="its experiment file (YAML)")
@@ -75,15 +83,31 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--iterations", type=_count, default=0, help="to play (default 0: until they are steady)")
     simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
 
+    explain = _verb(verbs, "explain", "launch.explain:explain_command", "say why a plan is as it is")
+    explain.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
+    explain.add_argument(
+        "--config", metavar="CONFIG", type=Path, help="its experiment (default: config.yaml beside it)"
+    )
+    explain.add_argument("--what-ifs", metavar="SECONDS", type=_positive, nargs="?", const=3.0, help=_WHAT_IFS)
+    explain.add_argument("--html", metavar="FILE", type=Path, help="write the page of the plan there")
+    explain.add_argument("--play", action="store_true", help="draw an iteration on the page as it is simulated")
+    explain.add_argument("--seed", type=int, default=0, help="of what-ifs and simulation (default 0)")
+    explain.add_argument("--json", action="store_true", help="print the explanation as JSON")
+
     discover = _verb(verbs, "discover", "launch.discover:discover_command", "read what each cluster has")
     discover.add_argument("sites", metavar="SITE", type=Path, nargs="+", help="site file (topology/sites/NAME.yaml)")
     discover.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
     discover.add_argument("--json", action="store_true", help="print the inventories as JSON")
 
+    doctor = _verb(verbs, "doctor", "launch.doctor:doctor_command", "ask every site whether a run could start there")
+    doctor.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+
     submit = _verb(verbs, "submit", "launch.submit:submit_command", "plan an experiment, start it, follow it")
     submit.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     submit.add_argument("--plan", metavar="FILE", type=Path, help="start this plan instead of planning")
-    submit.add_argument("--yes", action="store_true", help="ask nothing: Ctrl-C stops the run at once")
+    submit.add_argument("--yes", action="store_true", help="ask nothing: Ctrl-C stops a local run at once")
+    submit.add_argument("--detach", action="store_true", help="end once the jobs of all Slurm sites are accepted")
     submit.add_argument("--dry-run", action="store_true", help="write the run directory and start nothing")
 
     status = _verb(verbs, "status", "launch.runs:status_command", "where a run stands")
@@ -96,6 +120,15 @@ def parser() -> argparse.ArgumentParser:
     logs.add_argument("--site", help="only this site")
     logs.add_argument("--process", help="only this process, as actor_training-0")
     logs.add_argument("-n", "--lines", type=_count, default=20, help="last lines of each log (default 20)")
+
+    relay = _verb(verbs, "relay", "launch.relay:relay_command", "connect sites that cannot dial each other")
+    relay.add_argument("--listen", metavar="HOST:PORT", required=True, help="where the sites reach this host")
+    relay.add_argument("--secret", metavar="FILE", type=Path, help="default: ~/.config/hetrl/relay.secret")
+    relay.add_argument("--connections", type=_count, default=512, help="open at once (default %(default)s)")
+
+    resume = _verb(verbs, "resume", "launch.slurm:resume_command", "follow a run at Slurm sites again")
+    _add_run(resume)
+    resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 
     cancel = _verb(verbs, "cancel", "launch.runs:cancel_command", "end a run and all its processes")
     _add_run(cancel)

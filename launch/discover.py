@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +23,14 @@ from launch.slurm_text import DISCOVER, parse_discovery
 
 DISCOVER_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_Site = TypeVar("_Site", bound=_Named)
 
 
 def discover_command(arguments: argparse.Namespace) -> int:
@@ -54,7 +62,7 @@ def discover(site: SiteFile) -> Inventory:
 
 
 def at_every_site(
-    sites: Sequence[SiteFile], ask: Callable[[SiteFile], _Answer]
+    sites: Sequence[_Site], ask: Callable[[_Site], _Answer]
 ) -> tuple[dict[str, _Answer], list[HetrlError]]:
     """Ask all sites at the same time; return the answers by site and the errors of the others."""
     answers: dict[str, _Answer] = {}

@@ -2,7 +2,7 @@
 
 repeat:
     note the processes that exited          (before collecting: a writer that is gone has written all it will)
-    start a gateway again that was killed   (it holds nothing that its members do not hold too)
+    start a gateway again that was killed   (local; it holds nothing that its members do not hold too)
     collect events, show a line for each
     the user or another terminal ended it   -> cancelled
     the controller says finished            -> finished, once the members left or had time to
@@ -13,6 +13,7 @@ repeat:
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections import Counter
@@ -22,11 +23,12 @@ from typing import Any
 
 from hetrl.events import EventLog
 from launch.collect import Collector
+from launch.executor import Executor, Exit
 from launch.interrupts import Interrupts
-from launch.local import Exit, LocalExecutor
-from launch.render import CONTROLLER, GATEWAY, spoken
+from launch.local import LocalExecutor
+from launch.render import GATEWAY, spoken
 from launch.run_directory import Run
-from launch.show import from_here, log_tail, telling_line
+from launch.show import from_here, log_tail, names_error, telling_line
 from launch.state import State
 
 POLL_SECONDS = 0.1
@@ -49,10 +51,11 @@ class Outcome:
 
 @dataclass
 class Watched:
-    """What the follower has seen so far; times are those of the monotonic clock."""
+    """What the follower has seen so far; times are those of the monotonic clock, infinite or None before they come."""
 
     exits: list[Exit]
     failed_at: float | None = None
+    leaderless_at: float = math.inf
     ended_at: float | None = None
 
     def add(self, exits: Sequence[Exit], state: State) -> None:
@@ -61,23 +64,25 @@ class Watched:
         now = time.monotonic()
         if self.failed_at is None and self.bad_exit is not None:
             self.failed_at = now
+        if math.isinf(self.leaderless_at) and self.leading_exit is not None:
+            self.leaderless_at = now
         if self.ended_at is None and state.ended:
             self.ended_at = now
 
     @property
     def bad_exit(self) -> Exit | None:
         """Return the first exit with an error, the controller's only where it is the only one."""
-        bad = sorted((gone for gone in self.exits if gone.code), key=lambda gone: gone.process == CONTROLLER)
+        bad = sorted((gone for gone in self.exits if gone.code), key=lambda gone: gone.leads)
         return bad[0] if bad else None
 
     @property
-    def controller_exit(self) -> Exit | None:
-        """Return the controller's exit."""
-        return next((gone for gone in self.exits if gone.process == CONTROLLER), None)
+    def leading_exit(self) -> Exit | None:
+        """Return the exit of the controller, or of the job that it is in."""
+        return next((gone for gone in self.exits if gone.leads), None)
 
 
 def follow(
-    run: Run, executor: LocalExecutor, collector: Collector, events: EventLog, interrupts: Interrupts, show: Show
+    run: Run, executor: Executor, collector: Collector, events: EventLog, interrupts: Interrupts, show: Show
 ) -> Outcome:
     """Watch until the run has ended or shall end, and return how; stopping its processes is the caller's."""
     watched, restarts = Watched([]), Counter[str]()
@@ -91,14 +96,19 @@ def follow(
         watched.add(exits, collector.state)
         if number := interrupts.stop():
             return Outcome("cancelled", 128 + number, f"stopped by {signal.Signals(number).name}")
-        if outcome := judge(run, watched, collector.state, executor.names(), time.monotonic()):
+        if outcome := judge(run, watched, collector.state, executor, time.monotonic()):
             return outcome
         time.sleep(POLL_SECONDS)
 
 
-def revived(gone: Exit, executor: LocalExecutor, events: EventLog, restarts: Counter[str]) -> bool:
-    """Start a gateway again that a signal ended; return whether this was one. One that exits by itself says why."""
-    if gone.process != GATEWAY or gone.code >= 0 or restarts[gone.site] >= GATEWAY_RESTARTS:
+def revived(gone: Exit, executor: Executor, events: EventLog, restarts: Counter[str]) -> bool:
+    """Start a gateway again that a signal ended; return whether this was one. One that exits by itself says why.
+
+    The script of a Slurm job does this itself.
+    """
+    if not isinstance(executor, LocalExecutor) or gone.process != GATEWAY or gone.code >= 0:
+        return False
+    if restarts[gone.site] >= GATEWAY_RESTARTS:
         return False
     restarts[gone.site] += 1
     process = executor.restart(gone.site, gone.process)
@@ -112,18 +122,19 @@ def note_exits(events: EventLog, exits: Iterable[Exit]) -> None:
         events.append("process_exited", site=gone.site, process=gone.process, code=gone.code)
 
 
-def judge(run: Run, watched: Watched, state: State, running: Sequence[str], now: float) -> Outcome | None:
-    """Return how the run ended, None while it goes on; `running` are the names of the living processes."""
+def judge(run: Run, watched: Watched, state: State, executor: Executor, now: float) -> Outcome | None:
+    """Return how the run ended, None while it goes on."""
     if state.phase == "cancelled":
         return Outcome("cancelled", CANCELLED, state.cause or "cancelled")
     if state.ended and watched.ended_at is not None:
-        if set(running) <= {GATEWAY} or now - watched.ended_at > _patience(state):
+        if set(executor.names()) <= {GATEWAY} or now - watched.ended_at > _patience(state) + executor.lag_seconds:
             return _ended(run, watched, state)
         return None
-    if (controller := watched.controller_exit) is not None:
+    if (leading := watched.leading_exit) is not None and now - watched.leaderless_at >= executor.lag_seconds:
         bad = watched.bad_exit
-        return Outcome("failed", 1, explain(run, bad if bad is not None else controller))
-    if watched.failed_at is not None and now - watched.failed_at > WORD_SECONDS and watched.bad_exit is not None:
+        return Outcome("failed", 1, explain(run, bad if bad is not None else leading))
+    patience = WORD_SECONDS + executor.lag_seconds
+    if watched.failed_at is not None and now - watched.failed_at > patience and watched.bad_exit is not None:
         return Outcome("failed", 1, explain(run, watched.bad_exit))
     return None
 
@@ -137,7 +148,7 @@ def _ended(run: Run, watched: Watched, state: State) -> Outcome:
         return Outcome("finished", 0)
     cause = state.cause or "the controller gave no cause"
     bad = watched.bad_exit
-    if bad is not None and bad.process != CONTROLLER:
+    if bad is not None and not bad.leads:
         cause += f"\n{explain(run, bad)}"
     else:
         cause += f"\nsee {from_here(run.path / 'logs')}"
@@ -146,6 +157,8 @@ def _ended(run: Run, watched: Watched, state: State) -> Outcome:
 
 def explain(run: Run, gone: Exit) -> str:
     """Return `alpha: actor_training rank 1 exited with code 1: <telling line>; see <log>`."""
+    if gone.how:
+        return _explain_job(run, gone)
     log = run.log(gone.site, gone.process)
     how = f"exited with code {gone.code}"
     if gone.code < 0:
@@ -155,6 +168,17 @@ def explain(run: Run, gone: Exit) -> str:
         how = "ended without a result"
     told = telling_line(log_tail(log))
     return f"{gone.site}: {spoken(gone.process)} {how}{f': {told}' if told else ''}; see {from_here(log)}"
+
+
+def _explain_job(run: Run, gone: Exit) -> str:
+    """Return how a job ended, with the line of the site's logs that tells why: a member's before the job's own."""
+    logs = sorted((run.path / "logs" / gone.site).glob("*.log"), key=lambda log: log.name.startswith(gone.process))
+    said = f"{gone.site}: {gone.process} ({gone.how})"
+    for log in logs:
+        line = telling_line(log_tail(log))
+        if names_error(line):
+            return f"{said}: {line}; see {from_here(log)}"
+    return f"{said}; see {from_here(run.path / 'logs' / gone.site)}"
 
 
 def _signal_name(number: int) -> str:

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import psutil
 
 import hetrl
 from hetrl.errors import HetrlError
-from launch.render import Job, Process
+from launch.executor import Exit
+from launch.render import CONTROLLER, Job, Process
 from launch.run_directory import Run
 
 GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL: a rollout server closes its workers in that time
@@ -29,17 +30,10 @@ SWEEP_SECONDS = 3.0
 _SAME_CREATION_SECONDS = 2.0  # the system derives creation times from its boot time, which moves with the clock
 
 
-@dataclass(frozen=True)
-class Exit:
-    """A process that ended: its exit code, negative for a signal."""
-
-    site: str
-    process: str
-    code: int
-
-
 class LocalExecutor:
     """Starts, watches and stops the processes of one run."""
+
+    lag_seconds = 0.0
 
     def __init__(self, run: Run) -> None:
         """Nothing is started yet."""
@@ -79,7 +73,7 @@ class LocalExecutor:
     def poll(self) -> list[Exit]:
         """Return the processes that ended since the last call."""
         exits = [
-            Exit(site, name, code)
+            Exit(site, name, code, leads=name == CONTROLLER)
             for (site, name), process in self._running.items()
             if (code := process.poll()) is not None
         ]
@@ -91,9 +85,18 @@ class LocalExecutor:
         """Return the names of the processes that were running at the last poll."""
         return [name for _, name in self._running]
 
-    def stop(self) -> None:
+    def stop(self) -> list[str]:
         """End every process of the run; when it returns none is left."""
         stop_processes(self._run, self._leaders)
+        return []
+
+
+def prefixed(jobs: Iterable[Job], prefixes: Mapping[str, Sequence[str]]) -> tuple[Job, ...]:
+    """Return the jobs with the words that a site's file wants before every command, by site."""
+    return tuple(
+        replace(job, tasks=tuple(replace(task, argv=(*prefixes[job.site], *task.argv)) for task in job.tasks))
+        for job in jobs
+    )
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

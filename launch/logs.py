@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from hetrl.errors import UsageError
@@ -13,6 +13,8 @@ from launch.collect import Collector
 from launch.local import processes_of
 from launch.run_directory import Run, find_run, lead_site_of
 from launch.show import log_tail
+from launch.slurm_run import SlurmRun, read_slurm_run
+from launch.slurm_verbs import fetch_logs, living_jobs, refresh
 
 FOLLOW_SECONDS = 0.2
 
@@ -20,13 +22,16 @@ FOLLOW_SECONDS = 0.2
 def logs_command(arguments: argparse.Namespace) -> int:
     """Print the end of each log, then with `-f` what comes, until the run is over."""
     run = find_run(arguments.run)
+    slurm = read_slurm_run(run)
+    if slurm is not None:
+        fetch_logs(run, slurm)
     tails = [Tail(path, label) for path, label in chosen_logs(run, arguments.site, arguments.process)]
     width = max((len(tail.label) for tail in tails), default=0)
     for tail in tails:
         for line in tail.last(arguments.lines):
             print(f"{tail.label:<{width}} | {line}", flush=True)
     if arguments.follow:
-        _follow(run, tails, width)
+        _follow(run, slurm, tails, lambda: chosen_logs(run, arguments.site, arguments.process), width)
     return 0
 
 
@@ -73,15 +78,24 @@ class Tail:
         return [line.decode(errors="replace").rstrip("\r") for line in whole]
 
 
-def _follow(run: Run, tails: Sequence[Tail], width: int) -> None:
-    collector = Collector(run, lead_site_of(run))
-    over = False
+def _follow(
+    run: Run, slurm: SlurmRun | None, tails: list[Tail], chosen: Callable[[], list[tuple[Path, str]]], width: int
+) -> None:
+    """Print what is added to the logs, and those that appear, until nothing of the run is alive."""
+    collector, over = Collector(run, lead_site_of(run)), False
     while True:
+        known = {tail.path for tail in tails}
+        tails += [Tail(path, label) for path, label in chosen() if path not in known]
         for tail in tails:
             for line in tail.read(final=over):
                 print(f"{tail.label:<{width}} | {line}", flush=True)
         if over:
             return
-        time.sleep(FOLLOW_SECONDS)
-        collector.collect()
-        over = collector.state.ended and not processes_of(collector.state.processes)
+        if slurm is not None:
+            time.sleep(slurm.poll_seconds)
+            state = refresh(run, slurm, "logs", logs=True)
+            over = state.ended and not living_jobs(state)
+        else:
+            time.sleep(FOLLOW_SECONDS)
+            collector.collect()
+            over = collector.state.ended and not processes_of(collector.state.processes)

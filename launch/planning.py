@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from hetrl.config import Problem, read_problem
 from hetrl.errors import HetrlError
 from hetrl.plan import Plan
 from launch.measurements import put_in_force
+from launch.show import progress_line
 
 
 def problem_of(path: Path) -> Problem:
@@ -50,9 +52,15 @@ def solve_problem(
     solver = solver or planner.solver
     budget = planner.budget_seconds if budget_seconds is None else budget_seconds
     talk = Console(stderr=True)
-    with talk.status(f"planning with {solver}, at most {budget:g} s"):
+    seed = planner.seed if seed is None else seed
+    with talk.status(f"planning with {solver}, at most {budget:g} s") as status:
         asked = search.Problem(problem.topology, problem.workload)
-        plan = search.solve(asked, solver, budget, planner.seed if seed is None else seed, problem.digests)
+        began = time.monotonic()
+
+        def report(progress: search.Progress) -> None:
+            status.update(progress_line(progress, solver, time.monotonic() - began, budget))
+
+        plan = search.solve(asked, solver, budget, seed, problem.digests, report=report)
     found = plan.solver
     print(f"planned with {found.name} in {found.seconds:.1f} s ({found.evaluations} evaluations)", file=sys.stderr)
     return plan

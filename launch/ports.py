@@ -27,16 +27,18 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
 def gateway_endpoints(sites: Sequence[SiteFile]) -> dict[str, str]:
     """Return `tcp://host:port` of each site's gateway: the port that its file fixes, else any free one.
 
-    Raises UsageError for a port that is taken, twice in the files, or on an address that is not this machine's.
+    Where a site has a `prefix`, its address may be one that this machine cannot try: the port is taken as it is, or
+    one that is free here. Raises UsageError for a port that is taken, twice in the files, or on an address that is not
+    this machine's.
     """
     owners: dict[tuple[str, int], str] = {}
     endpoints = {}
     for site in sites:
         host, port = site.gateway_host, site.gateway_port
-        if port:
+        if not port:
+            port = _free_port_but(LOOPBACK if site.prefix else host, owners)
+        elif not site.prefix:
             _check_free(site.name, host, port)
-        else:
-            port = _free_port_but(host, owners)
         if other := owners.get((host, port)):
             raise UsageError(f"{other} and {site.name}: both have gateway_port {port}; give each site its own")
         owners[host, port] = site.name
@@ -45,7 +47,7 @@ def gateway_endpoints(sites: Sequence[SiteFile]) -> dict[str, str]:
 
 
 def _free_port_but(host: str, taken: Iterable[tuple[str, int]]) -> int:
-    avoided = {port for other, port in taken if other == host}
+    avoided = {port for _, port in taken}
     return next(port for port in free_ports(len(avoided) + 1, host) if port not in avoided)
 
 

@@ -51,16 +51,17 @@ class Store:
 
 
 def render(plan: Plan, gpu_by_device: Mapping[str, str], run: str, stores: Mapping[str, Store]) -> tuple[Job, ...]:
-    """Return the jobs of all sites, the lead site's first; `stores` has an entry per task of `tasks_with_store`.
+    """Return the jobs of all sites, the lead site's first.
 
-    Raises UsageError for what cannot be started (`check_startable`).
+    `stores` has the tasks of `tasks_with_store` whose address is known beforehand; the ranks of another one agree on it
+    when they start (`hetrl.runtime.step`). Raises UsageError for what cannot be started (`check_startable`).
     """
     check_startable(plan)
     gangs: dict[str, list[Process]] = {site: _site_processes(plan, site, run) for site in plan.site_order}
     arrays: dict[tuple[str, str], list[Process]] = {}
     for name in tasks_with_store(plan):
         task = plan.tasks[name]
-        gangs[site_of(task.devices[0])] += _ranks(name, task, gpu_by_device, run, stores[name])
+        gangs[site_of(task.devices[0])] += _ranks(name, task, gpu_by_device, run, stores.get(name))
     array_devices = {device for group in plan.groups if group.job == "array" for device in group.devices}
     for replica, process in _replicas(plan, gpu_by_device, run):
         site = site_of(replica.devices[0])
@@ -116,7 +117,7 @@ def _site_processes(plan: Plan, site: str, run: str) -> list[Process]:
     """Return the gateway of a site and, at the lead site, the controller; neither owns a device."""
     nodes = [node_of(device) for task in plan.tasks.values() for device in task.devices if site_of(device) == site]
     environment = {"HETRL_RUN": run, "OMP_NUM_THREADS": "1"}
-    gateway = ("python", "-m", "hetrl.runtime.gateway", "--member", "gateway.json")
+    gateway = ("python", "-m", "hetrl.runtime.gateway_process", "--member", "gateway.json")
     processes = [Process(GATEWAY, gateway, environment, nodes[0])]
     if site == plan.lead_site:
         controller = ("python", "-m", "hetrl.runtime.controller", ".")
@@ -124,7 +125,9 @@ def _site_processes(plan: Plan, site: str, run: str) -> list[Process]:
     return processes
 
 
-def _ranks(name: str, task: TaskPlan, gpu_by_device: Mapping[str, str], run: str, store: Store) -> Iterator[Process]:
+def _ranks(
+    name: str, task: TaskPlan, gpu_by_device: Mapping[str, str], run: str, store: Store | None
+) -> Iterator[Process]:
     """Yield the processes of a Megatron task in rank order; rank r uses device HETRL_LOCAL_RANK of those it sees."""
     devices = task.rank_order()
     by_node: dict[str, list[str]] = {}
@@ -137,8 +140,7 @@ def _ranks(name: str, task: TaskPlan, gpu_by_device: Mapping[str, str], run: str
             "HETRL_RANK": str(rank),
             "HETRL_WORLD_SIZE": str(len(devices)),
             "HETRL_LOCAL_RANK": str(by_node[node].index(device)),
-            "HETRL_STORE_HOST": store.host,
-            "HETRL_STORE_PORT": str(store.port),
+            **({"HETRL_STORE_HOST": store.host, "HETRL_STORE_PORT": str(store.port)} if store else {}),
             **_compute_environment(by_node[node], gpu_by_device),
         }
         argv = ("python", "-m", "hetrl.runtime.trainer", ".", "--task", name)

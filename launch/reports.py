@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from hetrl.config import Problem
 from hetrl.events import read_lines
 from hetrl.plan import Plan
 from launch.run_directory import Run
 
+REPORT_STEPS = 20
+
+
+def report_is_due(event: Mapping[str, Any]) -> bool:
+    """Return whether the run's page should be drawn again after an event."""
+    return bool(event["kind"] == "step" and event["step"] % REPORT_STEPS == 1)
+
 
 def write_plan_page(run: Run, plan: Plan, problem: Problem) -> None:
     """Write plan.html."""
 
     def page() -> str:
+        from hetrl.explain import explain
         from hetrl.report.plan_page import plan_page
+        from hetrl.search import Problem as Asked
 
-        return plan_page(plan, problem.topology, problem.workload)
+        found = explain(plan, Asked(problem.topology, problem.workload))
+        return plan_page(plan, problem.topology, problem.workload, found)
 
     _write(run.path / "plan.html", page)
 

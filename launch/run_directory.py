@@ -1,6 +1,7 @@
 """The run directory `runs/<name>-<stamp>/`: where each file of a run lies, made by `create_run`, found by `find_run`.
 
 config.yaml plan.json plan.html report.html events.jsonl metrics.jsonl state.json summary.json
+slurm.json                            where the run lies at its Slurm sites
 scripts/<site>/{gang,array-*}.json    logs/<site>/<process>.log    checkpoints/
 sites/<site>/                         the site's own directory: all that its processes see
 """
@@ -20,9 +21,11 @@ import yaml
 
 from hetrl.config import Experiment, seconds_of
 from hetrl.errors import HetrlError, UsageError
-from hetrl.files import replace_json
+from hetrl.files import replace_json, write_private
 from hetrl.plan import Plan
 from hetrl.runtime.keys import SiteKeys, write_keys
+from hetrl.runtime.relay_protocol import key_of_run
+from hetrl.runtime.ways import SiteLinks
 from hetrl.suggest import nearest
 from launch.render import Job
 
@@ -56,6 +59,11 @@ class Run:
     def state(self) -> Path:
         """Return the fold of the events."""
         return self.path / "state.json"
+
+    @property
+    def slurm(self) -> Path:
+        """Return where the run lies at its Slurm sites; the local executor has none."""
+        return self.path / "slurm.json"
 
     @property
     def summary(self) -> Path:
@@ -162,10 +170,18 @@ def stage(
     experiment: Experiment,
     plan: Plan,
     gpu_by_device: Mapping[str, str],
-    gateways: Mapping[str, str],
+    gateways: Mapping[str, str | None],
     keys: Mapping[str, SiteKeys],
+    links: Mapping[str, SiteLinks],
+    relay_secrets: Mapping[str, str],
+    listen: Mapping[str, Mapping[str, Any]] = {},
 ) -> None:
-    """Put into every site's directory what its processes read; `gateways` are the endpoints (tcp://host:port)."""
+    """Put into every site's directory what its processes read.
+
+    `gateways` are the endpoints (tcp://host:port); one that is None is found by the gateway itself, which `listen`
+    tells interface and port. `links` are the ways of each site; of `relay_secrets` (by relay) a site gets the keys of
+    this run alone, for the relays that it uses.
+    """
     document = yaml.safe_dump(with_absolute_paths(experiment).model_dump(mode="json"), sort_keys=False)
     for site in plan.site_order:
         directory = run.site(site)
@@ -174,11 +190,14 @@ def stage(
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
         described = {**shared, "lead_site": plan.lead_site, "gateways": dict(gateways), "gpus": dict(gpu_by_device)}
         replace_json(directory / "site.json", described)
-        peers = {other: endpoint for other, endpoint in gateways.items() if other != site}
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = seconds_of(experiment.launch.gang_timeout) + HOLD_MARGIN_SECONDS
-        connected = {**shared, "peers": peers, "hold_seconds": hold_seconds, "keys": "keys.json"}
-        replace_json(directory / "gateway.json", connected)
+        relays = {relay: key_of_run(relay_secrets[relay], run.id).hex() for relay in links[site].relays}
+        connected = {**shared, **listen.get(site, {}), "hold_seconds": hold_seconds, "keys": "keys.json"}
+        if relays:
+            connected["relay_keys"] = "relay_keys.json"
+            write_private(directory / "relay_keys.json", json.dumps(relays), "file of relay keys")
+        replace_json(directory / "gateway.json", {**connected, **links[site].to_json()})
         write_keys(directory / "keys.json", keys[site])
 
 

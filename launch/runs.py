@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 
 from hetrl.events import EventLog
@@ -11,6 +12,8 @@ from launch.collect import Collector
 from launch.local import carrying, processes_of, stop_processes
 from launch.run_directory import Run, find_run, lead_site_of
 from launch.show import columns, from_here
+from launch.slurm_run import read_slurm_run
+from launch.slurm_verbs import cancel_jobs, job_rows, living_jobs, refresh
 from launch.state import State
 
 LAUNCHER_SECONDS = 20.0  # how long `cancel` waits for a launcher that follows the run to end
@@ -19,11 +22,15 @@ LAUNCHER_SECONDS = 20.0  # how long `cancel` waits for a launcher that follows t
 def status_command(arguments: argparse.Namespace) -> int:
     """Print where a run stands."""
     run = find_run(arguments.run)
-    state = current_state(run)
+    slurm = read_slurm_run(run)
+    state = current_state(run) if slurm is None else refresh(run, slurm, "status")
     if arguments.json:
         print(json.dumps(state.to_json(), indent=2))
     else:
         print(columns(status_rows(run, state, living=len(processes_of(state.processes)))))
+    if slurm is not None and state.ended and living_jobs(state):
+        print("the run has ended, and jobs of it live on; they are cancelled", file=sys.stderr)
+        print(cancel_jobs(run, slurm), file=sys.stderr)
     return 0
 
 
@@ -41,7 +48,9 @@ def status_rows(run: Run, state: State, living: int) -> list[tuple[str, str]]:
         rows.append(("reward", f"{state.reward:.3f}"))
     if not state.ended:
         rows += [("member", f"{member} {what}") for member, what in sorted(state.members.items())]
-    rows.append(("processes", f"{living} of {len(state.processes)} live"))
+    rows += job_rows(state)
+    if state.processes:
+        rows.append(("processes", f"{living} of {len(state.processes)} live"))
     if state.cause:
         first, *others = state.cause.splitlines()
         rows += [("cause", first), *(("", line) for line in others)]
@@ -54,8 +63,11 @@ def status_rows(run: Run, state: State, living: int) -> list[tuple[str, str]]:
 
 
 def cancel_command(arguments: argparse.Namespace) -> int:
-    """End a run: every process of it on this machine, from whichever terminal it was started."""
+    """End a run: every process or job of it, from whichever terminal it was started."""
     run = find_run(arguments.run)
+    if (slurm := read_slurm_run(run)) is not None:
+        print(cancel_jobs(run, slurm))
+        return 0
     state = current_state(run)
     living = processes_of(state.processes)
     if state.ended and not living and not carrying(run):

@@ -88,11 +88,23 @@ class Shell:
             raise HetrlError(f"{self.site}: {doing}: `{shlex.join(argv[:4])}` failed: {done.telling}")
         return done.stdout
 
-    def copy_to(self, source: Path, target: str, *, timeout_seconds: float, delete: bool = False) -> None:
-        """Make the directory `target` at the site the same as `source` here (rsync); `delete` removes what is extra."""
+    def copy_to(
+        self,
+        source: Path,
+        target: str,
+        *,
+        timeout_seconds: float,
+        delete: bool = False,
+        exclude: Sequence[str] = (),
+    ) -> None:
+        """Make the directory `target` at the site the same as `source` here (rsync); `delete` removes what is extra.
+
+        `exclude` are patterns of rsync(1) for what is left alone.
+        """
         self.calls += 1
         remote = target if self.host == LOCAL else f"{self.host}:{target}"
         options = ["--archive", "--mkpath", *(["--delete"] if delete else [])]
+        options += [f"--exclude={pattern}" for pattern in exclude]
         transport = [] if self.host == LOCAL else ["--rsh", shlex.join(self._ssh())]
         argv = ["rsync", *options, *transport, f"{source}/", f"{remote}/"]
         code, stdout, stderr = self._spawn(argv, argv, timeout_seconds, None)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
+
+if TYPE_CHECKING:  # numba, which the search brings, is slow to load
+    from hetrl.search.sha_ea import Progress
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NAMES_ERROR = re.compile(r"(\b\w*(Error|Exception|Interrupt)\b|\berror\b|\bfatal\b)[:(\s]", re.IGNORECASE)
@@ -48,12 +52,40 @@ def step_line(event: Mapping[str, Any], version: int | None) -> str:
 
 
 def _submitted(event: Mapping[str, Any]) -> str:
+    if "job_id" in event:
+        return f"{event['site']}: {event['job']} is job {event['job_id']}"
     count = len(event["processes"])
     return f"{event['site']}: {event['job']} started, {count} process{'es' if count > 1 else ''}"
 
 
 def _restarted(event: Mapping[str, Any]) -> str:
     return f"{event['site']}: {event['process']['name']} was ended by {event['signal']} and started again"
+
+
+def _job_state(event: Mapping[str, Any]) -> str:
+    return f"{event['site']}: {event['job']} {job_standing(event)}"
+
+
+def job_standing(job: Mapping[str, Any]) -> str:
+    """Return `RUNNING on alpha-1`, or `PENDING (Resources), starts 14:30 or later`, of an event or record of a job."""
+    if job["state"] != "PENDING":
+        return f"{job['state']} on {job['nodes']}" if job["nodes"] else f"{job['state']}"
+    reason = f" ({job['reason']})" if job["reason"] not in ("None", "") else ""
+    return f"PENDING{reason}" + (f", starts about {moment(job['start'])}" if job["start"] else "")
+
+
+def moment(seconds: float) -> str:
+    """Return a time as the reader's clock shows it, with the day unless it is today."""
+    when, today = time.localtime(seconds), time.localtime()
+    return time.strftime("%H:%M" if when[:3] == today[:3] else "%Y-%m-%d %H:%M", when)
+
+
+def _site_silent(event: Mapping[str, Any]) -> str:
+    return f"{event['site']}: UNKNOWN, its jobs go on: {event['cause']}"
+
+
+def _site_answers(event: Mapping[str, Any]) -> str:
+    return f"{event['site']}: answers again"
 
 
 def _ready(event: Mapping[str, Any]) -> str:
@@ -73,18 +105,34 @@ def _warm_start(event: Mapping[str, Any]) -> str:
 _SHOWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "submitted": _submitted,
     "restarted": _restarted,
+    "job_state": _job_state,
+    "site_silent": _site_silent,
+    "site_answers": _site_answers,
     "member_ready": _ready,
     "go": _go,
     "warm_start": _warm_start,
 }
 
 
+def progress_line(progress: Progress, solver: str, seconds: float, budget: float) -> str:
+    """Return `planning with sha-ea, 3 of 10 s: best 41.2 s per iteration, 98,304 plans/s, 12 groupings alive`."""
+    best = f"best {progress.seconds:.1f} s per iteration" if progress.seconds < float("inf") else "no plan yet"
+    rate = f"{progress.evaluations / max(seconds, 1e-9):,.0f} plans/s"
+    alive = f"{progress.arms} grouping{'s' if progress.arms > 1 else ''} alive"
+    return f"planning with {solver}, {seconds:.0f} of {budget:g} s: {best}, {rate}, {alive}"
+
+
 def telling_line(text: str) -> str:
     """Return the line of a log that tells why the process ended: the last that names an error, else the last."""
     lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
-    errors = [line for line in lines if _NAMES_ERROR.search(line + " ")]
+    errors = [line for line in lines if names_error(line)]
     chosen = (errors or lines or [""])[-1]
     return chosen.removeprefix("error: ")
+
+
+def names_error(line: str) -> bool:
+    """Return whether a line of a log names an error."""
+    return _NAMES_ERROR.search(line + " ") is not None
 
 
 def log_tail(path: Path, lines: int | None = None) -> str:

@@ -25,6 +25,8 @@ class State:
     reward: float | None = None
     members: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[Mapping[str, Any], ...] = ()  # site, name, pid, created, code (None while it runs)
+    jobs: tuple[Mapping[str, Any], ...] = ()  # site, name, key, id, submit_time, state, reason, start, nodes (Slurm)
+    silent: Mapping[str, str] = field(default_factory=dict)  # site that does not answer -> what was said instead
     launcher: Mapping[str, Any] | None = None  # pid, created
     cause: str | None = None
     exit_code: int | None = None
@@ -53,8 +55,22 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
     match event["kind"]:
         case "planned":
             return replace(state, run=event["run"], steps=event["steps"], launcher=event["launcher"])
+        case "submitting":
+            known = {"id": None, "submit_time": "", "state": "SUBMITTING", "reason": "", "start": None, "nodes": ""}
+            job = {"site": event["site"], "name": event["job"], "key": event["key"], **known}
+            return replace(state, jobs=(*(other for other in state.jobs if not _is(other, event)), job))
+        case "job_state":
+            return _with_job(state, event, **{key: event[key] for key in ("state", "reason", "start", "nodes")})
+        case "withdrawn" if not event["remains"]:
+            return replace(state, jobs=tuple({**job, "state": "CANCELLED"} for job in state.jobs))
+        case "site_silent":
+            return replace(state, silent={**state.silent, event["site"]: event["cause"]})
+        case "site_answers":
+            return replace(state, silent={site: why for site, why in state.silent.items() if site != event["site"]})
         case "submitted":
-            started = [{**process, "site": event["site"], "code": None} for process in event["processes"]]
+            if "job_id" in event:
+                state = _with_job(state, event, state="PENDING")
+            started = [{**process, "site": event["site"], "code": None} for process in event.get("processes", ())]
             state = replace(state, processes=(*state.processes, *started))
             return replace(state, phase="starting") if state.phase == "planned" else state
         case "restarted":
@@ -71,6 +87,17 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
         case "finished" | "failed" | "cancelled" as phase if not state.ended:
             return replace(state, phase=phase, cause=event.get("cause"), exit_code=event.get("exit_code"))
     return state
+
+
+def _is(job: Mapping[str, Any], event: Mapping[str, Any]) -> bool:
+    return (job["site"], job["name"]) == (event["site"], event["job"])
+
+
+def _with_job(state: State, event: Mapping[str, Any], /, **changes: Any) -> State:
+    """Return the state with what an event says of a job; (site, job id, submit time) is who it is."""
+    identity = {"id": event["job_id"], "submit_time": event["submit_time"]}
+    jobs = tuple({**job, **identity, **changes} if _is(job, event) else job for job in state.jobs)
+    return replace(state, jobs=jobs)
 
 
 def _exited(process: Mapping[str, Any], event: Mapping[str, Any]) -> Mapping[str, Any]:

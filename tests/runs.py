@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,18 +39,55 @@ class Finished:
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def submit(config: Path, work: Path, *arguments: str) -> Finished:
+class Submitted:
+    """A `hetrl submit` that goes on; `until` and `finish` wait for what it does."""
+
+    def __init__(self, process: subprocess.Popen[str], work: Path) -> None:
+        self._process, self._work = process, work
+
+    @property
+    def directory(self) -> Path:
+        """Return the run's directory, and one that does not exist while there is none."""
+        directories = sorted((self._work / "runs").glob("*"))
+        return directories[-1] if directories else self._work / "no-run"
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return the events of these kinds so far."""
+        path = self.directory / "events.jsonl"
+        whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+        return [event for event in map(json.loads, whole) if event["kind"] in kinds]
+
+    def until(self, kind: str, count: int) -> None:
+        """Wait for so many events of a kind; fails where the run ends first."""
+        while len(self.events(kind)) < count:
+            assert self._process.poll() is None, f"the run ended: {self.finish().stderr}"
+            time.sleep(0.02)
+
+    def finish(self) -> Finished:
+        """Wait for the end."""
+        stdout, stderr = self._process.communicate(timeout=900)
+        assert_nothing_left(self.directory.name)
+        return Finished(self._process.returncode, stdout, stderr, self.directory)
+
+
+@contextmanager
+def submitted(config: Path, work: Path, *arguments: str) -> Iterator[Submitted]:
     """Run `hetrl submit` in a directory of its own; relative names in the configuration are those of the repository."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "topology").exists() or (work / "topology").symlink_to(ROOT / "topology")
     command = [sys.executable, "-m", "launch.cli", "submit", str(config), *arguments]
-    done = subprocess.run(
-        command, cwd=work, capture_output=True, text=True, timeout=900, stdin=subprocess.DEVNULL, check=False
-    )
-    directories = sorted((work / "runs").glob("*")) if (work / "runs").exists() else []
-    directory = directories[-1] if directories else work / "no-run"
-    assert_nothing_left(directory.name)
-    return Finished(done.returncode, done.stdout, done.stderr, directory)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=work, text=True, **pipes) as process:
+        try:
+            yield Submitted(process, work)
+        finally:
+            process.terminate()
+
+
+def submit(config: Path, work: Path, *arguments: str) -> Finished:
+    """Run `hetrl submit` to its end."""
+    with submitted(config, work, *arguments) as run:
+        return run.finish()
 
 
 def assert_nothing_left(run: str) -> None:

@@ -176,11 +176,12 @@ def test_plan_made_for_other_inputs_is_a_warning_and_one_that_breaks_a_constrain
     assert "site_order: lacks the site gamma" in done.stderr
 
 
-def test_slurm_is_refused_before_anything_is_planned(hetrl, tmp_path):
+def test_slurm_needs_a_directory_that_nodes_share(hetrl, tmp_path):
     config = quickstart_copy(tmp_path, launch={"executor": "slurm"})
-    done = hetrl("submit", config)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == ("error: launch.executor: the slurm executor is not there yet; set launch.executor: local\n")
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    done = hetrl("submit", config, "--plan", plan)
+    assert done.returncode == 2
+    assert "alpha: scratch is not set" in done.stderr
 
 
 def test_runs_directory_that_cannot_be_made_is_an_error(hetrl, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from hetrl.errors import HetrlError, UsageError
 from hetrl.sites import SiteFile
 from launch import local
-from launch.local import Exit, LocalExecutor, processes_of, stop_processes
+from launch.local import Exit, LocalExecutor, prefixed, processes_of, stop_processes
 from launch.ports import free_ports, gateway_endpoints
 from launch.render import Job, Process
 from tests.launch_cases import SLEEPER, job, left_of, quick_run, until
@@ -42,6 +42,16 @@ def test_processes_start_in_their_site_with_their_environment_and_a_log(run, mon
     assert "'HETRL_RUN'" in text
     assert "HETRL_RUNS" not in text and "CUDA_VISIBLE_DEVICES" not in text
     assert record["name"] == "member"
+
+
+def test_a_sites_prefix_stands_before_each_of_its_commands(run):
+    jobs = [job(run, site, member="import os; print(os.environ.get('WHERE'))") for site in ("alpha", "beta")]
+    executor = LocalExecutor(run)
+    for one in prefixed(jobs, {"alpha": ["env", "WHERE=inside"], "beta": []}):
+        executor.start(one)
+    exits = []
+    until(lambda: exits.extend(executor.poll()) or len(exits) == 2, "both exit")
+    assert [run.log(site, "member").read_text() for site in ("alpha", "beta")] == ["inside\n", "None\n"]
 
 
 def test_poll_tells_each_exit_once(run):
@@ -107,6 +117,14 @@ def test_free_ports_differ_and_sites_get_their_fixed_or_a_free_one():
     endpoints = gateway_endpoints(sites)
     assert endpoints["alpha"] == f"tcp://127.0.0.1:{ports[0]}"
     assert len(set(endpoints.values())) == 3
+
+
+def test_the_port_of_a_site_with_a_prefix_is_not_tried_here():
+    away = {"gateway_host": "192.0.2.1", "prefix": ["nsenter", "--net=/run/netns/alpha"]}
+    sites = [SiteFile(name="alpha", gateway_port=1, **away), SiteFile(name="beta", **away)]
+    endpoints = gateway_endpoints(sites)
+    assert endpoints["alpha"] == "tcp://192.0.2.1:1"
+    assert endpoints["beta"].startswith("tcp://192.0.2.1:")
 
 
 def test_port_that_is_taken_is_named_with_its_owner():

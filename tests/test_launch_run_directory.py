@@ -12,7 +12,10 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.files import replace_json
 from hetrl.plan_json import read_plan
 from hetrl.runtime.keys import make_run_keys, read_keys
+from hetrl.runtime.relay_protocol import key_of_run
+from hetrl.sites import SiteFile
 from hetrl.yaml_file import read_yaml
+from launch.links import OFFERS_PER_PEER, STREAMS, links_of
 from launch.render import Store, render
 from launch.run_directory import (
     HOLD_MARGIN_SECONDS,
@@ -33,10 +36,16 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def staged():
+RELAY, SECRET = "relay.example.org:7443", "5" * 64
+
+
+def staged(**gamma):
+    """Stage a run; `gamma` are keys of that site's file."""
     plan, run = quick_plan(), quick_run()
     keys = make_run_keys(plan.site_order)
-    stage(run, quick_experiment(), plan, quick_gpus(plan), GATEWAYS, keys)
+    sites = [SiteFile(name="alpha"), SiteFile(name="beta"), SiteFile(name="gamma", **gamma)]
+    links = links_of(sites, GATEWAYS)
+    stage(run, quick_experiment(), plan, quick_gpus(plan), GATEWAYS, keys, links, {RELAY: SECRET})
     return run, plan, keys
 
 
@@ -61,17 +70,31 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
     assert site["gateways"] == GATEWAYS
     assert site["gpus"] == quick_gpus(plan)
     gateway = json.loads((run.site("beta") / "gateway.json").read_text())
-    peers = {name: endpoint for name, endpoint in GATEWAYS.items() if name != "beta"}
     assert gateway == {
         "run": run.id,
         "site": "beta",
         "bind": GATEWAYS["beta"],
-        "peers": peers,
         "hold_seconds": seconds_of(quick_experiment().launch.gang_timeout) + HOLD_MARGIN_SECONDS,
         "keys": "keys.json",
+        "links": {
+            site: {"way": "direct", "endpoint": GATEWAYS[site], "streams": STREAMS} for site in ("alpha", "gamma")
+        },
+        "offers": [],
     }
     for path in run.site("beta").iterdir():
         assert str(run.path) not in path.read_text()
+
+
+def test_a_site_that_uses_a_relay_gets_the_key_of_its_run_for_it_and_not_the_secret():
+    run, plan, _ = staged(relay=RELAY)
+    for site in plan.site_order:
+        gateway = json.loads((run.site(site) / "gateway.json").read_text())
+        assert stat.S_IMODE((run.site(site) / gateway["relay_keys"]).stat().st_mode) == 0o600
+        assert json.loads((run.site(site) / gateway["relay_keys"]).read_text()) == {
+            RELAY: key_of_run(SECRET, run.id).hex()
+        }
+    assert gateway["offers"] == [{"relay": RELAY, "count": 2 * OFFERS_PER_PEER}]
+    assert not any(SECRET in path.read_text() for path in run.path.rglob("*") if path.is_file())
 
 
 def test_scripts_hold_the_gang_and_one_row_per_array_task():

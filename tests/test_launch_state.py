@@ -52,7 +52,29 @@ def test_state_holds_step_reward_members_processes_and_cause():
     assert (state.cause, state.exit_code, state.updated) == ("no", 6, 5.0)
 
 
-EVENTS = st.lists(st.sampled_from([PLANNED, SUBMITTED, GO, STEP, FINISHED, FAILED, CANCELLED, event("odd")]))
+JOB = {"site": "alpha", "job": "gang"}
+SUBMITTING = event("submitting", key="k", **JOB)
+ACCEPTED = event("submitted", job_id="17", submit_time="T", **JOB)
+RUNS = event("job_state", job_id="17", submit_time="T", state="RUNNING", reason="None", start=9, nodes="n1", **JOB)
+SILENT, ANSWERS = event("site_silent", site="beta", cause="no"), event("site_answers", site="beta")
+WITHDRAWN = event("withdrawn", jobs=1, remains=[])
+
+
+def test_jobs_go_from_intent_to_their_identity_and_what_slurm_says():
+    assert [(job["id"], job["state"]) for job in fold([SUBMITTING]).jobs] == [(None, "SUBMITTING")]
+    assert fold([SUBMITTING, ACCEPTED]).phase == "starting"
+    (job,) = fold([SUBMITTING, ACCEPTED, RUNS]).jobs
+    assert (job["site"], job["id"], job["submit_time"], job["nodes"]) == ("alpha", "17", "T", "n1")
+    assert fold([SUBMITTING, ACCEPTED, WITHDRAWN]).jobs[0]["state"] == "CANCELLED"
+    assert fold([SUBMITTING, SILENT]).silent == {"beta": "no"}
+    assert fold([SUBMITTING, SILENT, ANSWERS]).silent == {}
+
+
+EVENTS = st.lists(
+    st.sampled_from(
+        [PLANNED, SUBMITTED, GO, STEP, FINISHED, FAILED, CANCELLED, event("odd"), SUBMITTING, ACCEPTED, RUNS, WITHDRAWN]
+    )
+)
 
 
 @given(EVENTS, EVENTS)

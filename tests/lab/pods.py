@@ -22,6 +22,7 @@ from tests.lab.shape import JOB_USER, JOB_USER_ID, Pod, Site, hosts_file
 POD_INIT = Path(__file__).with_name("pod.sh")
 WARDEN = 'unshare --pid --fork --kill-child sh -c "echo ready; exec cat >/dev/null"; rm -rf -- "$1"'
 CLOSE_SECONDS, DOWN_SECONDS = 3, 30
+CONGESTION_CONTROL = "cubic"  # Linux's default, whatever this machine has: links behave alike everywhere
 
 
 @contextmanager
@@ -157,9 +158,11 @@ def cable_network(pod: Pod, pid: int) -> str:
 
 def node_network(pod: Pod, gateway: str) -> str:
     """The node's end of the cable."""
-    return f"address add {pod.address}/24 dev eth0\nlink set eth0 up\nroute add default via {gateway}\n"
+    route = f"route add default via {gateway} congctl {CONGESTION_CONTROL}\n"
+    return f"address add {pod.address}/24 dev eth0\nlink set eth0 up\n{route}"
 
 
 def wan_network(pod: Pod) -> str:
     """The head's way to the other sites, through the device that wanem made."""
-    return f"link set wan0 up mtu 1500 txqueuelen 2000\nroute add 10.71.0.0/16 dev wan0 src {pod.address}\n"
+    route = f"route add 10.71.0.0/16 dev wan0 src {pod.address} congctl {CONGESTION_CONTROL}\n"
+    return f"link set wan0 up mtu 1500 txqueuelen 2000\n{route}"

@@ -1,0 +1,167 @@
+"""The job scripts on real Slurm: who runs where with which GPUs, what a gateway survives, and how jobs end.
+
+The processes are small programs in the place of the engines; scripts, rows and placement are those of a plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from launch.slurm_render import SiteScript, site_scripts
+from launch.slurm_stage import sbatch_argv
+from tests.lab.lab import Lab
+from tests.lab.processes import wait_until
+from tests.lab.shape import JOB_USER, JOB_USER_ID
+from tests.slurm_plans import plan, problem
+
+ROOT = Path(__file__).parents[2]
+GATEWAY = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('told'))); time.sleep(99)"
+REPORT = """
+import json, os, socket
+names = ("SLURM_PROCID", "CUDA_VISIBLE_DEVICES", "HETRL_RANK", "HETRL_STORE_HOST", "HETRL_STORE_PORT")
+print(json.dumps({"host": socket.gethostname(), **{name: os.environ.get(name) for name in names}}))
+"""
+SLEEP = "import time; time.sleep(99)"
+
+
+@dataclass
+class Cluster:
+    """One site of the lab with a run's directory."""
+
+    lab: Lab
+    site: str
+    scripts: Mapping[str, SiteScript]
+    directory: Path  # as this process sees it
+
+    def submit(self, name: str) -> str:
+        there = f"/home/{JOB_USER}/{self.directory.relative_to(self.lab.home(self.site))}"
+        return self.lab.run(self.site, sbatch_argv(there, self.scripts[name])).stdout.strip()
+
+    def exit_code(self, job: str, seconds: float = 90) -> str:
+        """Return `code:signal` of a job when it has ended."""
+        shown = ["scontrol", "--oneliner", "show", "job", job]
+
+        def fields() -> dict[str, str]:
+            words = self.lab.run(self.site, shown).stdout.splitlines()[0].split()
+            return dict(word.split("=", 1) for word in words if "=" in word)
+
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+        wait_until(lambda: fields()["JobState"] in ended, seconds, lambda: f"{fields()}\n{self.logs()}")
+        return fields()["ExitCode"]
+
+    def log(self, process: str) -> str:
+        return (self.directory / "logs" / f"{process}.log").read_text()
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in (self.directory / "logs").glob("*.log"))
+
+
+def cluster(lab: Lab, trainers: list[str], rollouts: list[list[str]], programs: Mapping[str, str]) -> Cluster:
+    """Put the directory of a plan on alpha; a program is looked up by process, then by step, then `report`."""
+    site = {
+        "name": "alpha",
+        "allocation": "gpu",
+        "gres": {"a100": "a100-80gb"},
+        "python": sys.executable,
+        "nodes": [{"name": "a100", "gpu": "a100-80gb", "gpus": 4, "count": 2, "host_memory_gb": 8}],
+    }
+    other = {"name": "other", "nodes": [{"name": "x", "gpu": "l4", "gpus": 1}]}
+    directory = lab.home("alpha") / "run"
+    shutil.rmtree(directory, ignore_errors=True)
+    for folder in ("scripts", "logs"):
+        (directory / folder).mkdir(parents=True)
+    (directory / "code").symlink_to(ROOT)
+    there = {"alpha": f"/home/{JOB_USER}/run", "other": "/nowhere"}
+    found = site_scripts(plan(trainers, rollouts), problem(site, other), "run", there)
+    scripts = {one.name: one for one in found if one.site == "alpha"}
+    for name, script in scripts.items():
+        text = script.text.replace("\ngrace=60 ", "\ngrace=3 ")
+        (directory / "scripts" / f"{name}.sbatch").write_text(text)
+        rows = json.loads(script.rows_text)
+        for step in rows["steps"].values():
+            for row in step:
+                step_name = row["name"].rpartition("-")[0] or row["name"]
+                row["argv"] = ["python", "-c", programs.get(row["name"], programs.get(step_name, REPORT))]
+        (directory / "scripts" / f"{name}.json").write_text(json.dumps(rows))
+    for path in (directory, *directory.rglob("*")):
+        if not path.is_symlink() and ROOT not in path.resolve().parents:
+            os.chown(path, JOB_USER_ID, JOB_USER_ID)
+    return Cluster(lab, "alpha", scripts, directory)
+
+
+def test_ranks_of_a_heterogeneous_job_stand_on_their_nodes_with_their_gpus(strangers: Lab) -> None:
+    trainers = ["alpha/a100-0/1", "alpha/a100-0/3", "alpha/a100-1/0", "alpha/a100-1/1", "alpha/a100-1/2"]
+    alpha = cluster(strangers, trainers, [["other/x/0"]], {"gateway": GATEWAY})
+    assert alpha.scripts["gang"].heterogeneous
+    assert alpha.exit_code(alpha.submit("gang")) == "0:0", alpha.logs()
+    ranks = [json.loads(alpha.log(f"actor_training-{rank}")) for rank in range(5)]
+    assert [rank["HETRL_RANK"] for rank in ranks] == list("01234")
+    assert [len(rank["CUDA_VISIBLE_DEVICES"].split(",")) for rank in ranks] == [2, 2, 3, 3, 3]
+    hosts = [rank["host"] for rank in ranks]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3] == hosts[4]
+    (store,) = {(rank["HETRL_STORE_HOST"], rank["HETRL_STORE_PORT"]) for rank in ranks}
+    assert store[0] == strangers.address(hosts[0])
+    assert json.loads(alpha.log("controller"))["host"] == hosts[0]
+    assert alpha.log("gateway") == "told\n"
+
+
+def test_a_step_that_fails_ends_the_others_and_gives_its_exit_code(strangers: Lab) -> None:
+    programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training-1": "raise SystemExit(3)"}
+    alpha = cluster(strangers, ["alpha/a100-0/0", "alpha/a100-0/1"], [["other/x/0"]], programs)
+    job = alpha.submit("gang")
+    assert alpha.exit_code(job) == "3:0"
+    assert "actor_training ended with exit code 3" in alpha.log(f"gang-{job}")
+    assert "controller ended with exit code 143" in alpha.log(f"gang-{job}")
+
+
+def test_a_gateway_that_is_killed_comes_back_and_one_that_gives_up_ends_the_job(strangers: Lab) -> None:
+    once = "was = Path('was')\nif not was.exists():\n was.touch()\n os.kill(os.getpid(), 9)"
+    back = f"import os\nfrom pathlib import Path\n{once}\nPath('back').touch()\n{GATEWAY}"
+    wait = "import pathlib, time\nwhile not pathlib.Path('back').exists(): time.sleep(0.1)"
+    alpha = cluster(strangers, ["alpha/a100-0/0"], [["other/x/0"]], {"gateway": back, "controller": wait})
+    job = alpha.submit("gang")
+    assert alpha.exit_code(job) == "0:0", alpha.logs()
+    assert "the gateway ended with exit code 137" in alpha.log(f"gang-{job}")
+
+    alpha = cluster(
+        strangers, ["alpha/a100-0/0"], [["other/x/0"]], {"gateway": "raise SystemExit(2)", "controller": SLEEP}
+    )
+    assert alpha.exit_code(alpha.submit("gang")) == "2:0"
+
+
+def test_a_gateway_alone_serves_until_the_tasks_of_the_arrays_have_ended(strangers: Lab) -> None:
+    rollouts = [["alpha/a100-0/0"], ["alpha/a100-1/2"]]
+    programs = {"gateway": GATEWAY, "actor_generation-1": "raise SystemExit(4)"}
+    alpha = cluster(strangers, ["other/x/0"], rollouts, programs)
+    assert alpha.scripts["gang"].processes == ("gateway",)
+    gang, array = alpha.submit("gang"), alpha.submit("array-a100-80gb")
+    assert [alpha.exit_code(f"{array}_{index}") for index in range(2)] == ["0:0", "4:0"]
+    assert alpha.exit_code(gang) == "0:0"
+    assert len(json.loads(alpha.log("actor_generation-0"))["CUDA_VISIBLE_DEVICES"].split(",")) == 1
+    assert {path.name for path in (alpha.directory / "ended").iterdir()} == {"array-a100-80gb.0", "array-a100-80gb.1"}
+
+
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+def test_a_cancelled_gang_leaves_no_process(strangers: Lab, signal: str) -> None:
+    programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training": SLEEP}
+    alpha = cluster(strangers, ["alpha/a100-0/0", "alpha/a100-1/0"], [["other/x/0"]], programs)
+    job = alpha.submit("gang")
+    wait_until(lambda: len(list((alpha.directory / "logs").glob("*-[01].log"))) == 2, 30, alpha.logs)
+    strangers.run("alpha", ["scancel", *(["--signal=KILL", "--full"] if signal == "KILL" else []), job])
+    alpha.exit_code(job)
+
+    def left() -> str:
+        return "".join(
+            strangers.run(node, ["pgrep", "-u", JOB_USER, "-f", "time.sleep"], check=False).stdout
+            for node in ("alpha-1", "alpha-2")
+        )
+
+    wait_until(lambda: not left(), 30, left)
