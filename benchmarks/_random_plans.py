@@ -6,17 +6,21 @@ import random
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+import numpy as np
+import numpy.typing as npt
+
 from hetrl.check import violations
 from hetrl.cost.iteration import with_prediction
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths, empirical
 from hetrl.plan import Plan, TaskPlan
-from hetrl.search.assemble import Made, finish, moved
-from hetrl.search.evaluate import INFEASIBLE, Evaluator
+from hetrl.search.assemble import Made
+from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Allotment, Grouping, Problem, Space, set_partitions
 from hetrl.workload import Workload, architecture
 
 GPUS = ("a100-80gb", "a100-40gb", "l40s", "l4", "h100")
+CHANGES = 300  # tried on the choices of each random plan
 
 
 @dataclass(frozen=True)
@@ -91,23 +95,44 @@ def _short_or_long(mean: int) -> Lengths:
 
 
 def _plan(problem: Problem, rng: random.Random) -> Plan | None:
-    """Return the plan of a random grouping on random devices; None where a few draws are infeasible."""
+    """Return the plan of a random grouping on random devices; None where a few draws are infeasible.
+
+    The tasks' own choices are drawn, too, and changed a few hundred times for the better.
+    """
     space = Space(problem)
     evaluator = Evaluator(space)
     groupings = list(set_partitions(problem.workload.tasks))
     for _ in range(20):
         grouping = rng.choice(groupings)
         allotments = _allotments(space, grouping, rng)
-        value = evaluator.value((grouping, allotments))
-        packed = space.pack(allotments)
-        if value.seconds == INFEASIBLE or packed is None:
-            continue
-        groups = [
-            {name: moved(task, group.chunks, chunks) for name, task in group.tasks.items()}
-            for group, chunks in zip(value.groups, packed, strict=True)
-        ]
-        return finish(problem, groups, Made("random", 0, {}))
+        x = _settled(evaluator, grouping, allotments, rng)
+        if evaluator.parts(x)[0] < float("inf"):
+            return evaluator.assemble(x, Made("random", 0, {}))
     return None
+
+
+def _settled(
+    evaluator: Evaluator, grouping: Grouping, allotments: tuple[Allotment, ...], rng: random.Random
+) -> npt.NDArray[np.int32]:
+    """Return the best of a random walk over the tasks' choices, with groups and devices as they are."""
+    tasks = evaluator.space.problem.workload.tasks
+    first = sorted(range(len(grouping)), key=lambda g: min(tasks.index(name) for name in grouping[g]))
+    group = [next(i for i, g in enumerate(first) if name in grouping[g]) for name in tasks]
+    fixed = np.zeros(len(tasks) * (1 + len(evaluator.space.sizes)), np.int32)
+    fixed[: len(tasks)] = group
+    for i, g in enumerate(first):
+        fixed[len(tasks) + i * len(allotments[g]) :][: len(allotments[g])] = allotments[g]
+
+    def with_devices(x: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        x[: fixed.size] = fixed
+        evaluator.repair(x)
+        return x
+
+    best = with_devices(evaluator.random(rng.randrange(2**31), group))
+    for _ in range(CHANGES):
+        child = with_devices(evaluator.mutate(best, rng.randrange(2**31)))
+        best = child if evaluator.graded(child) <= evaluator.graded(best) else best
+    return best
 
 
 def _allotments(space: Space, grouping: Grouping, rng: random.Random) -> tuple[Allotment, ...]:

@@ -14,11 +14,17 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hetrl.explain import Explanation, Study, explain, with_choices
+from hetrl.explain.what_if import RunnerUp, Term, WhatIf
 from hetrl.report.facts import replica_rates, staleness_counts
 from hetrl.report.gantt import gantt
+from hetrl.report.links import link_rows
 from hetrl.report.page import PALETTE, SHORT
 from hetrl.report.plan_page import plan_page
+from hetrl.report.played import played
 from hetrl.report.run_page import run_page
+from hetrl.search.space import Problem
+from hetrl.simulate import Simulated, Span, simulate
 from hetrl.workload import TASKS
 from launch.reports import write_run_page
 from launch.run_directory import Run
@@ -48,8 +54,26 @@ FAILED: list[dict[str, Any]] = [
         "cause": f"no word from {HOSTILE}\nsee logs",
     },
 ]
+
+
+def explained() -> Explanation:
+    problem = Problem(topology(), workload())
+    found = with_choices(explain(plan(), problem), problem)
+    terms = (Term("actor_training", 21.0, 25.0), Term("weight_sync", 0.5, 0.25))
+    other = RunnerUp("verl", 45.0, (("actor_generation", "actor_training"),), ("alps", "jsc"), terms)
+    answers = (WhatIf("as it is", 41.25, True), WhatIf("without lab", 44.0), WhatIf("without alps", None))
+    return replace(found, study=Study(answers, other))
+
+
+def explained_of_tests() -> str:
+    found = explained()
+    play = simulate(found.plan, topology(), workload(), iterations=3)
+    return plan_page(found.plan, topology(), workload(), found, played(found.plan, play))
+
+
 PAGES = {
     "plan": plan_of_tests,
+    "plan with its explanation": explained_of_tests,
     "run": run_of_tests,
     "run that has just begun": lambda: run_page({}, [], [], plan()),
     "run that failed": lambda: run_page({}, METRICS[:1], FAILED, plan()),
@@ -92,6 +116,46 @@ def test_the_plan_page_has_times_and_loads() -> None:
     for expected in ("41.2 s", "12 of 13", "33.0 s", "weight sync", "alps – lab", "3.50 GB", "1 link without load"):
         assert expected in text
     assert "31.2 s" in text  # 3.5 GB over 0.9 Gbps, and 40 ms
+
+
+def test_the_explained_page_says_what_binds_and_why() -> None:
+    page = Page(explained_of_tests())
+    for expected in (
+        *("What each time waits for", "link alps–lab", "Memory of the GPUs", "13.5 of 22.1 GB"),
+        *("Training stays in one site (alps", "jsc/l40s-1/1 (1 × l40s)", "found by verl", "without alps"),
+        *("As it is simulated", "none found", "4.00 s", "alps to lab"),
+    ):
+        assert expected in page.text
+    labels = [value or "" for key, value in page.attributes if key == "aria-label"]
+    assert any(label.startswith("weight sync: link alps–lab 9") for label in labels)
+
+
+def test_the_slices_of_each_time_fill_its_bar() -> None:
+    bars = re.findall(r'<div class="stack" role="img".*?</div>', explained_of_tests(), re.DOTALL)
+    assert len(bars) == len(plan().tasks) + 2
+    for bar in bars:
+        assert sum(map(float, re.findall(r"width:([\d.]+)%", bar))) == pytest.approx(100, abs=0.1)
+
+
+def test_a_link_takes_what_its_busier_direction_takes() -> None:
+    predicted = replace(plan().predicted, wan_gb_per_iteration={"alps-jsc": 2.0, "jsc-alps": 5.0})
+    row = next(iter(link_rows(replace(plan(), predicted=predicted), topology())))
+    assert (row.gb, row.seconds) == (7.0, pytest.approx(8.0125))
+
+
+def test_played_bars_lie_in_the_window_and_tell_how_busy_a_row_is() -> None:
+    spans = (
+        Span("alps", "alps/a100-0/0", "forward 0", "actor_training", 10.0, 4.0),
+        Span("alps", "alps/a100-0/0", "backward 0", "actor_training", 14.0, 2.0),
+        Span("alps", "alps/a100-0/1", "forward 0", "actor_training", 12.0, 2.0),
+        Span("alps", "to lab", "weights", "link", 18.0, 2.0),
+        Span("jsc", "jsc/l40s-0/0", "decode 16", "actor_generation", 0.0, 5.0),
+    )
+    sync = replace(plan(), algorithm=replace(plan().algorithm, mode="sync", max_staleness=0))
+    found = played(sync, Simulated(10.0, 2, True, {}, {}, (), 0, spans))
+    assert [(row.name, round(row.busy)) for row in found.rows] == [("alps", 60), ("alps to lab", 20)]
+    assert [(bar.left, bar.width, bar.label) for bar in found.rows[0].bars] == [(0, 60, "train")]
+    assert [(bar.left, bar.width) for bar in found.rows[1].bars] == [(80, 20)]
 
 
 def test_a_load_on_a_link_without_a_name_is_shown() -> None:

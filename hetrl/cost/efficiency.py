@@ -153,6 +153,7 @@ class Rates:
 
 _replaced: list[Fitted] = []  # what `using` has put in the place of the file, innermost last
 _preferred: list[Fitted] = []  # the file with what `prefer` has put before it; empty: nothing
+_changes: list[Callable[[str, Rates], Rates]] = []  # what `changed` does to the rates of a type, innermost last
 _caches: list[Callable[[], None]] = []  # empties what `remembered` keeps
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -198,6 +199,18 @@ def using(numbers: Fitted) -> Iterator[None]:
         yield
     finally:
         _replaced.pop()
+        _forget()
+
+
+@contextmanager
+def changed(change: Callable[[str, Rates], Rates]) -> Iterator[None]:
+    """Let each GPU type have the rates that `change(type, rates)` returns, for a while: what one of them is worth."""
+    _changes.append(change)
+    _forget()
+    try:
+        yield
+    finally:
+        _changes.pop()
         _forget()
 
 
@@ -249,7 +262,7 @@ def rates(gpu: str) -> Rates:
     """Return the effective rates of a catalogue type (1e9-based units, one direction)."""
     entry, share, numbers = gpu_type(gpu), efficiency(gpu), fitted()
     planned = replace(_GPU_OVERHEAD, decode_step=numbers.step_seconds[PLANNED_ENGINE])
-    return Rates(
+    found = Rates(
         decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
         prefill_flops=entry.peak_tflops * 1e12 * share.prefill,
         training_flops=entry.peak_tflops * 1e12 * share.training,
@@ -259,6 +272,9 @@ def rates(gpu: str) -> Rates:
         usable_gb=entry.memory_gb * entry.usable_memory,
         overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
     )
+    for change in _changes:
+        found = change(gpu, found)
+    return found
 
 
 def engine_step_seconds(gpu: str, engine: str | None = None) -> float:

@@ -13,7 +13,7 @@ from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.network import Direction
 from hetrl.cost.training import Cost, inference_cost, training_cost
-from hetrl.cost.weight_sync import weight_sync_cost
+from hetrl.cost.weight_sync import SyncCost, weight_sync_cost
 from hetrl.hardware import Topology
 from hetrl.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS, Workload
@@ -107,20 +107,9 @@ def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
     `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two sites (samples,
     a few bytes per token, are left out). A plan over a missing link takes infinite time.
     """
-    costs = {name: task_cost(name, task, topology, workload) for name, task in plan.tasks.items()}
-    if sharing := link_sharing(plan, costs):
-        for name in (task for task in plan.tasks if task in TRAININGS):
-            costs[name] = task_cost(name, plan.tasks[name], topology, workload, sharing)
-    trainer, generator = plan.tasks[ACTOR_TRAINING], plan.tasks[ACTOR_GENERATION]
-    sync = weight_sync_cost(plan.weight_sync, trainer, generator, topology, workload)
-    members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
-    groups = [group_times(tasks, costs, topology, workload) for tasks in members]
-    wan = defaultdict(float, sync.wan_bytes)
-    for cost in costs.values():
-        for direction, load in cost.wan_bytes.items():
-            wan[direction] += load
-    links = max((_link_seconds(topology, direction, load) for direction, load in wan.items()), default=0.0)
-    seconds = iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, workload, links)
+    costs, sync = task_costs(plan, topology, workload), sync_cost(plan, topology, workload)
+    seconds = plan_seconds(plan, costs, sync, topology, workload)
+    wan = _wan_bytes(costs, sync)
     return Predicted(
         iteration_seconds=seconds,
         samples_per_second=workload.samples / seconds,
@@ -128,6 +117,40 @@ def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
         peak_memory_gb=peak_memory_gb(plan, topology, workload),
         wan_gb_per_iteration={f"{a}-{b}": moved / 1e9 for (a, b), moved in sorted(wan.items()) if moved > 0},
     )
+
+
+def task_costs(plan: Plan, topology: Topology, workload: Workload) -> dict[str, Cost]:
+    """Return the seconds and the bytes between sites of each task; trainings that share a link slow each other down."""
+    costs = {name: task_cost(name, task, topology, workload) for name, task in plan.tasks.items()}
+    if sharing := link_sharing(plan, costs):
+        for name in (task for task in plan.tasks if task in TRAININGS):
+            costs[name] = task_cost(name, plan.tasks[name], topology, workload, sharing)
+    return costs
+
+
+def sync_cost(plan: Plan, topology: Topology, workload: Workload) -> SyncCost:
+    """Return the seconds and the bytes of the plan's weight sync."""
+    trainer, generator = plan.tasks[ACTOR_TRAINING], plan.tasks[ACTOR_GENERATION]
+    return weight_sync_cost(plan.weight_sync, trainer, generator, topology, workload)
+
+
+def plan_seconds(
+    plan: Plan, costs: Mapping[str, Cost], sync: SyncCost, topology: Topology, workload: Workload
+) -> float:
+    """Return the time of an iteration of a plan whose tasks and weight sync cost this."""
+    members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
+    groups = [group_times(tasks, costs, topology, workload) for tasks in members]
+    wan = _wan_bytes(costs, sync)
+    links = max((_link_seconds(topology, direction, load) for direction, load in wan.items()), default=0.0)
+    return iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, workload, links)
+
+
+def _wan_bytes(costs: Mapping[str, Cost], sync: SyncCost) -> dict[Direction, float]:
+    wan = defaultdict(float, sync.wan_bytes)
+    for cost in costs.values():
+        for direction, load in cost.wan_bytes.items():
+            wan[direction] += load
+    return dict(wan)
 
 
 def _link_seconds(topology: Topology, direction: Direction, load: float) -> float:

@@ -1,34 +1,41 @@
-"""The plan as one HTML page that needs nothing else: sites and devices, tasks, predicted times, links."""
+"""The plan as one HTML page that needs nothing else: sites and devices, times and what they wait for, links, why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
+from hetrl.explain import Explanation
 from hetrl.hardware import Topology
 from hetrl.plan import Plan
+from hetrl.report import reasons
 from hetrl.report.device_map import busy_devices, device_map
-from hetrl.report.page import SHORT, Bar, bars, mark_of_task, marks, render
+from hetrl.report.gantt import gantt
+from hetrl.report.links import link_rows
+from hetrl.report.page import SHORT, mark_of_task, marks, render
+from hetrl.report.played import Played
 from hetrl.report.rows import task_rows
-from hetrl.report.text import compact_devices, figure, spoken
+from hetrl.report.text import compact_devices, figure
 from hetrl.workload import Workload
 
-
-@dataclass(frozen=True)
-class LinkRow:
-    """One link; `gb` crosses it in an iteration and takes `seconds`, `share` per cent of the iteration."""
-
-    between: str
-    delay_ms: float | None
-    gbps: float | None
-    gb: float
-    seconds: float | None = field(default=None)
-    share: float = 0.0
+_COLOURS = {  # class of the style sheet -> what the legend says
+    "compute": "products on the GPUs",
+    "memory": "memory of the GPUs",
+    "fixed": "launches and calls",
+    "inside": "inside nodes and sites",
+    "link": "links between sites",
+}
 
 
-def plan_page(plan: Plan, topology: Topology, workload: Workload) -> str:
-    """Return the page; it is self-contained HTML, and every name in it is escaped."""
-    links = list(_link_rows(plan, topology))
+def plan_page(
+    plan: Plan,
+    topology: Topology,
+    workload: Workload,
+    explanation: Explanation | None = None,
+    played: Played | None = None,
+) -> str:
+    """Return the page; it is self-contained HTML, and every name in it is escaped.
+
+    With an explanation it says what binds, and why; with a played iteration, what each group and link does when.
+    """
+    links = list(link_rows(plan, topology))
     return render(
         "plan.html.j2",
         plan=plan,
@@ -41,28 +48,40 @@ def plan_page(plan: Plan, topology: Topology, workload: Workload) -> str:
         sites=device_map(plan, {device.id: device.gpu for device in topology.devices}),
         rows=task_rows(plan),
         compact_devices=compact_devices,
-        bars=_task_bars(plan),
+        gantt=gantt(plan, []),
         loaded=sorted((row for row in links if row.gb), key=lambda row: -row.gb),
         unloaded=[row for row in links if not row.gb],
+        found=explanation,
+        reasons=reasons,
+        slices=_slices(explanation) if explanation else {},
+        longest=_longest_answer(explanation),
+        colours=_COLOURS,
+        played=played,
     )
 
 
-def _task_bars(plan: Plan) -> list[Bar]:
-    of_task = mark_of_task(plan)
-    return bars(
-        (spoken(name), seconds, f"{figure(seconds)} s", of_task.get(name))
-        for name, seconds in plan.predicted.tasks.items()
-    )
+def _slices(found: Explanation) -> dict[str, list[tuple[str, float, str]]]:
+    """Return what each time waits for as (class of the colour, per cent, what it says), in the order of the legend."""
+    slices = {}
+    for name, parts in found.binds.items():
+        total = sum(part.seconds for part in parts)
+        ordered = sorted(parts, key=lambda part: list(_COLOURS).index(_colour(part.name)))
+        slices[name] = [
+            (_colour(part.name), round(100 * part.seconds / total, 2), f"{part.name} {figure(part.seconds)} s")
+            for part in ordered
+        ]
+    return slices
 
 
-def _link_rows(plan: Plan, topology: Topology) -> Iterator[LinkRow]:
-    """Yield every link of the topology, and loads that no link of it has a name for."""
-    loads = dict(plan.predicted.wan_gb_per_iteration)
-    for link in topology.links:
-        first, second = link.between
-        gb = loads.pop(f"{first}-{second}", 0.0) + loads.pop(f"{second}-{first}", 0.0)
-        seconds = link.delay_ms / 1e3 + 8 * gb / link.gbps if link.gbps > 0 and gb else None
-        share = 100 * (seconds or 0.0) / (plan.predicted.iteration_seconds or 1)
-        yield LinkRow(f"{first} – {second}", link.delay_ms, link.gbps, gb, seconds, min(100.0, round(share, 2)))
-    for name, gb in loads.items():
-        yield LinkRow(name, None, None, gb)
+def _colour(resource: str) -> str:
+    """Return the class of a resource's colour."""
+    for ending, colour in (("compute", "compute"), ("memory bandwidth", "memory"), ("launches and calls", "fixed")):
+        if resource.endswith(ending):
+            return colour
+    return "link" if resource.startswith("link ") else "inside"
+
+
+def _longest_answer(found: Explanation | None) -> float:
+    """Return the seconds that the bars of the what-ifs are scaled to."""
+    answers = found.study.what_ifs if found and found.study else ()
+    return max((answer.seconds for answer in answers if answer.seconds is not None), default=1.0)

@@ -25,7 +25,7 @@ _UNCALIBRATED = "* uncalibrated: no measurement of this GPU type stands behind t
 
 def sites_table(topology: Topology, uncalibrated: Collection[str] = ()) -> RenderableType:
     """Return a row per site and kind of node; GPU types in `uncalibrated` carry a star."""
-    table = _table("Sites", "site", "nodes", "GPUs", "memory", "network", "engines")
+    table = new_table("Sites", "site", "nodes", "GPUs", "memory", "network", "engines")
     starred = False
     for site in topology.sites:
         for index, nodes in enumerate(_alike(site)):
@@ -34,7 +34,7 @@ def sites_table(topology: Topology, uncalibrated: Collection[str] = ()) -> Rende
             head, tail = ("", "") if index else (site.name, ", ".join(site.engines))
             gpus = f"{len(nodes)} × {node.gpus} {node.gpu}{'*' if star else ''}"
             names = _folded(site.name, nodes)
-            _add(table, head, names, gpus, f"{gpu.memory_gb:g} GB", f"{figure(node.nic_gbps)} Gbps", tail)
+            add_row(table, head, names, gpus, f"{gpu.memory_gb:g} GB", f"{figure(node.nic_gbps)} Gbps", tail)
     return _noted(table, _UNCALIBRATED if starred else "")
 
 
@@ -51,10 +51,10 @@ def _folded(site: str, nodes: list[Node]) -> str:
 
 def links_table(topology: Topology) -> RenderableType:
     """Return a row per link: delay one way, bandwidth in one direction, and what 1 GB takes."""
-    table = _table("Links", "between", "and", "delay (one way)", "bandwidth", "1 GB takes")
+    table = new_table("Links", "between", "and", "delay (one way)", "bandwidth", "1 GB takes")
     for link in topology.links:
         seconds = f"{figure(link.delay_ms / 1e3 + 8 / link.gbps)} s" if link.gbps > 0 else "no way"
-        _add(table, *link.between, f"{figure(link.delay_ms)} ms", f"{figure(link.gbps)} Gbps", seconds)
+        add_row(table, *link.between, f"{figure(link.delay_ms)} ms", f"{figure(link.gbps)} Gbps", seconds)
     return table if topology.links else Text("Links: none")
 
 
@@ -65,7 +65,7 @@ def plan_table(
 
     Seconds that rest on a GPU type in `uncalibrated` carry a star.
     """
-    table = _table("Plan", "task", "site", "devices", "TP×PP×DP", "samples", "predicted")
+    table = new_table("Plan", "task", "site", "devices", "TP×PP×DP", "samples", "predicted")
     starred, previous = False, ""
     for row in task_rows(plan):
         star = _is_uncalibrated(plan, row, topology, uncalibrated)
@@ -73,11 +73,13 @@ def plan_table(
         seconds = "" if row.seconds is None else f"{figure(row.seconds)} s{'*' if star else ''}"
         devices = ", ".join(name.split("/", 1)[1] for name in compact_devices(row.devices))
         name = spoken(row.task) if row.task != previous else ""
-        _add(table, name, row.site, devices, row.parallelism, "" if row.samples is None else str(row.samples), seconds)
+        add_row(
+            table, name, row.site, devices, row.parallelism, "" if row.samples is None else str(row.samples), seconds
+        )
         previous = row.task
     for name, value in plan.predicted.tasks.items():
         if name not in plan.tasks:
-            _add(table, spoken(name), "", "", "", "", f"{figure(value)} s")
+            add_row(table, spoken(name), "", "", "", "", f"{figure(value)} s")
     used = {device for task in plan.tasks.values() for device in task.devices}
     note = (
         f"{workload.algorithm.upper()}, {workload.mode}: an iteration of {workload.samples} samples takes "
@@ -93,13 +95,13 @@ def _is_uncalibrated(plan: Plan, row: TaskRow, topology: Topology, uncalibrated:
 
 def summary_table(summary: Mapping[str, Any]) -> RenderableType:
     """Return what a run's `summary.json` says: its figures, then predicted and measured seconds per task."""
-    table = _table("Summary", "what", "value", headers=False)
+    table = new_table("Summary", "what", "value", headers=False)
     for what, value in _summary_lines(summary):
-        _add(table, what, value)
-    tasks = _table("Seconds per step", "task", "predicted", "measured")
+        add_row(table, what, value)
+    tasks = new_table("Seconds per step", "task", "predicted", "measured")
     for name, seconds in summary.get("tasks", {}).items():
         pair = (seconds.get("predicted_seconds"), seconds.get("measured_seconds"))
-        _add(tasks, spoken(name), *(f"{figure(value)} s" for value in pair))
+        add_row(tasks, spoken(name), *(f"{figure(value)} s" for value in pair))
     return Stack(table, tasks) if summary.get("tasks") else table
 
 
@@ -144,21 +146,21 @@ def measured_tables(measured: Measured, before: Efficiency) -> RenderableType:
     """
     models = {str(one.question["architecture"]) for one in measured.measurements if "architecture" in one.question}
     layers = f"; layers of {', '.join(sorted(models))}" if models else ""
-    reached = _table(f"{measured.gpu}: {measured.machine['device']}{layers}", "what", "rate", "median", "spread")
+    reached = new_table(f"{measured.gpu}: {measured.machine['device']}{layers}", "what", "rate", "median", "spread")
     for one in measured.measurements:
         unit, size = _RATE_UNITS[one.unit]
         rate = f"{figure(one.rate / size)} {unit}"
-        _add(reached, one.name, rate, _milliseconds(one.median_seconds), f"{one.spread:.0%}")
+        add_row(reached, one.name, rate, _milliseconds(one.median_seconds), f"{one.spread:.0%}")
     parts: list[RenderableType] = [reached, _shares_table(measured, before)]
     if measured.exchange is not None:
         link = measured.exchange
         fitted = f"all-reduce: {figure(2 * link.delay_ms)} ms + bytes at {figure(link.gbps)} Gbps"
         parts.append(Text(f"{fitted} ({link.backend}, {link.ranks} ranks)\n"))
     if measured.checks:
-        checks = _table("Prediction of sizes not used in the fit", "layer", "measured", "predicted", "error")
+        checks = new_table("Prediction of sizes not used in the fit", "layer", "measured", "predicted", "error")
         for check in measured.checks:
             times = map(_milliseconds, (check.measured_seconds, check.predicted_seconds))
-            _add(checks, check.name, *times, f"{check.error:+.0%}")
+            add_row(checks, check.name, *times, f"{check.error:+.0%}")
         parts.append(checks)
     return Stack(*parts, *(Text(f"not measured: {one.kind}: {one.why}") for one in measured.skipped))
 
@@ -171,21 +173,23 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _shares_table(measured: Measured, before: Efficiency) -> Table:
-    table = _table("Shares of the catalogue's figures", "phase", "share", "before", "of")
+    table = new_table("Shares of the catalogue's figures", "phase", "share", "before", "of")
     entry = gpu_type(measured.gpu)
     for phase, share in measured.shares.items():
         of = f"{entry.memory_gb_per_s:g} GB/s" if phase == "decode" else f"{entry.peak_tflops:g} TFLOP/s"
         source = "inferred" if phase in before.inferred else "calibrated"
-        _add(table, phase, figure(share), f"{figure(getattr(before, phase))} {source}", of)
+        add_row(table, phase, figure(share), f"{figure(getattr(before, phase))} {source}", of)
     return table
 
 
 _RIGHT = {"memory", "network", "delay (one way)", "bandwidth", "1 GB takes", "samples", "predicted", "measured"}
-_RIGHT |= {"rate", "median", "spread", "share", "error"}
-_MAY_WRAP = {"what", "layer", "nodes", "engines", "devices", "value"}
+_RIGHT |= {"rate", "median", "spread", "share", "error", "alone", "adds", "per iteration", "takes"}
+_RIGHT |= {"of the iteration", "of usable", "iteration", "change"}
+_MAY_WRAP = {"what", "layer", "nodes", "engines", "devices", "value", "waits for"}
 
 
-def _table(title: str, *columns: str, headers: bool = True) -> Table:
+def new_table(title: str, *columns: str, headers: bool = True) -> Table:
+    """Return an empty table; what its columns are called decides how they are set."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_header=headers)
     for column in columns:
         justify = "right" if column in _RIGHT else "left"
@@ -193,7 +197,7 @@ def _table(title: str, *columns: str, headers: bool = True) -> Table:
     return table
 
 
-def _add(table: Table, *cells: str) -> None:
+def add_row(table: Table, *cells: str) -> None:
     """Add a row of plain text: names are never read as markup."""
     table.add_row(*(Text(cell) for cell in cells))
 

@@ -44,15 +44,19 @@ def finish(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Mad
 
     Tasks of one group never overlap, so a split can only help. `solver.seconds` and `.evaluations` are left at 0.
     """
-    parts = [_awake(part) for group in groups for part in _components(group)]
-    tasks = {name: task for part in parts for name, task in part.items()}
+    return plan_of(problem, [_awake(part) for group in groups for part in _components(group)], made)
+
+
+def plan_of(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Made) -> Plan:
+    """Return the plan of these groups as they are, with its prediction."""
+    tasks = {name: task for group in groups for name, task in group.items()}
     workload = problem.workload
     sites = dict.fromkeys(site_of(d) for name in (ACTOR_TRAINING, *tasks) for d in tasks[name].devices)
     plan = Plan(
         algorithm=Algorithm(
             workload.algorithm, workload.mode, workload.max_staleness, workload.optimizer_steps_per_iteration
         ),
-        groups=tuple(_group(part) for part in parts),
+        groups=tuple(_group(group) for group in groups),
         tasks={name: tasks[name] for name in TASKS if name in tasks},
         weight_sync=weight_routes(tasks[ACTOR_TRAINING], tasks[ACTOR_GENERATION]),
         site_order=tuple(sites),

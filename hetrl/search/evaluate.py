@@ -1,120 +1,117 @@
-"""The objective of a candidate: a grouping of the tasks and an allotment per group."""
+"""The evaluator: vectors drawn, repaired, valued and made plans, for one problem."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
 
-from hetrl.cost.iteration import GroupTimes, group_times, iteration_seconds, task_cost
-from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
-from hetrl.plan import TaskPlan, site_of
-from hetrl.search.groups import GroupPlan, GroupPlanner
-from hetrl.search.space import Allotment, Grouping, Space, linked
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TRAININGS
+import numpy as np
+import numpy.typing as npt
 
-Candidate = tuple[Grouping, tuple[Allotment, ...]]
-INFEASIBLE = float("inf")
+from hetrl.plan import Plan
+from hetrl.search.assemble import Made, plan_of
+from hetrl.search.chance import State, seeded
+from hetrl.search.decode import decode
+from hetrl.search.draw import draw
+from hetrl.search.encoding import Vector, repair, size_of
+from hetrl.search.encoding import bounds as encoding_bounds
+from hetrl.search.evolve import Population, evolve, hash_of, is_new, new_population
+from hetrl.search.mutate import mutate
+from hetrl.search.parts import Parts
+from hetrl.search.space import Space
+from hetrl.search.tables import make_tables
+from hetrl.search.value import INFEASIBLE, VALUED, Bench, value
 
-
-@dataclass(frozen=True)
-class Value:
-    """The seconds of an iteration and the groups that reach it."""
-
-    seconds: float
-    groups: tuple[GroupPlan, ...]
+FIRST_REMEMBERED, MOST_REMEMBERED = 1 << 20, 1 << 24
 
 
 class Evaluator:
-    """Values candidates; `evaluations` counts the distinct complete plans that were valued."""
+    """Values vectors of one problem."""
 
-    def __init__(self, space: Space) -> None:
-        """Start with nothing valued."""
+    def __init__(self, space: Space, narrow: bool = False) -> None:
+        """Read the problem's numbers from the cost model; `narrow`: for vectors of the integer program's plan space."""
         self.space = space
-        self.groups = GroupPlanner(space)
-        self._values: dict[Candidate, Value] = {}
-        self._syncs: dict[tuple[int, int], tuple[float, float]] = {}
+        self.tables, self.rows = make_tables(space, narrow)
+        self.bench = Bench(self.tables)
+        self.size = size_of(self.tables)
+        self._evaluations = 0
+        self._seen = np.zeros(FIRST_REMEMBERED, np.uint64)
+        self._met = 0
+
+    def warm_up(self) -> None:
+        """Compile what a search needs, or load it as compiled before: seconds of it are no search."""
+        group = [0] * self.tables.tasks
+        evaluations, seen = self._evaluations, self._seen
+        self._seen = np.zeros(1 << 10, np.uint64)
+        self.evolve(new_population(self.tables, self.bench.parts, group, 2), 4, 2, seeded(0))
+        self._evaluations, self._seen = evaluations, seen
+
+    def random(self, seed: int, group: Sequence[int] | None = None) -> Vector:
+        """Return a random legal vector, of a given grouping (the group of each task) or of a random one."""
+        x = np.zeros(self.size, np.int32)
+        tasks = self.tables.tasks
+        x[:tasks] = np.random.default_rng(abs(seed)).integers(0, tasks, tasks) if group is None else group
+        repair(x, self.bench.pointers[0])
+        draw(x, seeded(seed), self.bench.pointers[0])
+        return x
 
     @property
     def evaluations(self) -> int:
-        """Return how many distinct complete plans were valued; those met again do not count."""
-        return len(self._values)
+        """Return how many distinct complete plans were valued."""
+        return self._evaluations
 
-    def value(self, candidate: Candidate) -> Value:
-        """Return the value of a candidate; infinite seconds where it is not feasible."""
-        if candidate not in self._values:
-            self._values[candidate] = self._value(*candidate)
-        return self._values[candidate]
+    def evolve(self, population: tuple[Population, Population], children: int, limit: int, state: State) -> None:
+        """Value so many children of a population (with its record), and let the better ones in; see `evolve`."""
+        self._make_room(children)
+        values, record = population
+        while (row := evolve(record, children, limit, state, *self.bench.pointers, self._seen)) != VALUED:
+            self.rows.fill(self.tables.serving, row)
+        self._evaluations += int(values.counters[1])
+        values.counters[1] = 0
 
-    def _value(self, grouping: Grouping, allotments: Sequence[Allotment]) -> Value:
-        nothing = Value(INFEASIBLE, ())
-        if self.space.pack(allotments) is None:
-            return nothing
-        found = []
-        for tasks, allotment in zip(grouping, allotments, strict=True):
-            group = self.groups.plan(tasks, allotment)
-            if group is None:
-                return nothing
-            found.append(group)
-        if not self._linked(found):
-            return nothing
-        problem = self.space.problem
-        times = self._shared_times(found)
-        transfer, pause = self._sync(found)
-        return Value(iteration_seconds(times, transfer, pause, problem.workload), tuple(found))
+    def _make_room(self, children: int) -> None:
+        """Keep the set of plans met at most half full; above `MOST_REMEMBERED` it starts anew."""
+        self._met += children
+        if self._met > self._seen.size // 2:
+            self._seen = np.zeros(min(4 * self._seen.size, MOST_REMEMBERED), np.uint64)
+            self._met = children
 
-    def _linked(self, groups: Sequence[GroupPlan]) -> bool:
-        """Return whether the lead site reaches every used site, and each training's sites reach each other."""
-        topology = self.space.problem.topology
-        if len(topology.sites) == 1:
-            return True
-        used: dict[str, None] = {}
-        for group in groups:
-            for name, task in group.tasks.items():
-                sites = _sites(task)
-                used.update(dict.fromkeys(sites))
-                if name in TRAININGS and not all(linked(topology, a, b) for a, b in combinations(sites, 2)):
-                    return False
-        lead = site_of(self._task(groups, ACTOR_TRAINING).devices[0])
-        return all(linked(topology, lead, site) for site in used)
+    def parts(self, x: Vector) -> tuple[float, Parts]:
+        """Return the seconds of an iteration (infinite: not feasible) and what the tasks cost and need.
 
-    def _shared_times(self, groups: Sequence[GroupPlan]) -> list[GroupTimes]:
-        """Return the groups' times, trainings slowed where several groups use a link between sites."""
-        users = Counter(direction for group in groups for direction in group.wan)
-        sharing = {direction: count for direction, count in users.items() if count > 1}
-        if not sharing:
-            return [group.times for group in groups]
-        problem, times = self.space.problem, []
-        for group in groups:
-            trainings = {name: group.tasks[name] for name in group.tasks if name in TRAININGS}
-            if not trainings or not any(direction in sharing for direction in group.wan):
-                times.append(group.times)
-                continue
-            costs = {
-                name: task_cost(name, task, problem.topology, problem.workload, sharing)
-                for name, task in trainings.items()
-            }
-            slowed = group_times(trainings, costs, problem.topology, problem.workload).trainings
-            times.append(replace(group.times, trainings=slowed))
-        return times
+        The parts are those of the last vector that was asked about: copy what is to stay.
+        """
+        seconds = self.graded(x)
+        return (seconds if seconds < INFEASIBLE else np.inf), self.bench.parts
 
-    def _sync(self, groups: Sequence[GroupPlan]) -> tuple[float, float]:
-        """Return transfer and pause of a weight version."""
-        trainer = self._task(groups, ACTOR_TRAINING)
-        generator = self._task(groups, ACTOR_GENERATION)
-        key = (id(trainer), id(generator))  # both are kept alive by the group planner
-        if key not in self._syncs:
-            routes = weight_routes(trainer, generator)
-            cost = weight_sync_cost(
-                routes, trainer, generator, self.space.problem.topology, self.space.problem.workload
-            )
-            self._syncs[key] = (cost.transfer_seconds, cost.pause_seconds)
-        return self._syncs[key]
+    def graded(self, x: Vector) -> float:
+        """Return the seconds of an iteration, or `INFEASIBLE` and more, the farther from feasible the more."""
+        stale = np.ones(self.tables.tasks, np.bool_)
+        while (row := value(x, stale, *self.bench.pointers)) != VALUED:
+            self.rows.fill(self.tables.serving, row)
+        self._make_room(1)
+        self._evaluations += is_new(np.uint64(hash_of(x, self.bench.pointers[0])), self._seen)
+        return float(self.bench.room.result[0])
 
-    def _task(self, groups: Sequence[GroupPlan], name: str) -> TaskPlan:
-        return next(group.tasks[name] for group in groups if name in group.tasks)
+    def seconds(self, batch: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """Return the seconds of an iteration for each vector (row) of a batch; infinite where it is not feasible."""
+        return np.array([self.parts(x)[0] for x in np.atleast_2d(batch)])
 
+    def repair(self, x: Vector) -> None:
+        """Make a vector legal in place."""
+        repair(x, self.bench.pointers[0])
 
-def _sites(task: TaskPlan) -> list[str]:
-    return list(dict.fromkeys(site_of(device) for device in task.devices))
+    def mutate(self, x: Vector, seed: int) -> Vector:
+        """Return a changed copy, as the evolution of sha-ea changes candidates."""
+        child = x.copy()
+        mutate(child, np.zeros(self.tables.tasks, np.bool_), seeded(seed), self.bench.pointers[0])
+        return child
+
+    @property
+    def bounds(self) -> tuple[Vector, Vector]:
+        """Return the least and the largest value of each gene, both inclusive."""
+        return encoding_bounds(self.tables)
+
+    def assemble(self, x: Vector, made: Made) -> Plan:
+        """Return the plan of a feasible vector, with its prediction, which is that of the vector."""
+        self.parts(x)
+        return plan_of(self.space.problem, decode(x, self.space, self.bench), made)

@@ -1,218 +1,217 @@
 """sha-ea: nested successive halving over groupings and device counts, evolution below (HetRL, arXiv 2512.12476, s. 4).
 
-    arms = every set partition of the tasks                                          (level 1)
-    each arm: a few vectors of device counts per group, one candidate each           (level 2)
-    keep the better quarter of the arms
     budget = START
-    while budget <= LAST:
-        for each arm, for each of its count vectors:
-            population = candidates with these counts                                (level 3)
-            repeat `budget` times:
-                child = mutate(best of two drawn from the population)
-                    - move some devices of one class from one group to another
-                    - swap devices of two classes between two groups
-                    - give idle devices to a group
-                replace the worst of the population if the child is better
-        order the arms by their best; keep the better half, each with its better half of count vectors
-        budget = 2 x budget
+    until the time or the evaluations are spent:
+        arms = every set partition of the tasks                                      (level 1)
+        each arm: a few populations, each dealt its own device counts                (level 2)
+        while more than one arm is left:
+            evolve each population by `budget` children                              (levels 3 to 5, `evolve`)
+            keep the better half of the arms, each with its better half of populations
+            budget = 2 x budget
+        START = 2 x START
 
-Levels 4 (parallelism, layers, samples, recompute, idle states) and 5 (devices inside the classes, whole nodes first) of
-each group are solved by enumeration in `groups`, once for each distinct (tasks, allotment). The clock is read only to
-stop; the same seed gives the same plan whenever the rounds end before the budget does.
+The best of all is kept. The search ends by itself after `PATIENCE` halvings in a row that found nothing better. The
+clock is read only to stop: with a bound on evaluations the same seed gives the same plan.
 """
 
 from __future__ import annotations
 
-import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
 
-from hetrl.search.evaluate import INFEASIBLE, Candidate, Evaluator, Value
-from hetrl.search.space import Allotment, Grouping, Space, set_partitions
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING
+import numpy as np
 
-START_BUDGET = 2
-LAST_BUDGET = 128
-COUNT_VECTORS = 2
-POPULATION = 8
-# How much of the devices a task tends to want: the seconds of equal devices, training 6 N, decode slow per token.
-_APPETITE = {ACTOR_GENERATION: 4.0, ACTOR_TRAINING: 4.0, CRITIC_TRAINING: 4.0}
+from hetrl.plan import Plan
+from hetrl.search.assemble import Made, finish
+from hetrl.search.chance import State, seeded
+from hetrl.search.encoding import Vector
+from hetrl.search.evaluate import Evaluator
+from hetrl.search.evolve import Population, new_population
+from hetrl.search.infeasible import explain_infeasible
+from hetrl.search.space import Grouping, Space, set_partitions, stars
+from hetrl.search.value import INFEASIBLE
+
+START = 16
+POPULATIONS = 4
+CANDIDATES = 12
+PATIENCE = 4
+AT_ONCE = 2000  # children between two looks at the clock
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is: seconds of the best plan so far (infinite: none yet), plans valued, arms alive."""
+
+    seconds: float
+    evaluations: int
+    arms: int
 
 
 @dataclass
-class Counts:
-    """One count vector of an arm with its population: (seconds, candidate), best first."""
+class Limits:
+    """When to stop: at a time of the monotonic clock, or after so many evaluations."""
 
-    population: list[tuple[float, Candidate]] = field(default_factory=list)
+    deadline: float
+    evaluations: int | None = None
 
-    @property
-    def best(self) -> float:
-        """Return the seconds of the best candidate."""
-        return self.population[0][0] if self.population else INFEASIBLE
+    def left(self, evaluations: int) -> int:
+        """Return how many evaluations may follow at once; 0 ends the search."""
+        if time.monotonic() >= self.deadline:
+            return 0
+        return AT_ONCE if self.evaluations is None else min(AT_ONCE, max(self.evaluations - evaluations, 0))
 
 
 @dataclass
+class Best:
+    """The best candidate met so far."""
+
+    seconds: float = np.inf
+    x: Vector = field(default_factory=lambda: np.zeros(0, np.int32))
+
+
 class Arm:
-    """One grouping with the count vectors that are still alive."""
+    """One grouping with the populations that are still alive."""
 
-    grouping: Grouping
-    counts: list[Counts]
+    def __init__(self, evaluator: Evaluator, group: list[int], populations: int) -> None:
+        """Start with empty populations."""
+        tables, parts = evaluator.tables, evaluator.bench.parts
+        self.populations = [new_population(tables, parts, group, CANDIDATES) for _ in range(populations)]
 
     @property
-    def best(self) -> float:
-        """Return the seconds of the arm's best candidate."""
-        return min(counts.best for counts in self.counts)
+    def seconds(self) -> float:
+        """Return the objective of the arm's best candidate."""
+        return min(float(population.seconds.min()) for population, _ in self.populations)
+
+    def halve(self) -> None:
+        """Keep the better half of the populations."""
+        self.populations.sort(key=lambda pair: float(pair[0].seconds.min()))
+        del self.populations[max((len(self.populations) + 1) // 2, 1) :]
 
 
-def search(space: Space, evaluator: Evaluator, budget_seconds: float, seed: int) -> Value:
-    """Return the best value found; infinite seconds where nothing is feasible."""
-    rng = random.Random(seed)
+def groupings(tasks: tuple[str, ...], excluded: Grouping | None = None) -> list[list[int]]:
+    """Return every set partition as the group of each task, numbered by their first task; few groups first.
+
+    `excluded` is left out, in whatever order its groups and their tasks are.
+    """
+    found = []
+    left_out = None if excluded is None else set(map(frozenset, excluded))
+    for partition in sorted(set_partitions(tasks), key=len):
+        if set(map(frozenset, partition)) == left_out:
+            continue
+        owner = {task: index for index, block in enumerate(partition) for task in block}
+        first = list(dict.fromkeys(owner[task] for task in tasks))
+        found.append([first.index(owner[task]) for task in tasks])
+    return found
+
+
+def plan(
+    space: Space,
+    budget_seconds: float,
+    made: Made,
+    evaluations: int | None = None,
+    report: Callable[[Progress], None] | None = None,
+) -> tuple[Plan, int]:
+    """Return the best plan found and how many were valued.
+
+    Each set of sites that one site can lead is searched by itself (one set, where all sites are linked). Raises
+    InfeasibleError where nothing was found. The time of the search begins when all is compiled.
+    """
+    compared, best, winner = 0, Best(), None
+    sets = [some for some in stars(space.problem.topology) if _has_all_engines(replace(space, sites=some))]
     deadline = time.monotonic() + budget_seconds
+    for index, sites in enumerate(sets):
+        evaluator = Evaluator(replace(space, sites=sites))
+        if index == 0:
+            evaluator.warm_up()
+            deadline = time.monotonic() + budget_seconds
+        now, parts = time.monotonic(), len(sets) - index
+        bound = None if evaluations is None else (evaluations - compared) // parts
+        found = search(evaluator, Limits(now + (deadline - now) / parts, bound), made.seed, report)
+        compared += evaluator.evaluations
+        if found.seconds < best.seconds:
+            best, winner = found, evaluator
+    if winner is None:
+        raise explain_infeasible(space, budget_seconds)
+    whole = winner.assemble(best.x, made)
+    groups = [{name: whole.tasks[name] for name in group.tasks} for group in whole.groups]
+    parted = finish(space.problem, groups, made)  # tasks that share no device need not wait for each other
+    return min(whole, parted, key=lambda one: one.predicted.iteration_seconds), compared
 
-    def late() -> bool:
-        return time.monotonic() > deadline
 
-    arms = [Arm(grouping, []) for grouping in sorted(set_partitions(space.problem.workload.tasks), key=len)]
-    for arm in arms:
-        arm.counts = [_start(space, evaluator, arm.grouping, index, seed) for index in range(COUNT_VECTORS)]
-        if late() and arm.best < INFEASIBLE:
-            break
-    arms = _better([arm for arm in arms if arm.counts], 4)
-    budget = START_BUDGET
-    while budget <= LAST_BUDGET and not late():
+def _has_all_engines(space: Space) -> bool:
+    kinds = range(len(space.classes))
+    return all(any(space.usable(task, kind) for kind in kinds) for task in space.problem.workload.tasks)
+
+
+def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:
+    """Return the best candidate found; its seconds are infinite where nothing is feasible.
+
+    An interrupt (Ctrl-C) ends the search early; it is passed on where nothing was found yet.
+    """
+    state, best, improved = seeded(seed), Best(), 0
+    try:
+        for restart in count():
+            before = best.seconds
+            if not _halve(evaluator, limits, START << restart, state, best, report):
+                break
+            improved = restart if best.seconds < before else improved
+            if restart - improved >= PATIENCE:
+                break
+    except KeyboardInterrupt:
+        if best.seconds == np.inf:
+            raise
+    return best
+
+
+def _halve(
+    evaluator: Evaluator,
+    limits: Limits,
+    budget: int,
+    state: State,
+    best: Best,
+    report: Callable[[Progress], None] | None,
+) -> bool:
+    """Run one whole halving; False where a limit ended it."""
+    space = evaluator.space
+    arms = [Arm(evaluator, group, POPULATIONS) for group in groupings(space.problem.workload.tasks, space.excluded)]
+    while True:
         for arm in arms:
-            for counts in arm.counts:
-                _evolve(space, evaluator, counts, budget, rng, late)
-        arms = _better(arms, 2)
+            for population in arm.populations:
+                if not _evolve(evaluator, population, budget, limits, state):
+                    _note(arms, best)
+                    return False
+        _note(arms, best)
+        if report is not None:
+            report(Progress(best.seconds, evaluator.evaluations, len(arms)))
+        if len(arms) == 1:
+            return True
+        arms = sorted(arms, key=lambda arm: arm.seconds)[: (len(arms) + 1) // 2]
         for arm in arms:
-            arm.counts = sorted(arm.counts, key=lambda counts: counts.best)[: max(len(arm.counts) // 2, 1)]
+            arm.halve()
         budget *= 2
-    population = [entry for arm in arms for counts in arm.counts for entry in counts.population]
-    if not population:
-        return Value(INFEASIBLE, ())
-    return evaluator.value(min(population, key=lambda entry: entry[0])[1])
-
-
-def _better(arms: list[Arm], divisor: int) -> list[Arm]:
-    """Return the best of the arms, best first: one in `divisor`, at least two."""
-    return sorted(arms, key=lambda arm: arm.best)[: max(len(arms) // divisor, 2)]
-
-
-def _start(space: Space, evaluator: Evaluator, grouping: Grouping, index: int, seed: int) -> Counts:
-    """Return a population for one count vector: the first in proportion to the appetite, the others at random.
-
-    The order in which nodes are dealt depends on the count vector alone, so that groupings meet the same allotments.
-    """
-    rng = random.Random(f"{seed}/{index}")
-    order = deal_order(space, rng)
-    appetite = [sum(_APPETITE.get(task, 1.0) for task in tasks) for tasks in grouping]
-    if index:
-        appetite = [value * rng.uniform(0.3, 1.5) for value in appetite]
-    counts = Counts()
-    _add(counts, evaluator, (grouping, _deal(space, grouping, appetite, order)))
-    return counts
-
-
-def deal_order(space: Space, rng: random.Random) -> list[tuple[int, int]]:
-    """Return (class, devices) pieces: whole nodes, sites in random order; parts of nodes where nodes are few."""
-    sites = list(dict.fromkeys(kind.site for kind in space.classes))
-    rng.shuffle(sites)
-    pieces = [
-        (index, len(node))
-        for site in sites
-        for index, kind in enumerate(space.classes)
-        if kind.site == site
-        for node in space.nodes[index]
-    ]
-    few = len(pieces) < len(space.problem.workload.tasks)
-    return [(kind, part) for kind, size in pieces for part in (_parts(size) if few else [size])]
-
-
-def _deal(
-    space: Space, grouping: Grouping, appetite: Sequence[float], order: Sequence[tuple[int, int]]
-) -> tuple[Allotment, ...]:
-    """Deal the pieces in order: each group takes until it has its part, then the next one does.
-
-    A piece that no task of the group can use goes to the group that lacks most among those that can.
-    """
-    got = [[0] * len(space.sizes) for _ in grouping]
-    total = sum(size for _, size in order)
-    part = [value * total / sum(appetite) for value in appetite]
-    for kind, size in order:
-        able = [g for g, tasks in enumerate(grouping) if any(space.usable(task, kind) for task in tasks)]
-        if able:
-            lacking = [g for g in able if sum(got[g]) + size / 2 <= part[g]]
-            chosen = lacking[0] if lacking else min(able, key=lambda g: sum(got[g]) / part[g])
-            got[chosen][kind] += size
-    return tuple(tuple(row) for row in got)
-
-
-def _parts(size: int) -> list[int]:
-    """Cut a node in at most four equal parts, single devices where it has few."""
-    part = size // 4 if size % 4 == 0 else 1
-    return [part] * (size // part)
 
 
 def _evolve(
-    space: Space,
-    evaluator: Evaluator,
-    counts: Counts,
-    budget: int,
-    rng: random.Random,
-    late: Callable[[], bool],
-) -> None:
-    for _ in range(budget):
-        if late() or not counts.population:
-            return
-        drawn = [rng.choice(counts.population) for _ in range(2)]
-        parent = min(drawn, key=lambda entry: entry[0])[1]
-        child = mutate(space, parent, rng)
-        if child is not None:
-            _add(counts, evaluator, child)
+    evaluator: Evaluator, population: tuple[Population, Population], budget: int, limits: Limits, state: State
+) -> bool:
+    """Evolve a population by so many children; False where a limit was met."""
+    while budget > 0:
+        children = min(budget, limits.left(evaluator.evaluations))
+        if children == 0:
+            return False
+        evaluator.evolve(population, children, CANDIDATES, state)
+        budget -= children
+    return True
 
 
-def _add(counts: Counts, evaluator: Evaluator, candidate: Candidate) -> None:
-    if any(candidate == known for _, known in counts.population):
-        return
-    counts.population.append((evaluator.value(candidate).seconds, candidate))
-    counts.population.sort(key=lambda entry: entry[0])
-    del counts.population[POPULATION:]
+def _note(arms: list[Arm], best: Best) -> None:
+    for population, _ in _all_populations(arms):
+        place = int(population.seconds.argmin())
+        if population.seconds[place] < min(best.seconds, INFEASIBLE):
+            best.seconds, best.x = float(population.seconds[place]), population.x[place].copy()
 
 
-def mutate(space: Space, parent: Candidate, rng: random.Random) -> Candidate | None:
-    """Return a changed copy: devices moved, swapped or taken from the idle; None where nothing changes."""
-    grouping, allotments = parent
-    rows = [list(row) for row in allotments]
-    idle = [size - sum(row[kind] for row in rows) for kind, size in enumerate(space.sizes)]
-    if len(rows) == 1 and not any(idle):
-        return None
-    rows.append(idle)
-    kind = rng.randrange(len(space.sizes))
-    source, target = rng.sample(range(len(rows)), 2)
-    if not rows[source][kind]:
-        return None
-    amount = _amount(space.classes[kind].gpus_per_node, rows[source][kind], rng)
-    rows[source][kind] -= amount
-    rows[target][kind] += amount
-    if rng.random() < 0.5:
-        _swap_back(space, rows, source, target, kind, amount, rng)
-    changed = tuple(tuple(row) for row in rows[:-1])
-    return (grouping, changed) if changed != allotments else None
-
-
-def _amount(node: int, available: int, rng: random.Random) -> int:
-    """Draw how many devices to move: mostly whole nodes, then halves, quarters and single ones, or all."""
-    wanted = rng.choice((node, node, node, max(node // 2, 1), max(node // 4, 1), available))
-    return min(wanted, available)
-
-
-def _swap_back(
-    space: Space, rows: list[list[int]], source: int, target: int, kind: int, amount: int, rng: random.Random
-) -> None:
-    """Return as many devices of another class, so that both keep their counts."""
-    others = [k for k in range(len(space.sizes)) if k != kind and rows[target][k] >= amount]
-    if others:
-        other = rng.choice(others)
-        rows[target][other] -= amount
-        rows[source][other] += amount
+def _all_populations(arms: list[Arm]) -> Iterator[tuple[Population, Population]]:
+    return (pair for arm in arms for pair in arm.populations)

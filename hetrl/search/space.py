@@ -1,13 +1,14 @@
 """What the planner chooses from: set partitions of the tasks, device counts per class and group, devices by class.
 
-An *allotment* is the number of devices that a group gets of each class, in the order of `Space.classes`. A *chunk* is
-the part of it that lies in one node: whole nodes first, then one remainder.
+A class holds devices that are equal in all that the cost model sees: site, GPU, and the node's size, bandwidths and
+host memory. An *allotment* is the number of devices that a group gets of each class, in the order of `Space.classes`. A
+*chunk* is the part of it that lies in one node: whole nodes first, then one remainder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetrl.hardware import Device, DeviceClass, Topology
@@ -35,31 +36,35 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The device classes of a problem and how many devices each has; with `sites`, only those sites may be used."""
+    """The device classes of a problem and how many devices each has; with `sites`, only those sites may be used.
+
+    `excluded` is a grouping that sha-ea leaves out.
+    """
 
     problem: Problem
     sites: frozenset[str] | None = None
+    excluded: Grouping | None = None
+
+    @cached_property
+    def nodes(self) -> tuple[tuple[tuple[Device, ...], ...], ...]:
+        """Return, for each class, the devices of each of its nodes; classes in the order of their first device."""
+        found: dict[tuple[object, ...], list[tuple[Device, ...]]] = {}
+        for site in self.problem.topology.sites:
+            for node in site.nodes:
+                key = (site.name, replace(node, name=""))  # all of a node but its name
+                devices = tuple(Device(site.name, node.name, index, node.gpu) for index in range(node.gpus))
+                found.setdefault(key, []).append(devices)
+        return tuple(tuple(nodes) for nodes in found.values())
 
     @cached_property
     def classes(self) -> tuple[DeviceClass, ...]:
-        """Return the device classes, in the topology's order."""
-        return tuple(self.problem.topology.classes)
+        """Return the device classes; two may look alike where their nodes' networks or host memories differ."""
+        return tuple(self.problem.topology.class_of(nodes[0][0]) for nodes in self.nodes)
 
     @cached_property
     def sizes(self) -> Allotment:
         """Return the number of devices of each class."""
-        return tuple(len(devices) for devices in self.problem.topology.classes.values())
-
-    @cached_property
-    def nodes(self) -> tuple[tuple[tuple[Device, ...], ...], ...]:
-        """Return, for each class, the devices of each of its nodes."""
-        found = []
-        for devices in self.problem.topology.classes.values():
-            by_node: dict[str, list[Device]] = {}
-            for device in devices:
-                by_node.setdefault(device.node, []).append(device)
-            found.append(tuple(tuple(members) for members in by_node.values()))
-        return tuple(found)
+        return tuple(sum(map(len, nodes)) for nodes in self.nodes)
 
     def usable(self, task: str, kind: int) -> bool:
         """Return whether the class's site may be used and has the engine of the task."""

@@ -1,0 +1,89 @@
+"""An explanation for the terminal, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group as Stack
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetrl.cost.iteration import WEIGHT_SYNC
+from hetrl.explain import Explanation, Study
+from hetrl.explain.memory import Memory
+from hetrl.explain.resources import ITERATION
+from hetrl.hardware import Topology
+from hetrl.report.links import link_rows
+from hetrl.report.reasons import answer_text, change_text, idle_reason, runner_up_reason, training_reason, waits_for
+from hetrl.report.tables import add_row, new_table
+from hetrl.report.text import figure, spoken
+
+_BAR = 16
+
+
+def explanation_tables(found: Explanation, topology: Topology) -> RenderableType:
+    """Return all that is known of a plan: time, links, memory, and in words why it is so."""
+    parts: list[RenderableType] = [_time_table(found)]
+    if any(row.gb for row in link_rows(found.plan, topology)):
+        parts.append(_link_table(found, topology))
+    parts.append(_memory_table(found.memory))
+    for title, lines in _paragraphs(found):
+        parts += [Text(title, style="italic"), *(Text(f"  {line}", overflow="fold") for line in lines), Text("")]
+    if found.study is not None:
+        parts.append(_what_if_table(found.study, found.plan.predicted.iteration_seconds))
+    return Stack(*parts)
+
+
+def _time_table(found: Explanation) -> Table:
+    predicted = found.plan.predicted
+    title = f"An iteration takes {figure(predicted.iteration_seconds)} s, as predicted by our model"
+    table = new_table(title, "task", "alone", "adds", "waits for")
+    adds = {part.name: part.seconds for part in found.path}
+    for name in (*found.plan.tasks, WEIGHT_SYNC):
+        alone, added = predicted.tasks[name], adds.get(name)
+        add_row(table, spoken(name), *(f"{figure(v)} s" for v in (alone, added)), waits_for(found.binds.get(name, ())))
+    for name in (name for name in adds if name not in predicted.tasks):
+        add_row(table, name, "", f"{figure(adds[name])} s", "")
+    whole = figure(predicted.iteration_seconds)
+    add_row(table, ITERATION, "", f"{whole} s", waits_for(found.binds.get(ITERATION, ())))
+    return table
+
+
+def _link_table(found: Explanation, topology: Topology) -> Table:
+    table = new_table("Links", "between", "bandwidth", "per iteration", "takes", "of the iteration")
+    for row in sorted(link_rows(found.plan, topology), key=lambda row: -row.gb):
+        if row.gb:
+            seconds = "–" if row.seconds is None else f"{figure(row.seconds)} s"
+            share = "" if row.seconds is None else f"{figure(row.share)} %"
+            add_row(table, row.between, f"{figure(row.gbps)} Gbps", f"{figure(row.gb)} GB", seconds, share)
+    return table
+
+
+def _memory_table(rows: tuple[Memory, ...]) -> Table:
+    table = new_table("Memory of each GPU, at its peak", "site", "GPUs", "of usable", "", "what")
+    for row in rows:
+        filled = min(round(_BAR * row.peak_gb / row.usable_gb), _BAR)
+        bar = "█" * filled + "░" * (_BAR - filled)
+        peak = f"{figure(row.peak_gb)} / {figure(row.usable_gb)} GB"
+        what = ", ".join(f"{spoken(s.task)} {figure(s.gb)}{'' if s.resident else ' while it runs'}" for s in row.shares)
+        add_row(table, row.site, f"{len(row.devices)} × {row.gpu}", peak, bar, what)
+    return table
+
+
+def _paragraphs(found: Explanation) -> Iterator[tuple[str, list[str]]]:
+    seconds = found.plan.predicted.iteration_seconds
+    if found.training is not None:
+        yield "Training", [training_reason(found.training)]
+    if found.idle:
+        yield "Idle GPUs", [idle_reason(idle, seconds) for idle in found.idle]
+    if found.study is not None and found.study.runner_up is not None:
+        yield "Runner-up", [runner_up_reason(found.study.runner_up, seconds)]
+
+
+def _what_if_table(study: Study, seconds: float) -> Table:
+    table = new_table("What if", "what", "iteration", "change", "by")
+    for answer in study.what_ifs:
+        value = "–" if answer.seconds is None else f"{figure(answer.seconds)} s"
+        add_row(table, answer.name, value, change_text(answer.seconds, seconds), answer_text(answer))
+    return table

@@ -1,0 +1,94 @@
+"""What an explanation says in words, for the terminal and the page alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hetrl.explain.idle import Idle
+from hetrl.explain.resources import Part
+from hetrl.explain.training_sites import Spread, TrainingSites
+from hetrl.explain.what_if import RunnerUp, WhatIf
+from hetrl.report.text import compact_devices, figure, spoken
+
+_MOST = 3
+_LEAST = 0.05  # of a time: smaller parts are not named
+
+
+def waits_for(parts: Sequence[Part]) -> str:
+    """Return the largest parts of a time: `link r4–r6 67 %, l40s: compute 25 %`; `nothing` where there are none."""
+    total = sum(part.seconds for part in parts)
+    named = [part for part in parts if part.seconds >= _LEAST * total][:_MOST]
+    return ", ".join(f"{part.name} {part.seconds / total:.0%}".replace("%", " %") for part in named) or "nothing"
+
+
+def training_reason(training: TrainingSites) -> str:
+    """Return why training is in one site or in several, with the best that either could have."""
+    sites, one, two = training.sites, training.one, training.two
+    here = f"{', '.join(sites)}, {figure(training.seconds)} s"
+    best = f"With nothing else on their GPUs it takes in one site {_spread(one)}, in two {_spread(two)}."
+    if len(sites) > 1:
+        if one is None:
+            return f"Training is spread over {len(sites)} sites ({here}) because it fits into no site alone. {best}"
+        why = "because one is slower" if one.seconds > training.seconds else "although one could be faster"
+        return f"Training is spread over {len(sites)} sites ({here}) {why}. {best}"
+    if two is None:
+        return f"Training stays in one site ({here}) because it fits into no two linked sites. {best}"
+    if one is None or two.seconds >= one.seconds:
+        return f"Training stays in one site ({here}) because two are slower. {best}"
+    return f"Training stays in one site ({here}) although two could be faster: the plan has other work there. {best}"
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return "no time: it does not fit"
+    sites = " + ".join(spread.sites)
+    return f"{figure(spread.seconds)} s at best ({sites}, TP×PP×DP {spread.parallelism}: {waits_for(spread.parts)})"
+
+
+def idle_reason(idle: Idle, iteration_seconds: float) -> str:
+    """Return which GPUs are idle, and what would be if they were not."""
+    head = f"{', '.join(compact_devices(idle.devices))} ({len(idle.devices)} × {idle.gpu})"
+    if idle.task is None or idle.seconds is None:
+        return f"{head}: no task can run there: {idle.why_not}"
+    change = idle.seconds - iteration_seconds
+    start = f"{head}: with {spoken(idle.task)} there too, an iteration takes {figure(idle.seconds)} s"
+    changes = ", ".join(_signed(part.name, part.seconds) for part in idle.costs[:_MOST])
+    if abs(change) <= 1e-3 * iteration_seconds:
+        return f"{start}, no less: nobody waits for what they could do"
+    if change > 0:
+        return f"{start}, {figure(change)} s more: {changes}"
+    return f"{start}, {figure(-change)} s less ({changes}): a longer search may use them"
+
+
+def _signed(name: str, seconds: float) -> str:
+    return f"{name} {'+' if seconds > 0 else '−'}{figure(abs(seconds))} s"
+
+
+def change_text(seconds: float | None, iteration_seconds: float) -> str:
+    """Return how much longer or shorter an iteration is: `−12 %`, `same` below half a per cent, `none found`."""
+    if seconds is None:
+        return "none found"
+    change = seconds / iteration_seconds - 1
+    return "same" if abs(change) < 0.005 else f"{'+' if change > 0 else '−'}{100 * abs(change):.0f} %"
+
+
+def answer_text(answer: WhatIf) -> str:
+    """Return how the answer came about."""
+    return "this plan" if answer.same_plan else "" if answer.seconds is None else "another plan"
+
+
+def runner_up_reason(runner_up: RunnerUp, iteration_seconds: float) -> str:
+    """Return what the runner-up is and the terms in which it loses most."""
+    groups = "; ".join(" + ".join(map(spoken, tasks)) for tasks in runner_up.groups)
+    losses = sorted(runner_up.terms, key=lambda term: term.seconds - term.other_seconds)
+    named = [
+        _signed(spoken(term.name), term.other_seconds - term.seconds)
+        for term in losses[:_MOST]
+        if term.other_seconds - term.seconds > _LEAST * abs(runner_up.seconds - iteration_seconds)
+    ]
+    change = change_text(runner_up.seconds, iteration_seconds)
+    outcome = "It loses by" if runner_up.seconds >= iteration_seconds else "It is faster, in spite of"
+    return (
+        f"{figure(runner_up.seconds)} s ({change}), found by {runner_up.found_by}, at {', '.join(runner_up.sites)}. "
+        f"Groups: {groups}. " + (f"{outcome} {', '.join(named)}." if named else "")
+    )

@@ -1,0 +1,51 @@
+"""Compilation of the evaluator, kept on disk between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core import config
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def njit(function: Function) -> Function:
+    """Compile a function when it is first called, or load it as compiled before.
+
+    Numba's own cache looks only at the file that a function stands in, and serves a stale caller where a function that
+    it calls in another file has changed. So the cache is one directory per state of all the sources that use it.
+    """
+    dispatcher = numba.njit(error_model="numpy")(function)  # division by zero is infinite: half the code of raising
+    before, config.CACHE_DIR = config.CACHE_DIR, _directory()
+    try:
+        dispatcher.enable_caching()
+    finally:
+        config.CACHE_DIR = before
+    return dispatcher  # type: ignore[no-any-return]
+
+
+@cache
+def _directory() -> str:
+    """Return the first place that can be written: beside the sources, the user's cache, a temporary directory."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(here.glob("*.py")):
+        source = path.read_bytes()
+        digest.update(source if b"search.jit import" in source else b"")
+    name = f"compiled-{digest.hexdigest()[:16]}"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetrl"
+    for parent in (here / "__pycache__", user):
+        try:
+            (parent / name).mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(parent / name, os.W_OK):
+            return str(parent / name)
+    return tempfile.mkdtemp(prefix="hetrl-compiled-")
