@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hetrl.errors import UsageError
 from hetrl.hardware import ENGINES, Link, Node, Site, Topology
+from hetrl.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.yaml_file import Strict, read_yaml
 
 Positive = Annotated[float, Field(gt=0)]
@@ -17,6 +18,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
 Way = Literal["direct", "ssh", "relay", "proxy"]
 WayIn = Literal["direct", "ssh", "relay", "closed"]
+GATEWAY_MEMORY_GB = 4.0  # of a gateway's process: its lanes to each destination hold 0.5 GB
 DEFAULT_RELAY_SECRET = "~/.config/hetrl/relay.secret"
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -87,6 +89,7 @@ class SiteFile(Strict):
     delay_ms: NotNegative = 0.05
     node_delay_ms: NotNegative = 0.005
     nodes: tuple[NodeEntry, ...] = ()
+    inventory: str | None = None  # a file of `hetrl discover`; the nodes that it counts win over those written here
 
     @model_validator(mode="after")
     def _named_what_it_takes(self) -> SiteFile:
@@ -108,7 +111,10 @@ class SiteFile(Strict):
     def site(self) -> Site:
         """Return what the planner needs of the file."""
         if not self.nodes:
-            raise UsageError(f"site {self.name}: no nodes are listed; write them under `nodes`")
+            raise UsageError(
+                f"site {self.name}: no nodes are listed; write them under `nodes`, or name the file of "
+                "`hetrl discover` under `inventory`"
+            )
         return Site(
             name=self.name,
             nodes=tuple(node for entry in self.nodes for node in entry.nodes()),
@@ -147,9 +153,45 @@ class ScenarioFile(Strict):
 
 
 def read_sites(paths: list[Path], links: Path | None) -> ScenarioFile:
-    """Read site files and a links file."""
-    sites = [read_yaml(path, SiteFile) for path in paths]
+    """Read site files, with the inventories that they name, and a links file."""
+    sites = [with_measured_nodes(read_yaml(path, SiteFile)) for path in paths]
     return ScenarioFile(sites=tuple(sites), links=read_yaml(links, LinksFile).links if links else ())
+
+
+def with_measured_nodes(site: SiteFile) -> SiteFile:
+    """Give a site that names an inventory the nodes in service there, a kind at a time.
+
+    A relative name is of the working directory, where `hetrl discover` writes. What Slurm does not know (networks, the
+    memory where it counts none) is that of the entry under `nodes` with the same GPU, else the default. Raises
+    UsageError where the file is not there, is of another site, or has GPUs that `gres` does not map.
+    """
+    if site.inventory is None:
+        return site
+    path = Path(site.inventory)
+    if not path.is_file():
+        raise UsageError(f"site {site.name}: inventory: there is no {path}; run `hetrl discover` on the site's file")
+    inventory = read_inventory(path)
+    if inventory.site != site.name:
+        raise UsageError(f"site {site.name}: inventory: {path} is of site {inventory.site}")
+    groups = node_groups(inventory, site.gres, site.partitions)
+    gpus = [group.gpu for group in groups]
+    entries = [_entry(site, group, gpus[:index].count(group.gpu)) for index, group in enumerate(groups)]
+    return site.model_copy(update={"nodes": tuple(entries)})
+
+
+def _entry(site: SiteFile, group: NodeGroup, earlier: int) -> NodeEntry:
+    """Return the entry of equal nodes; `earlier` other kinds of node with the same GPU have entries already."""
+    written = next((entry for entry in site.nodes if entry.gpu == group.gpu), None)
+    written = written or NodeEntry(name=group.gpu, gpu=group.gpu, gpus=group.gpus)
+    # A gateway may be a job of its own: a node whose GPUs take all of its memory would leave it waiting.
+    memory_gb = group.memory_gb - GATEWAY_MEMORY_GB
+    measured = {
+        "name": f"{written.name}.{earlier + 1}" if earlier else written.name,
+        "gpus": group.gpus,
+        "count": group.count,
+        "host_memory_gb": memory_gb if memory_gb > 0 else written.host_memory_gb,
+    }
+    return written.model_copy(update=measured)
 
 
 def read_scenario(path: Path) -> ScenarioFile:

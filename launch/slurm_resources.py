@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from hetrl.errors import UsageError
 from hetrl.hardware import Node
 from hetrl.inventory import Inventory, NodeGroup, node_groups
-from hetrl.sites import SiteFile
+from hetrl.sites import GATEWAY_MEMORY_GB, SiteFile
 from launch.render import CPU
 
 MAX_ARRAY_SIZE = 1001  # of a cluster whose inventory is not known: Slurm's default (slurm.conf(5), MaxArraySize)
-GATEWAY_MEMORY_GB = 4.0  # its lanes to each destination hold 0.5 GB
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def prepare_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool =
     run = create_run(problem.experiment.name, config.read_text(), plan)
     directories = {site: f"{parent}/hetrl/{run.id}/{site}" for site, parent in scratch.items()}
     links = {site: with_endpoint_files(one, directories) for site, one in links.items()}
-    scripts = site_scripts(plan, problem, run.id, directories, _inventories(plan.site_order), folder)
+    scripts = site_scripts(plan, problem, run.id, directories, _inventories(used), folder)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     listen = {site.name: {"interface": site.interface, "port": site.gateway_port} for site in used}
     stage(run, problem.experiment, plan, gpus, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
@@ -83,9 +83,9 @@ def _fixed_endpoint(site: SiteFile) -> str:
     return f"tcp://{site.gateway_host}:{site.gateway_port}" if fixed else ""
 
 
-def _inventories(sites: Sequence[str]) -> dict[str, Inventory]:
-    """Return what `hetrl discover` measured of the sites."""
-    paths = {site: MEASURED / f"{site}.json" for site in sites}
+def _inventories(sites: Sequence[SiteFile]) -> dict[str, Inventory]:
+    """Return what `hetrl discover` measured of the sites: the file that a site names, else the usual one."""
+    paths = {site.name: Path(site.inventory or MEASURED / f"{site.name}.json") for site in sites}
     return {site: read_inventory(path) for site, path in paths.items() if path.is_file()}
 
 

@@ -103,8 +103,10 @@ def test_the_quickstart_sites_are_linked_and_divide_the_engines() -> None:
 
 
 def test_the_example_site_shows_every_key() -> None:
-    example = read_yaml(TOPOLOGY / "sites" / "example.yaml", SiteFile)
-    assert example.model_fields_set == set(SiteFile.model_fields)
+    path = TOPOLOGY / "sites" / "example.yaml"
+    example = read_yaml(path, SiteFile)
+    assert {*example.model_fields_set, "inventory"} == set(SiteFile.model_fields)
+    assert "\n# inventory: " in path.read_text()  # in force it would need the file
     shown = {key for node in example.nodes for key in node.model_fields_set}
     assert shown == set(NodeEntry.model_fields)
     assert len(example.site().nodes) == sum(entry.count for entry in example.nodes)

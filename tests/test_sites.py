@@ -11,6 +11,7 @@ import yaml
 from hetrl.errors import UsageError
 from hetrl.hardware import Device, Link, Node, Site, Topology
 from hetrl.hardware import Path as Between
+from hetrl.inventory import ClusterNode, Inventory, Partition, write_inventory
 from hetrl.sites import ScenarioFile, SiteFile, read_scenario, read_sites, topology_of
 
 ALPS: dict[str, Any] = {
@@ -143,3 +144,37 @@ def test_a_site_file_that_is_wrong_names_file_and_key(tmp_path: Path, change: di
 def test_a_node_outside_the_files_has_the_same_defaults() -> None:
     entry = SiteFile.model_validate({"name": "x", "nodes": [{"name": "n", "gpu": "l4", "gpus": 1}]})
     assert entry.site() == Site("x", (Node("n", "l4", 1),))
+
+
+def measured(site: str, *nodes: tuple[str, dict[str, int], float]) -> Inventory:
+    """Return an inventory whose nodes have a state, GPUs by GRES type and a memory."""
+    found = [
+        ClusterNode(f"n{number}", gpus, {}, 64, memory_gb, (), ("gpu",), (state,))
+        for number, (state, gpus, memory_gb) in enumerate(nodes)
+    ]
+    partition = Partition("gpu", True, True, None, None, 1, None, None)
+    return Inventory(site, site, "22.05", "2026-01-01T00:00:00+00:00", 1001, "none", False, (partition,), tuple(found))
+
+
+def test_measured_nodes_win_over_written_ones(tmp_path: Path) -> None:
+    idle = ("IDLE", {"a100": 4}, 500.0)
+    inventory = measured("alps", idle, ("DOWN", {"a100": 4}, 500.0), idle, ("IDLE", {"a100": 8}, 0.0))
+    write_inventory(tmp_path / "alps.json", inventory)
+    written = {**ALPS, "gres": {"a100": "a100-40gb"}, "inventory": str(tmp_path / "alps.json")}
+    (site,) = topology_of(read_sites([write(tmp_path / "alps.yaml", written)], None)).sites
+    assert [(node.name, node.gpus, node.host_memory_gb) for node in site.nodes] == [
+        ("a100-0", 4, 496.0),  # the gateway's share stays free
+        ("a100-1", 4, 496.0),
+        ("a100.2", 8, 512.0),  # Slurm counts no memory there
+    ]
+    assert {(node.nic_gbps, node.peer_gbps) for node in site.nodes} == {(200, 2000)}  # as written: Slurm knows neither
+
+
+def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    file = write(tmp_path / "alps.yaml", {**ALPS, "inventory": str(path)})
+    with pytest.raises(UsageError, match=r"site alps: inventory: there is no .*; run `hetrl discover`"):
+        read_sites([file], None)
+    write_inventory(path, measured("jsc"))
+    with pytest.raises(UsageError, match=r"is of site jsc"):
+        read_sites([file], None)

@@ -72,9 +72,10 @@ def test_a_site_without_a_shared_directory_is_refused_before_anything_is_written
     assert not Path("runs").exists()
 
 
-def test_what_discover_measured_decides_what_is_asked_for():
-    asked, given = two_sites(gres={"ada": "l4"})
-    write_inventory(Path("topology/measured/b.json"), inventory("b", {"": 2}, ("ada",)))
+@pytest.mark.parametrize(("path", "named"), [("topology/measured/b.json", {}), ("b.json", {"inventory": "b.json"})])
+def test_what_discover_measured_decides_what_is_asked_for(path, named):
+    asked, given = two_sites(gres={"ada": "l4"}, **named)
+    write_inventory(Path(path), inventory("b", {"": 2}, ("ada",)))
     scripts = {f"{one.site}/{one.name}": one.text for one in prepare_slurm(asked, given, Path("config.yaml")).scripts}
     assert "#SBATCH --gres=gpu:1\n#SBATCH --constraint=ada\n" in scripts["b/array-l4"]
 

@@ -13,8 +13,9 @@ from hetrl.runtime.chunks import CHUNK_BYTES
 from hetrl.runtime.keys import SiteKeys
 
 LINGER_SECONDS = 2.0  # from closing a socket to losing what it still holds
-# Messages that ZeroMQ may hold per connection and direction; they are at most a chunk long.
-QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES = 16, 4
+# Messages that ZeroMQ may hold per connection and direction; they are at most a chunk long. A stream of a link holds
+# one: what a slow stream holds at the end of a transfer, no other one can carry.
+QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES = 16, 1
 
 # A header names its receivers; 64 KiB is room for a thousand.
 _FRAME_BYTES = CHUNK_BYTES + 2**16

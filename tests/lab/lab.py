@@ -191,6 +191,9 @@ class Lab:
         self._write_state(warden)
         pods.write_files(self.directory, self.sites)
         ssh.configure(self.directory, self.sites)
+        for site in self.sites:
+            (self.home(site) / "hetrl").symlink_to(ROOT)
+            (self.home(site) / "venv").symlink_to(sys.prefix)
         if self.slurm:
             slurm.configure(self.directory, self.sites, self.accounting)
         self._processes += pods.start(self.directory, warden, list(self.pods.values()), self._visible())

@@ -1,0 +1,66 @@
+"""One rank of the benchmark `group`: joins a world, then does what each line of JSON on stdin says, and times it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetrl.runtime.keys import read_keys
+from hetrl.runtime.member import Member
+from hetrl.runtime.torch_world import start_world
+from hetrl.runtime.wan import start_wan_world, stop_wan_world
+
+TIMEOUT_SECONDS = 300.0
+
+
+def join(setup: dict[str, Any], rank: int) -> None:
+    """Enter the world of the backend that the setup names."""
+    host, port = setup["store"]
+    if setup["backend"] == "gloo":
+        start_world(rank, len(setup["ranks"]), host, port, TIMEOUT_SECONDS, "cpu")
+        return
+    address = setup["ranks"][rank]
+    site = address.split("/")[0]
+    member = Member(address, "run", setup["gateways"][site], read_keys(Path("keys.json")))
+    island = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    start_wan_world(member, setup["ranks"], rank, island_store=island, timeout_seconds=TIMEOUT_SECONDS)
+
+
+def timed(operation: str, size_bytes: int, group: dist.ProcessGroup, rank: int, ranks: int) -> float:
+    """Return the seconds of one operation on fp32, begun together; raises AssertionError for a wrong result."""
+    tensor = torch.full((size_bytes // 4,), float(rank + 1))
+    dist.barrier(group)
+    start = time.monotonic()
+    if operation == "broadcast":
+        dist.broadcast(tensor, 0, group)
+        expected = 1.0
+    else:
+        dist.all_reduce(tensor, group=group)
+        expected = ranks * (ranks + 1) / 2
+    seconds = time.monotonic() - start
+    assert bool((tensor == expected).all()), f"rank {rank}: wrong {operation}"
+    return seconds
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    setup, rank = json.loads(sys.argv[1]), int(sys.argv[2])
+    join(setup, rank)
+    world = len(setup["ranks"])
+    groups = {size: dist.new_group(list(range(size)), timeout=timedelta(seconds=300)) for size in range(2, world + 1)}
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        ranks, operation, size_bytes = json.loads(line)
+        print(json.dumps(timed(operation, size_bytes, groups[ranks], rank, ranks)), flush=True)
+    stop_wan_world()
+
+
+if __name__ == "__main__":
+    main()

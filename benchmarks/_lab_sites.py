@@ -1,0 +1,122 @@
+"""Sites of the lab with a gateway each, for benchmarks of what crosses links: no packet filter, direct ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from _results import ROOT
+
+sys.path.insert(0, str(ROOT))  # the lab is among the tests
+
+from hetrl.runtime.keys import make_run_keys, write_keys
+from hetrl.sites import SiteFile
+from launch.links import links_of
+from tests.lab import pods
+from tests.lab.lab import Lab
+from tests.lab.shape import Site
+
+SITES = ("alpha", "beta", "gamma")
+INTERFACE = "eth0"  # of every node
+_PORT = 7400
+_GATEWAY = (sys.executable, "-m", "hetrl.runtime.gateway_process", "--member", "gateway.json")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A link: rate of one direction, delay one way, fraction of the packets that are lost."""
+
+    gbps: float
+    delay_ms: float
+    loss: float
+
+    def __str__(self) -> str:
+        lossy = f", {self.loss:.2%} loss" if self.loss else ""
+        return f"{self.gbps:g} Gbps, {self.delay_ms:g} ms{lossy}"
+
+
+class LabSites:
+    """The sites while they are up; `folder(site)` has what a member of the site reads."""
+
+    def __init__(self, lab: Lab, work: Path, stack: ExitStack) -> None:
+        self._lab, self._work, self._stack = lab, work, stack
+        self.endpoints = {site: f"tcp://{self.address(site)}:{_PORT}" for site in SITES}
+        keys, files = make_run_keys(SITES), [SiteFile(name=site) for site in SITES]
+        for site, links in links_of(files, self.endpoints).items():
+            self.folder(site).mkdir()
+            write_keys(self.folder(site) / "keys.json", keys[site])
+            described = {"run": "run", "site": site, "bind": self.endpoints[site], "hold_seconds": 60}
+            described |= {"keys": "keys.json", **links.to_json()}
+            (self.folder(site) / "gateway.json").write_text(json.dumps(described))
+
+    def folder(self, site: str) -> Path:
+        """Return the site's directory."""
+        return self._work / site
+
+    def address(self, site: str) -> str:
+        """Return the address of the site's node."""
+        return self._lab.address(f"{site}-1")
+
+    def shape(self, shape: Shape) -> None:
+        """Give all links one shape."""
+        for a, b in combinations(SITES, 2):
+            self._lab.link(a, b, shape.gbps, shape.delay_ms, shape.loss)
+
+    def start(self, site: str, command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
+        """Start a process in the network of a site's node; it ends with the sites. Its stderr goes to a log."""
+        log = self._stack.enter_context((self._work / f"{site}.log").open("a"))
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", *pods.in_network(self._lab.pid(f"{site}-1"), *command)],
+            cwd=self.folder(site),
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+        self._stack.callback(_end, process)
+        return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@contextmanager
+def lab_sites(work: Path) -> Iterator[LabSites]:
+    """Bring three sites of one node up, with their gateways. Needs root (docs/lab.md)."""
+    if os.geteuid() != 0:
+        sys.exit("this benchmark runs on the lab of shaped links, which needs root (docs/lab.md)")
+    with Lab({site: Site(1) for site in SITES}, open=True) as lab, ExitStack() as stack:
+        sites = LabSites(lab, work, stack)
+        for site in SITES:
+            sites.start(site, _GATEWAY)
+        yield sites
+
+
+def reply_of(process: subprocess.Popen[str]) -> Any:
+    """Return what a process says next, in a line of JSON; raises RuntimeError where it ends instead."""
+    assert process.stdout
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"a process ended with {process.wait()}; its log is in the benchmark's directory")
+    return json.loads(line)
+
+
+def order(process: subprocess.Popen[str], what: Any) -> None:
+    """Send a process a line of JSON."""
+    assert process.stdin
+    process.stdin.write(json.dumps(what) + "\n")
+    process.stdin.flush()

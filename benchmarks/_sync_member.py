@@ -1,0 +1,66 @@
+"""A member of the benchmark `sync`: a trainer that publishes weights, or a replica that takes them.
+
+The trainer publishes a full set for each line of JSON on stdin and answers with its seconds. The replica does all that
+the agent of a rollout server does, but has no server to load the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hetrl.runtime import wire
+from hetrl.runtime.keys import read_keys
+from hetrl.runtime.member import Member
+from hetrl.runtime.publisher import Publisher
+from hetrl.runtime.rollout import Agent
+from hetrl.runtime.weight_file import WeightFile
+
+TENSOR_BYTES = 16 * 10**6
+
+
+class NoServer:
+    """Takes a weight file and does nothing with it."""
+
+    async def update_weights(self, *_: Any, **__: Any) -> None:
+        """Load nothing."""
+
+
+async def serve_replica(member: Member) -> None:
+    """Take weights for as long as stdin is open."""
+    with tempfile.TemporaryDirectory() as directory:
+        weights = WeightFile(Path(directory) / "weights")
+        await Agent(member, NoServer(), weights, recompute=False).serve()  # type: ignore[arg-type]
+
+
+async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:
+    """Publish a set of the size that each line names, until stdin ends."""
+    loop, version = asyncio.get_running_loop(), 0
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        version += 1
+        generator = torch.Generator().manual_seed(version)
+        count = json.loads(line) // TENSOR_BYTES
+        tensors = [torch.randn(TENSOR_BYTES // 2, generator=generator).bfloat16() for _ in range(count)]
+        publisher = Publisher(member, wire.Publish(version=version, receivers=tuple(receivers)), loop)
+        await publisher.begin()
+        await asyncio.to_thread(publisher.send_all, [(f"weight.{i}", tensor) for i, tensor in enumerate(tensors)])
+        published = await publisher.finish()
+        print(json.dumps([published.bytes, published.seconds]), flush=True)
+
+
+async def main() -> None:
+    """Join as the address in argv[1] of the gateway in argv[2]; those after it are the receivers of a trainer."""
+    address, gateway, *receivers = sys.argv[1:]
+    async with Member(address, "run", gateway, read_keys(Path("keys.json"))) as member:
+        await (serve_trainer(member, receivers) if receivers else serve_replica(member))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,115 @@
+"""The quickstart over three sites that reach each other in one way only, and with faults on that way.
+
+Compute nodes of different sites cannot reach each other; the links have a rate and a delay. Whatever happens, each
+weight version must have the digest that it has in an undisturbed run: a batch that lacked a group, or had one twice,
+would give other weights.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from tests.lab.lab import Lab
+from tests.lab.quickstart import SITES, Relay, over_lab, over_relay, over_ssh, relay_at
+from tests.runs import Finished, Submitted, submit, submitted
+
+STEPS = 16  # with the versions of the warm start, enough of them for KILLS
+FEW_STEPS = 6
+KILLS = 20
+PATIENCE_SECONDS = 30  # of a gateway with a link (hetrl/runtime/gateway.py)
+
+
+@pytest.fixture(scope="module")
+def relay(_lab: Lab) -> Iterator[Relay]:
+    with relay_at(_lab, "alpha") as relay:
+        yield relay
+
+
+@pytest.fixture(scope="module")
+def undisturbed(_lab: Lab, relay: Relay, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run over the relay without faults."""
+    _lab.restore()
+    work = tmp_path_factory.mktemp("undisturbed")
+    return submit(over_lab(_lab, work, over_relay(relay, work), steps=STEPS), work)
+
+
+def assert_same(run: Finished, undisturbed: Finished, steps: int) -> None:
+    """The run has the batches and the weights of the undisturbed one."""
+    assert run.code == 0, run.stderr
+    rows, summary = run.rows(), run.summary()
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert all(row["samples"] == 256 and len(row["versions"]) == 1 and not row["dropped_groups"] for row in rows)
+    versions = [row["version"] for row in summary["weight_versions"]]
+    assert versions == list(range(1, len(versions) + 1))
+    assert run.digests() == undisturbed.digests()[: len(versions)]
+    assert summary["transport"]["malformed"] == summary["transport"]["refused"] == 0
+
+
+def test_over_a_relay(undisturbed: Finished, lab: Lab) -> None:
+    assert_same(undisturbed, undisturbed, STEPS)
+    moved_bytes = undisturbed.summary()["bytes_per_link"]
+    for site in ("beta", "gamma"):
+        assert lab.stats()["alpha", site].bytes > moved_bytes[f"alpha-{site}"] > 1_000_000
+
+
+def test_through_ssh_tunnels(lab: Lab, undisturbed: Finished, tmp_path: Path) -> None:
+    run = submit(over_lab(lab, tmp_path, over_ssh(lab, tmp_path), steps=FEW_STEPS), tmp_path)
+    assert_same(run, undisturbed, FEW_STEPS)
+
+
+def test_gateways_and_the_relay_may_be_killed_at_any_time(
+    lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
+) -> None:
+    chance = random.Random(0)
+    with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=STEPS), tmp_path) as submission:
+        for kill in range(KILLS):
+            submission.until("weights_published", kill + 1)
+            time.sleep(chance.uniform(0, 0.6))  # about a step
+            victim = chance.choice([*SITES, "relay"])
+            if victim == "relay":
+                relay.kill()
+                relay.start()
+            else:
+                os.kill(gateway_of(submission, victim), signal.SIGKILL)
+        run = submission.finish()
+    assert_same(run, undisturbed, STEPS)
+
+
+def gateway_of(submission: Submitted, site: str) -> int:
+    """Return the process id of a site's gateway."""
+    started = [event for event in submission.events("submitted", "restarted") if event["site"] == site]
+    processes = [one for event in started for one in event.get("processes", [event.get("process")])]
+    return [one["pid"] for one in processes if one["name"] == "gateway"][-1]
+
+
+def test_links_that_lose_packets_and_are_cut_for_a_while(
+    lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
+) -> None:
+    for a, b in combinations(SITES, 2):
+        shape = lab.links[frozenset((a, b))]
+        lab.link(a, b, shape.gbps, shape.delay_ms, loss=0.005)
+    with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=FEW_STEPS), tmp_path) as submission:
+        submission.until("step", 2)
+        lab.cut("alpha", "gamma")
+        time.sleep(5)
+        lab.heal("alpha", "gamma")
+        run = submission.finish()
+    assert_same(run, undisturbed, FEW_STEPS)
+    assert lab.stats()["alpha", "gamma"].lost > 0
+
+
+def test_a_link_that_stays_cut_ends_the_run(lab: Lab, relay: Relay, tmp_path: Path) -> None:
+    with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=1000), tmp_path) as submission:
+        submission.until("step", 2)
+        lab.cut("alpha", "beta")
+        run = submission.finish()
+    assert run.code == 1
+    assert f"alpha -> beta: no connection for {PATIENCE_SECONDS} s" in run.stderr

@@ -1,0 +1,102 @@
+"""A whole run over three real clusters: `hetrl discover`, `plan` and `submit` of configs/lab.yaml with real engines.
+
+The clusters share nothing but ssh. Slurm's GPUs are fake: each one that it grants is a process on the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.available import skip_unless_available
+from tests.lab.lab import Lab
+from tests.lab.processes import wait_until
+from tests.lab.shape import JOB_USER, Site
+
+SITES = {"alpha": Site(1, "a100", 2), "beta": Site(1, "l40s", 1), "gamma": Site(1, "l4", 1)}
+SITE_FILES = [f"hetrl/topology/sites/lab-{site}.yaml" for site in SITES]
+CONFIG = "hetrl/configs/lab.yaml"
+STEPS = 12
+RUN_SECONDS = 400
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Three strangers, no larger than two cores can bear."""
+    skip_unless_available()
+    with Lab(SITES, slurm=True) as lab:
+        yield lab
+
+
+def hetrl(lab: Lab, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line on the head of alpha, as docs/lab.md says."""
+    return lab.run("alpha", ["venv/bin/hetrl", *arguments], timeout_seconds=RUN_SECONDS, check=False)
+
+
+def logs(home: Path) -> str:
+    """Return what the processes of all runs said."""
+    return "\n".join(f"== {path}\n{path.read_text()[-3000:]}" for path in home.glob("runs/*/logs/*/*.log"))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_discovered_planned_and_trained_over_three_clusters(lab: Lab) -> None:
+    home = lab.home("alpha")
+    found = hetrl(lab, "discover", *SITE_FILES)
+    assert found.returncode == 0, found.stderr
+    for site, shape in SITES.items():
+        inventory = json.loads((home / f"topology/measured/{site}.json").read_text())
+        assert [node["gpus"] for node in inventory["nodes"]] == [{shape.gpu: shape.gpus_per_node}]
+
+    planned = hetrl(lab, "plan", CONFIG, "--output", "plan.json")
+    assert planned.returncode == 0, planned.stderr
+    tasks = json.loads((home / "plan.json").read_text())["tasks"]
+    assert devices_of(tasks["actor_training"]) == ["alpha/cpu/0", "alpha/cpu/1"]
+    assert devices_of(tasks["actor_generation"]) == ["beta/cpu/0", "gamma/cpu/0"]
+
+    done = hetrl(lab, "submit", CONFIG, "--plan", "plan.json", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(home)
+    (run,) = (home / "runs").iterdir()
+    assert_trained(run)
+    assert_jobs(run)
+    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+    sent_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
+    for site in ("beta", "gamma"):
+        assert lab.stats()["alpha", site].bytes > sent_bytes[f"alpha-{site}"] > 1_000_000
+
+
+def queued(lab: Lab) -> str:
+    """Return the jobs that any of the clusters still has."""
+    return "".join(lab.run(site, ["squeue", "--local", "--noheader", f"--user={JOB_USER}"]).stdout for site in SITES)
+
+
+def devices_of(task: dict[str, Any]) -> list[str]:
+    return sorted(device for replica in task["replicas"] for stage in replica["stages"] for device in stage["devices"])
+
+
+def assert_trained(run: Path) -> None:
+    """Every step is there with its reward, and real engines made it."""
+    summary, rows = json.loads((run / "summary.json").read_text()), lines(run / "metrics.jsonl")
+    assert summary["steps"] == STEPS
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert all(0 < row["reward"] < 1 for row in rows)
+    assert {"megatron-core", "vllm"} <= set(summary["engines"])
+    assert set(summary["sites"]) == set(SITES)
+    assert len({row["digest"] for row in summary["weight_versions"]}) > STEPS
+
+
+def assert_jobs(run: Path) -> None:
+    """The ranks were one gang, and each replica a task of its site's array."""
+    submitted = [event for event in lines(run / "events.jsonl") if event["kind"] == "submitted"]
+    gangs = [(site, "gang", "gang") for site in SITES]
+    arrays = [(site, "array-cpu", "array") for site in ("beta", "gamma")]
+    assert sorted((each["site"], each["job"], each["job_kind"]) for each in submitted) == sorted(gangs + arrays)
+    assert (run / "logs/alpha/actor_training-1.log").is_file()
+    assert (run / "logs/beta/actor_generation-0.log").is_file() != (run / "logs/gamma/actor_generation-0.log").is_file()
