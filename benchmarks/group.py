@@ -115,7 +115,7 @@ def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
         f"{min(row['over_gloo'] for row in rows):.2f} times as fast everywhere (to reach: {LEAST:g}). The ranks and "
         f"gateways of all sites share this machine's cores, which had a load of {load:.1f} besides; the shaper "
         "carries 1.9 Gb/s over all links where it has a core to itself: at 1 Gbps, what crosses more than one link or "
-        "direction measures the machine.",
+        "direction may be limited by either.",
         "",
         "| link | loss | sites | operation | MB | wan s | gloo s | wan share | gloo share | over gloo |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",

@@ -87,7 +87,7 @@ class Record:
             },
             "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
             "gpu_hours": _gpu_hours(plan, time.monotonic() - self._start),
-            "faults_survived": 0,
+            "faults_survived": sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)
         return summary
