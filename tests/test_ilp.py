@@ -25,7 +25,7 @@ from tests.ilp_cases import BruteForce, problem, trimmed, workload
 JOBS = [("grpo", "sync"), ("grpo", "async"), ("ppo", "sync"), ("ppo", "async")]
 MODES = [(algorithm, mode, seed) for algorithm, mode in JOBS for seed in range(13)]
 NEVER = math.inf
-EVALUATIONS = 100_000  # a second of sha-ea
+EVALUATIONS = 200_000  # at most two seconds of sha-ea
 
 
 @cache

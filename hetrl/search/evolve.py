@@ -141,7 +141,7 @@ def evolve(
 
 @njit
 def _next_child(population: Population, limit: int, state: State, tables: Tables, parts: Parts, seen: Hashes) -> bool:
-    """Make the next child and bring its parent's parts along; False where only plans that were valued before came up."""
+    """Make the next child and bring its parent's parts along; False where only known plans came up."""
     x, child = population.x, population.child
     if population.counters[0] < limit:
         child[: tables.tasks] = x[0, : tables.tasks]
