@@ -22,6 +22,7 @@ from hetrl.search.sha_ea import Limits, search
 from hetrl.search.space import Problem, Space
 from tests.ilp_cases import BruteForce, problem, trimmed, workload
 
+pytestmark = pytest.mark.timeout(300)  # the first one compiles the evaluator
 JOBS = [("grpo", "sync"), ("grpo", "async"), ("ppo", "sync"), ("ppo", "async")]
 MODES = [(algorithm, mode, seed) for algorithm, mode in JOBS for seed in range(13)]
 NEVER = math.inf

@@ -2,8 +2,7 @@
 
     repeat `budget` times:
         child = mutate(the better of two drawn from the population)
-        as long as a plan like it has been valued before: mutate it again
-        value it
+        value it, unless a plan like it has been valued before
         replace the worst of the population if the child is better
 
 A set of hashes remembers all plans that were valued: what is met again costs nothing and does not count.
@@ -26,8 +25,6 @@ from hetrl.search.parts import Parts
 from hetrl.search.record import record_of
 from hetrl.search.tables import Tables
 from hetrl.search.value import VALUED, Room, value
-
-MOST_CHANGES = 12
 
 Hashes = npt.NDArray[np.uint64]
 
@@ -141,7 +138,7 @@ def evolve(
 
 @njit
 def _next_child(population: Population, limit: int, state: State, tables: Tables, parts: Parts, seen: Hashes) -> bool:
-    """Make the next child and bring its parent's parts along; False where only known plans came up."""
+    """Make the next child and bring its parent's parts along; False where it is a known plan."""
     x, child = population.x, population.child
     if population.counters[0] < limit:
         child[: tables.tasks] = x[0, : tables.tasks]
@@ -152,13 +149,12 @@ def _next_child(population: Population, limit: int, state: State, tables: Tables
     parent = a if population.seconds[a] <= population.seconds[b] else b
     child[:] = x[parent]
     population.stale[:] = False
-    for _ in range(MOST_CHANGES):
-        mutate(child, population.stale, state, tables)
-        if is_new(hash_of(child, tables), seen):
-            parts.floats[:] = population.floats[parent]
-            parts.ints[:] = population.ints[parent]
-            return True
-    return False
+    mutate(child, population.stale, state, tables)
+    if not is_new(hash_of(child, tables), seen):
+        return False
+    parts.floats[:] = population.floats[parent]
+    parts.ints[:] = population.ints[parent]
+    return True
 
 
 @njit

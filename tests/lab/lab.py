@@ -192,7 +192,7 @@ class Lab:
         pods.write_files(self.directory, self.sites)
         ssh.configure(self.directory, self.sites)
         for site in self.sites:
-            (self.home(site) / "hetrl").symlink_to(ROOT)
+            (self.home(site) / "checkout").symlink_to(ROOT)
             (self.home(site) / "venv").symlink_to(sys.prefix)
         if self.slurm:
             slurm.configure(self.directory, self.sites, self.accounting)

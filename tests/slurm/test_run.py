@@ -19,8 +19,8 @@ from tests.lab.processes import wait_until
 from tests.lab.shape import JOB_USER, Site
 
 SITES = {"alpha": Site(1, "a100", 2), "beta": Site(1, "l40s", 1), "gamma": Site(1, "l4", 1)}
-SITE_FILES = [f"hetrl/topology/sites/lab-{site}.yaml" for site in SITES]
-CONFIG = "hetrl/configs/lab.yaml"
+SITE_FILES = [f"checkout/topology/sites/lab-{site}.yaml" for site in SITES]
+CONFIG = "checkout/configs/lab.yaml"
 STEPS = 12
 RUN_SECONDS = 400
 
