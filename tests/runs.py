@@ -66,7 +66,7 @@ class Submitted:
     def finish(self) -> Finished:
         """Wait for the end."""
         stdout, stderr = self._process.communicate(timeout=900)
-        assert_nothing_left(self.directory.name)
+        assert_nothing_left(self.directory)
         return Finished(self._process.returncode, stdout, stderr, self.directory)
 
 
@@ -90,12 +90,13 @@ def submit(config: Path, work: Path, *arguments: str) -> Finished:
         return run.finish()
 
 
-def assert_nothing_left(run: str) -> None:
-    """No process of the run lives on."""
+def assert_nothing_left(directory: Path) -> None:
+    """No process of the run in this directory lives on."""
     left = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("HETRL_RUN") == run:
+            site = process.environ().get("HETRL_SITE_DIRECTORY")
+            if site is not None and Path(site).is_relative_to(directory.resolve()):
                 left.append(process.cmdline())
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue

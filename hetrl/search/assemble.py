@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from hetrl.check import check
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.weight_sync import weight_routes
-from hetrl.plan import Algorithm, Group, Plan, Predicted, Replica, Solver, Stage, TaskPlan, node_of, site_of
-from hetrl.search.space import Chunk, Problem
+from hetrl.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, node_of, site_of
+from hetrl.search.space import Problem
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS, TRAININGS
 
 _UNKNOWN = Predicted(0.0, 0.0)
@@ -22,21 +22,6 @@ class Made:
     solver: str
     seed: int
     inputs: Mapping[str, str]
-
-
-def moved(task: TaskPlan, source: Sequence[Chunk], target: Sequence[Chunk]) -> TaskPlan:
-    """Return the task on the devices of `target`, chunk for chunk in place of those of `source`."""
-    ordered = (sorted(chunks, key=lambda chunk: (chunk.kind, len(chunk.devices))) for chunks in (source, target))
-    renamed = {
-        old.id: new.id
-        for before, after in zip(*ordered, strict=True)
-        for old, new in zip(before.devices, after.devices, strict=True)
-    }
-    replicas = tuple(
-        Replica(r.samples, tuple(Stage(tuple(renamed[d] for d in s.devices), s.layers) for s in r.stages))
-        for r in task.replicas
-    )
-    return replace(task, replicas=replicas)
 
 
 def finish(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Made) -> Plan:
