@@ -25,8 +25,8 @@ help: ## list the targets
 # --- set-up: one stamp per phase, newer than the files that it comes from; `|` orders the phases ----------------------
 
 .PHONY: setup setup-planner setup-dev
-setup: $(DONE)/runtime $(DONE)/rollout ## make .venv with planner, training and rollout, for CPU
-setup-planner: $(DONE)/planner $(DONE)/project ## make .venv with the planner and the command line only (login node)
+setup: setup-planner $(DONE)/runtime $(DONE)/rollout ## make .venv with planner, training and rollout, for CPU
+setup-planner: $(DONE)/planner $(DONE)/project $(DONE)/evaluator ## make .venv with the planner and the command line only (login node)
 setup-dev: setup $(DONE)/dev ## setup, and what the tests and checks need
 
 # $(call phase,NAME,COMMAND): print the phase and its seconds. pip talks to the log, its last error shows here too.
@@ -50,6 +50,10 @@ $(DONE)/planner: requirements/planner.lock | $(DONE)/venv
 
 $(DONE)/project: pyproject.toml | $(DONE)/planner
 	$(call phase,hetrl itself,$(PIP) --no-build-isolation -e .)
+
+# what the search compiles at its first use otherwise, in front of whoever waits for a plan
+$(DONE)/evaluator: $(wildcard hetrl/search/*.py) | $(DONE)/project
+	$(call phase,search compiled for this machine,$(BIN)/python -m hetrl.search.precompile)
 
 $(DONE)/runtime: requirements/runtime-cpu.lock | $(DONE)/project
 	$(call phase,training and rollout (some minutes),$(if $(TORCH_INDEX),$(PIP) --force-reinstall \
@@ -97,7 +101,7 @@ lint: setup-dev ## ruff and mypy --strict
 	@$(BIN)/mypy --strict hetrl launch
 
 test-fast: setup-dev ## the tests that start no engine
-	@$(PYTEST) tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
+	@$(PYTEST) -n logical --maxprocesses 8 --dist worksteal tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
 
 test-engines: setup-dev ## the tests that start megatron-core or vLLM
 	@$(PYTEST) tests/engines $(ARGS)

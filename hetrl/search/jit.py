@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,19 +35,23 @@ def njit(function: Function) -> Function:
 
 @cache
 def _directory() -> str:
-    """Return the first place that can be written: beside the sources, the user's cache, a temporary directory."""
+    """Return the first place that can be written: beside the sources, the user's cache, a temporary directory.
+
+    What whoever installed hetrl has compiled beside the sources is copied for a user who may only read there.
+    """
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for path in sorted(here.glob("*.py")):
         source = path.read_bytes()
         digest.update(source if b"search.jit import" in source else b"")
     name = f"compiled-{digest.hexdigest()[:16]}"
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetrl"
-    for parent in (here / "__pycache__", user):
-        try:
-            (parent / name).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(parent / name, os.W_OK):
-            return str(parent / name)
+    shared = here / "__pycache__" / name
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hetrl" / name
+    for place in (shared, own):
+        with suppress(OSError):
+            place.mkdir(parents=True, exist_ok=True)
+        if os.access(place, os.W_OK):
+            if place == own and shared.is_dir() and not any(own.iterdir()):
+                shutil.copytree(shared, own, dirs_exist_ok=True)
+            return str(place)
     return tempfile.mkdtemp(prefix="hetrl-compiled-")
