@@ -113,7 +113,7 @@ test-slurm: setup-dev ## the tests on real Slurm daemons and shaped links (needs
 	@if [ "$$(id -u)" = 0 ]; then tests/lab/setup.sh; fi
 	@$(PYTEST) tests/lab tests/slurm $(ARGS)
 
-bench-%: setup ## run benchmarks/NAME.py
+bench-%: setup-dev ## run benchmarks/NAME.py
 	@if [ ! -f benchmarks/$*.py ]; then echo 'no benchmark "$*"; there are:' \
 	  "$$(find benchmarks -maxdepth 1 -name '[!_]*.py' -printf '%f ' | sed 's/\.py//g')" >&2; exit 2; fi
 	@$(BIN)/python benchmarks/$*.py $(ARGS)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _cpu import Cpu, cpu_of
 
 from hetrl.runtime.keys import read_keys
 from hetrl.runtime.member import Member
@@ -28,25 +29,28 @@ def join(setup: dict[str, Any], rank: int) -> None:
         return
     address = setup["ranks"][rank]
     site = address.split("/")[0]
-    member = Member(address, "run", setup["gateways"][site], read_keys(Path("keys.json")))
+    member = Member(address, "run", setup["gateways"][site], read_keys(Path("keys.json")), Path())
     island = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     start_wan_world(member, setup["ranks"], rank, island_store=island, timeout_seconds=TIMEOUT_SECONDS)
 
 
-def timed(operation: str, size_bytes: int, group: dist.ProcessGroup, rank: int, ranks: int) -> float:
-    """Return the seconds of one operation on fp32, begun together; raises AssertionError for a wrong result."""
+def timed(operation: str, size_bytes: int, group: dist.ProcessGroup, rank: int, ranks: int) -> tuple[float, Cpu]:
+    """Return the seconds of one operation on fp32, begun together, and those of the processor in this rank.
+
+    Raises AssertionError for a wrong result.
+    """
     tensor = torch.full((size_bytes // 4,), float(rank + 1))
     dist.barrier(group)
-    start = time.monotonic()
+    start, before = time.monotonic(), cpu_of()
     if operation == "broadcast":
         dist.broadcast(tensor, 0, group)
         expected = 1.0
     else:
         dist.all_reduce(tensor, group=group)
         expected = ranks * (ranks + 1) / 2
-    seconds = time.monotonic() - start
+    seconds, used = time.monotonic() - start, cpu_of() - before
     assert bool((tensor == expected).all()), f"rank {rank}: wrong {operation}"
-    return seconds
+    return seconds, used
 
 
 def main() -> None:
@@ -58,7 +62,8 @@ def main() -> None:
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         ranks, operation, size_bytes = json.loads(line)
-        print(json.dumps(timed(operation, size_bytes, groups[ranks], rank, ranks)), flush=True)
+        seconds, used = timed(operation, size_bytes, groups[ranks], rank, ranks)
+        print(json.dumps([seconds, used.own_seconds, used.zeromq_seconds]), flush=True)
     stop_wan_world()
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))  # the lab is among the tests
 from hetrl.runtime.keys import make_run_keys, write_keys
 from hetrl.sites import SiteFile
 from launch.links import links_of
-from tests.lab import pods
+from tests.lab import pods, wan
 from tests.lab.lab import Lab
 from tests.lab.shape import Site
 
@@ -49,10 +49,11 @@ class LabSites:
 
     def __init__(self, lab: Lab, work: Path, stack: ExitStack) -> None:
         self._lab, self._work, self._stack = lab, work, stack
+        self.gateways: list[subprocess.Popen[str]] = []
         self.endpoints = {site: f"tcp://{self.address(site)}:{_PORT}" for site in SITES}
         keys, files = make_run_keys(SITES), [SiteFile(name=site) for site in SITES]
         for site, links in links_of(files, self.endpoints).items():
-            self.folder(site).mkdir()
+            self.folder(site).mkdir(mode=0o700)  # else the gateway opens no unix socket there
             write_keys(self.folder(site) / "keys.json", keys[site])
             described = {"run": "run", "site": site, "bind": self.endpoints[site], "hold_seconds": 60}
             described |= {"keys": "keys.json", **links.to_json()}
@@ -65,6 +66,16 @@ class LabSites:
     def address(self, site: str) -> str:
         """Return the address of the site's node."""
         return self._lab.address(f"{site}-1")
+
+    @property
+    def shaper_pid(self) -> int:
+        """Return the process that all packets between sites pass."""
+        socket = str(self._lab.directory / wan.SOCKET)
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended meanwhile
+                if (process / "cmdline").read_bytes().split(b"\0")[1:2] == [socket.encode()]:
+                    return int(process.name)
+        raise RuntimeError("the shaper of the links has ended")
 
     def shape(self, shape: Shape) -> None:
         """Give all links one shape."""
@@ -102,7 +113,7 @@ def lab_sites(work: Path) -> Iterator[LabSites]:
     with Lab({site: Site(1) for site in SITES}, open=True) as lab, ExitStack() as stack:
         sites = LabSites(lab, work, stack)
         for site in SITES:
-            sites.start(site, _GATEWAY)
+            sites.gateways.append(sites.start(site, _GATEWAY))
         yield sites
 
 

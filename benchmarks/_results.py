@@ -29,6 +29,11 @@ def _cpu_lines() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
+def command() -> str:
+    """Return the command that runs, from the repository's root."""
+    return shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+
+
 def write_result(name: str, result: Mapping[str, Any], table: str) -> None:
     """Write `results/<name>.json` with command and machine in it, and make docs/benchmarks.md anew.
 
@@ -36,8 +41,7 @@ def write_result(name: str, result: Mapping[str, Any], table: str) -> None:
     from the results alone.
     """
     RESULTS.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
-    document = {"bench": name, "command": command, "machine": machine(), **result, "table": table}
+    document = {"bench": name, "command": command(), "machine": machine(), **result, "table": table}
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     write_page()
 

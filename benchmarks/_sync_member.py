@@ -58,7 +58,7 @@ async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:
 async def main() -> None:
     """Join as the address in argv[1] of the gateway in argv[2]; those after it are the receivers of a trainer."""
     address, gateway, *receivers = sys.argv[1:]
-    async with Member(address, "run", gateway, read_keys(Path("keys.json"))) as member:
+    async with Member(address, "run", gateway, read_keys(Path("keys.json")), Path()) as member:
         await (serve_trainer(member, receivers) if receivers else serve_replica(member))
 
 

@@ -4,10 +4,15 @@ sites of the lab, one rank each; gloo's ranks reach each other directly, wan's g
 for each shape of the links, number of sites, operation and size: both backends in turn
 share = bytes of the tensor per second, over the rate of one link in one direction: `wan` sends them over the busiest
         link once in either operation (all-reduce of s sites: (s - 1) / s as sums, 1 / s as totals)
+
+    python benchmarks/group.py                                             # all; writes the result
+    python benchmarks/group.py --gbps 0.1 --sites 2 --operation all_reduce # some; prints its part of the page only
+    python benchmarks/group.py --gbps 1 --loss 0 --profile                 # what the processors do meanwhile
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -15,10 +20,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from _cpu import Cpu, cpu_of_all
 from _lab_sites import INTERFACE, SITES, LabSites, Shape, lab_sites, order, reply_of
 from _results import ROOT, write_result
 
@@ -32,6 +39,16 @@ SLOW_SECONDS = 2.0  # what takes longer is done once
 WARM_UP_MB = 16
 FULL = os.environ.get("FULL") == "1"
 _STORE_PORT = 7500
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on a tensor over links of one shape."""
+
+    shape: Shape
+    sites: int
+    operation: str
+    size_mb: int
 
 
 class World:
@@ -48,55 +65,75 @@ class World:
         for process in self._ranks:
             assert reply_of(process) == "ready"
 
-    def seconds(self, sites: int, operation: str, size_mb: int) -> float:
-        """Return how long the slowest rank of an operation took."""
-        taking: list[subprocess.Popen[str]] = self._ranks[:sites]
+    def take(self, case: Case, size_mb: int) -> tuple[float, Cpu]:
+        """Return how long the slowest rank of an operation took, and the processor seconds of all its ranks."""
+        taking: list[subprocess.Popen[str]] = self._ranks[: case.sites]
         for process in taking:
-            order(process, [sites, operation, size_mb * 10**6])
-        return max(reply_of(process) for process in taking)
+            order(process, [case.sites, case.operation, size_mb * 10**6])
+        replies = [reply_of(process) for process in taking]
+        return max(seconds for seconds, *_ in replies), sum((Cpu(*used) for _, *used in replies), Cpu())
 
-    def typical_seconds(self, sites: int, operation: str, size_mb: int) -> float:
+    def typical_seconds(self, case: Case) -> float:
         """Return the median of some repetitions, of one where it is slow."""
-        self.seconds(sites, operation, WARM_UP_MB)
-        found = [self.seconds(sites, operation, size_mb)]
+        self.take(case, WARM_UP_MB)
+        found = [self.take(case, case.size_mb)[0]]
         while len(found) < REPEATS and found[0] < SLOW_SECONDS:
-            found.append(self.seconds(sites, operation, size_mb))
+            found.append(self.take(case, case.size_mb)[0])
         return statistics.median(found)
 
 
-def cases() -> list[tuple[Shape, int, str, int]]:
-    """Return what is measured: all sizes in a full run, else the smallest."""
-    every = product(product(SHAPES, LOSSES), (2, 3), OPERATIONS, SIZES_MB if FULL else SIZES_MB[:1])
-    return [(Shape(*shape, loss), sites, operation, size_mb) for (shape, loss), sites, operation, size_mb in every]
-
-
-def measure() -> list[dict[str, Any]]:
-    """Run every case."""
+def measure(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Time every case with both backends."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as work, lab_sites(Path(work)) as sites:
         worlds = {backend: World(sites, backend) for backend in ("wan", "gloo")}
-        for shape, count, operation, size_mb in cases():
-            sites.shape(shape)
-            seconds = {name: world.typical_seconds(count, operation, size_mb) for name, world in worlds.items()}
-            rate = size_mb * 8e-3 / shape.gbps
+        for case in cases:
+            sites.shape(case.shape)
+            load = os.getloadavg()[0]
+            seconds = {name: world.typical_seconds(case) for name, world in worlds.items()}
+            rate = case.size_mb * 8e-3 / case.shape.gbps
             row = {
-                "gbps": shape.gbps,
-                "delay_ms": shape.delay_ms,
-                "loss": shape.loss,
-                "sites": count,
-                "operation": operation,
-                "size_mb": size_mb,
+                **asdict(case.shape),
+                **{name: value for name, value in vars(case).items() if name != "shape"},
                 **{f"{name}_seconds": took for name, took in seconds.items()},
                 **{f"{name}_share": rate / took for name, took in seconds.items()},
                 "over_gloo": seconds["gloo"] / seconds["wan"],
+                "load_before": load,
             }
             rows.append(row)
             print(
-                f"{shape}: {operation} {size_mb} MB, {count} sites: wan {seconds['wan']:.2f} s, "
-                f"{row['wan_share']:.0%} of the link, {row['over_gloo']:.2f} x gloo",
+                f"{case.shape}: {case.operation} {case.size_mb} MB, {case.sites} sites: wan {seconds['wan']:.2f} s, "
+                f"{row['wan_share']:.0%} of the link, {row['over_gloo']:.2f} x gloo, load {load:.1f}",
                 flush=True,
             )
     return rows
+
+
+def profile(cases: Sequence[Case]) -> str:
+    """Return where the processors' time goes in each case: a table of seconds per GB of the tensor."""
+    lines = [
+        "| link | sites | operation | backend | seconds | ranks | ranks, ZeroMQ | gateways | gateways, ZeroMQ "
+        "| shaper | sum | cores busy |",
+        "| --- " * 12 + "|",
+    ]
+    with tempfile.TemporaryDirectory() as work, lab_sites(Path(work)) as sites:
+        around = {"gateways": [process.pid for process in sites.gateways], "shaper": [sites.shaper_pid]}
+        worlds = {backend: World(sites, backend) for backend in ("wan", "gloo")}
+        for (backend, world), case in product(worlds.items(), cases):
+            sites.shape(case.shape)
+            world.take(case, WARM_UP_MB)
+            before, taken = cpu_of_all(around), [world.take(case, case.size_mb) for _ in range(REPEATS)]
+            used = {name: cpu - before[name] for name, cpu in cpu_of_all(around).items()}
+            used["ranks"] = sum((cpu for _, cpu in taken), Cpu())
+            seconds, size_gb = sum(seconds for seconds, _ in taken), REPEATS * case.size_mb / 1e3
+            total = sum(used.values(), Cpu()).seconds
+            columns = [used["ranks"].own_seconds, used["ranks"].zeromq_seconds]
+            columns += [used["gateways"].own_seconds, used["gateways"].zeromq_seconds, used["shaper"].seconds, total]
+            per_gb = " | ".join(f"{column / size_gb:.1f}" for column in columns)
+            where = f"{case.shape} | {case.sites} | {case.operation} | {backend}"
+            lines.append(f"| {where} | {seconds / size_gb:.1f} | {per_gb} | {total / seconds:.1f} |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines)
 
 
 def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
@@ -104,36 +141,64 @@ def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
     full = [row for row in rows if row["wan_share"] >= SHARE]
     limited = [row for row in rows if row["gloo_share"] < SHARE / RATIO]
     twice = [row for row in limited if row["over_gloo"] >= RATIO]
+    least = min(row["over_gloo"] for row in rows)
     lines = [
         "Broadcast and all-reduce of fp32 across sites of one rank, over shaped links: `wan` against gloo, whose ranks "
         f"reach each other directly (median of {REPEATS}, one where it takes longer than {SLOW_SECONDS:g} s). Share: "
         "bytes of the tensor, which `wan` sends over the busiest link once in either operation, per second over the "
-        f"rate of a link in one direction; TCP gets 94 % of that. `wan` has {SHARE:.0%} of the link or more in "
-        f"{len(full)} of {len(rows)} cases (to "
-        f"reach: all), is at least {RATIO:g} times as fast as gloo in {len(twice)} of the {len(limited)} cases in "
-        f"which gloo has less than {SHARE / RATIO:.0%} (to reach: all), and at least "
-        f"{min(row['over_gloo'] for row in rows):.2f} times as fast everywhere (to reach: {LEAST:g}). The ranks and "
-        f"gateways of all sites share this machine's cores, which had a load of {load:.1f} besides; the shaper "
-        "carries 1.9 Gb/s over all links where it has a core to itself: at 1 Gbps, what crosses more than one link or "
-        "direction may be limited by either.",
+        "rate of a link in one direction; plain TCP gets less than that, least in both directions at once (benchmark "
+        f"`tcp`). `wan` has {SHARE:.0%} of the link or more in {len(full)} of {len(rows)} cases (to reach: all), is at "
+        f"least {RATIO:g} times as fast as gloo in {len(twice)} of the {len(limited)} cases in which gloo has less "
+        f"than {SHARE / RATIO:.0%} (to reach: all), and at least {least:.2f} times as fast everywhere (to reach: "
+        f"{LEAST:g}). Ranks, gateways and the shaper of the links share this machine's cores, which had a load of "
+        f"{load:.1f} besides; load: before each case. gloo has no gateways and does not encrypt. The shaper carries "
+        "1.9 Gb/s over all links where it has a core to itself: at 1 Gbps it may limit what crosses more than one, or "
+        "one in both directions. What each process needs: `--profile`, docs/transport.md.",
         "",
-        "| link | loss | sites | operation | MB | wan s | gloo s | wan share | gloo share | over gloo |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| link | loss | sites | operation | MB | wan s | gloo s | wan share | gloo share | over gloo | load |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         lines.append(
             f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms | {row['loss']:.2%} | {row['sites']} | {row['operation']} "
             f"| {row['size_mb']} | {row['wan_seconds']:.2f} | {row['gloo_seconds']:.2f} | {row['wan_share']:.0%} "
-            f"| {row['gloo_share']:.0%} | {row['over_gloo']:.2f} |"
+            f"| {row['gloo_share']:.0%} | {row['over_gloo']:.2f} | {row['load_before']:.1f} |"
         )
     return "\n".join(lines)
 
 
+def chosen(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases that the arguments leave: all sizes in a full run, else the smallest."""
+    sizes_mb = arguments.size_mb or (SIZES_MB if FULL else SIZES_MB[:1])
+    every = product(product(SHAPES, LOSSES), (2, 3), OPERATIONS, sizes_mb)
+    cases = [Case(Shape(*shape, loss), sites, operation, size_mb) for (shape, loss), sites, operation, size_mb in every]
+    wanted = {name: getattr(arguments, name) for name in ("gbps", "loss", "sites", "operation")}
+    return [
+        case
+        for case in cases
+        if all(not values or {**vars(case), **vars(case.shape)}[name] in values for name, values in wanted.items())
+    ]
+
+
 def main() -> None:
-    """Run all, write the result."""
-    load = os.getloadavg()[0]  # what else the machine had to do
-    rows = measure()
-    write_result("group", {"seed": None, "full": FULL, "load_before": load, "rows": rows}, page(rows, load))
+    """Run all and write the result, or run some and print."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--gbps", type=float, action="append", choices=[gbps for gbps, _ in SHAPES])
+    parser.add_argument("--loss", type=float, action="append", choices=LOSSES)
+    parser.add_argument("--sites", type=int, action="append", choices=(2, 3))
+    parser.add_argument("--operation", action="append", choices=OPERATIONS)
+    parser.add_argument("--size-mb", type=int, action="append", help="of the tensor; any number")
+    parser.add_argument("--profile", action="store_true", help="print what the processors do instead")
+    arguments = parser.parse_args()
+    cases, load = chosen(arguments), os.getloadavg()[0]  # what else the machine had to do
+    if arguments.profile:
+        print(profile(cases))
+        return
+    rows = measure(cases)
+    if cases == chosen(parser.parse_args([])):
+        write_result("group", {"seed": None, "full": FULL, "load_before": load, "rows": rows}, page(rows, load))
+    else:
+        print(page(rows, load))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ def measure() -> list[dict[str, Any]]:
                         "size_mb": size_mb,
                         "seconds": seconds,
                         "share": size_mb * 8e-3 / shape.gbps / seconds,
+                        "load": os.getloadavg()[0],
                     }
                 )
                 print(f"{shape}: {size_mb} MB in {seconds:.2f} s, {rows[-1]['share']:.0%} of the link", flush=True)
@@ -66,14 +67,17 @@ def main() -> None:
         f"the rate of one link. To reach at 1 Gbps and 25 ms one way: {SHARE:.0%}; "
         f"{'reached' if reached else 'not reached'}. TCP itself gets 94 %. All processes and the shaper of the links "
         f"share this machine's cores, which had a load of {load:.1f} besides. The shaper carries 1.9 Gb/s over all "
-        "links where it has a core to itself: two links of 1 Gbps measure the machine.",
+        "links where it has a core to itself: two links of 1 Gbps measure the machine. Load: of the machine just after "
+        "each, this benchmark included. What plain TCP carries: benchmark `tcp`.",
         "",
-        "| link | set | seconds | share |",
-        "| --- | --- | --- | --- |",
+        "| link | set | seconds | share | load |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         link = f"{row['gbps']:g} Gbps, {row['delay_ms']:g} ms"
-        lines.append(f"| {link} | {row['size_mb']} MB | {row['seconds']:.2f} | {row['share']:.0%} |")
+        lines.append(
+            f"| {link} | {row['size_mb']} MB | {row['seconds']:.2f} | {row['share']:.0%} | {row['load']:.1f} |"
+        )
     write_result("sync", {"seed": 1, "load_before": load, "rows": rows, "reached": reached}, "\n".join(lines))
 
 

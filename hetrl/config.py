@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,9 +13,11 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hetrl.hardware import Topology
-from hetrl.measure.measured import Measured, merge, read_all
+from hetrl.measure.files import read_all
+from hetrl.measure.links import MeasuredLinks, delay_and_gbps
+from hetrl.measure.measured import Measured, merge
 from hetrl.response_lengths import ResponseLengths
-from hetrl.sites import ScenarioFile, read_scenario, read_sites, topology_of
+from hetrl.sites import LinkEntry, ScenarioFile, read_scenario, read_sites, topology_of
 from hetrl.workload import Workload, architecture
 from hetrl.yaml_file import Strict, find, read_yaml
 
@@ -163,7 +165,10 @@ class Checkpoints(Strict):
 
 
 class TopologySection(Strict):
-    """Site files and a links file, or one scenario file; `measured` are files of `hetrl profile`, or directories."""
+    """Site files and a links file, or one scenario file; `measured` are files of `hetrl profile` and `hetrl probe`.
+
+    Directories of such files may be named as well.
+    """
 
     sites: tuple[str, ...] = ()
     links: str | None = None
@@ -177,13 +182,28 @@ class TopologySection(Strict):
         return self
 
 
+BOUNDS = {"max_iteration_seconds": "cost", "budget_per_hour": "cost", "budget_gpu_hours": "time-to-result"}
+
+
 class Planner(Strict):
-    """Who plans, for what, for how long."""
+    """Who plans, for what (`hetrl.search.objective`), within which bounds, and for how long."""
 
     solver: str = "sha-ea"
-    objective: Literal["throughput"] = "throughput"
+    objective: Literal["throughput", "cost", "time-to-result"] = "throughput"
+    max_iteration_seconds: Positive | None = None
+    budget_per_hour: Positive | None = None
+    budget_gpu_hours: Positive | None = None
     budget_seconds: Positive = 30.0
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _bounds_are_of_the_objective(self) -> Planner:
+        for key, objective in BOUNDS.items():
+            if getattr(self, key) is not None and self.objective != objective:
+                raise ValueError(f"{key} is for objective {objective}, not for {self.objective}")
+        if self.max_iteration_seconds is not None and self.budget_per_hour is not None:
+            raise ValueError("give max_iteration_seconds (for the least cost) or budget_per_hour (for the least time)")
+        return self
 
 
 class Launch(Strict):
@@ -245,13 +265,17 @@ class Experiment(Strict):
 
 @dataclass(frozen=True)
 class Problem:
-    """An experiment, and the sites and the measured files that it names."""
+    """An experiment, and the sites and the measured files that it names.
+
+    The links of scenario and topology are the measured ones where there are such.
+    """
 
     experiment: Experiment
     scenario: ScenarioFile
     topology: Topology
     workload: Workload
     measured: Mapping[Path, Measured] = field(default_factory=dict)
+    measured_links: Mapping[Path, MeasuredLinks] = field(default_factory=dict)
 
     @property
     def digests(self) -> dict[str, str]:
@@ -273,17 +297,41 @@ def read_problem(path: Path) -> Problem:
 
     Relative names are looked for in the working directory, beside the file and one directory above it.
     """
+    experiment, scenario = read_experiment(path)
+    bases = _bases(path)
+    named = experiment.topology.measured
+    measured = read_all(find(name, bases, f"{path}: topology.measured") for name in named)
+    machines = {file: one for file, one in measured.items() if isinstance(one, Measured)}
+    links = {file: one for file, one in measured.items() if isinstance(one, MeasuredLinks)}
+    scenario = with_measured_links(scenario, links.values())
+    return Problem(experiment, scenario, topology_of(scenario), workload_of(experiment, bases), machines, links)
+
+
+def read_experiment(path: Path) -> tuple[Experiment, ScenarioFile]:
+    """Read an experiment file and its sites, with the links as they are written, for whoever is yet to measure."""
     experiment = read_yaml(path, Experiment)
-    bases = [Path(), path.parent, path.parent.parent]
-    section = experiment.topology
+    section, bases = experiment.topology, _bases(path)
     if section.scenario:
-        scenario = read_scenario(find(section.scenario, bases, f"{path}: topology.scenario"))
-    else:
-        sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
-        links = find(section.links, bases, f"{path}: topology.links") if section.links else None
-        scenario = read_sites(sites, links)
-    measured = read_all(find(name, bases, f"{path}: topology.measured") for name in section.measured)
-    return Problem(experiment, scenario, topology_of(scenario), workload_of(experiment, bases), measured)
+        return experiment, read_scenario(find(section.scenario, bases, f"{path}: topology.scenario"))
+    sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
+    links = find(section.links, bases, f"{path}: topology.links") if section.links else None
+    return experiment, read_sites(sites, links)
+
+
+def _bases(path: Path) -> list[Path]:
+    """Return the directories in which an experiment's relative names are looked for."""
+    return [Path(), path.parent, path.parent.parent]
+
+
+def with_measured_links(scenario: ScenarioFile, files: Iterable[MeasuredLinks]) -> ScenarioFile:
+    """Return the scenario with measured links in the place of written ones, or beside them."""
+    links = {frozenset(link.between): link for link in scenario.links}
+    names = {site.name for site in scenario.sites}
+    for pair, (delay_ms, gbps) in delay_and_gbps(files).items():
+        if pair <= names:
+            one, other = sorted(pair)
+            links[pair] = LinkEntry(between=(one, other), delay_ms=delay_ms, gbps=gbps)
+    return scenario.model_copy(update={"links": tuple(links.values())})
 
 
 def workload_of(experiment: Experiment, bases: Sequence[Path] = (Path(),)) -> Workload:

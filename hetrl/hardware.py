@@ -84,7 +84,8 @@ class Node:
     """A machine with equal GPUs.
 
     `wan_gbps` caps what the node exchanges with other sites where its uplink is slower than the site's; `peer_gbps`
-    overrides the catalogue's GPU-to-GPU bandwidth (another board of the same GPU).
+    overrides the catalogue's GPU-to-GPU bandwidth (another board of the same GPU). Prices are in one
+    currency everywhere.
     """
 
     name: str
@@ -94,11 +95,15 @@ class Node:
     host_memory_gb: float = 512.0
     wan_gbps: float | None = None
     peer_gbps: float | None = None
+    price_per_gpu_hour: float = 0.0
 
 
 @dataclass(frozen=True)
 class Site:
-    """One cluster: nodes behind one gateway, with the engines that are installed there."""
+    """One cluster: nodes behind one gateway, with the engines that are installed there.
+
+    `budget_gpu_hours` is the most that a run may spend, `queue_hours` an estimate of how long its jobs wait to start.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -106,8 +111,8 @@ class Site:
     allocation: str = "node"  # node | gpu: with `node`, idle GPUs of a granted node still cost
     delay_ms: float = 0.05  # between nodes
     node_delay_ms: float = 0.005  # inside a node
-    price_per_gpu_hour: float = 0.0
     budget_gpu_hours: float | None = None
+    queue_hours: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -227,6 +232,8 @@ def _check_site(site: Site) -> None:
         raise UsageError(f'site {site.name}: allocation is "node" or "gpu", not "{site.allocation}"')
     if min(site.delay_ms, site.node_delay_ms) < 0:
         raise UsageError(f"site {site.name}: delay_ms and node_delay_ms must not be negative")
+    if site.queue_hours < 0 or (site.budget_gpu_hours is not None and site.budget_gpu_hours <= 0):
+        raise UsageError(f"site {site.name}: queue_hours must not be negative, and budget_gpu_hours must be positive")
     for node in site.nodes:
         _check_node(node, f"site {site.name}, node {node.name}: ")
 
@@ -239,6 +246,8 @@ def _check_node(node: Node, where: str) -> None:
         value = getattr(node, key)
         if value is not None and value <= 0:
             raise UsageError(f"{where}{key} must be positive, not {value:g}")
+    if node.price_per_gpu_hour < 0:
+        raise UsageError(f"{where}price_per_gpu_hour must not be negative")
 
 
 def _check_link(link: Link, sites: set[str]) -> None:

@@ -106,7 +106,10 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Solver:
-    """Who made the plan: `status` is feasible or optimal, `bound_seconds` a proven lower bound where there is one."""
+    """Who made the plan: `status` is feasible or optimal, `bound_seconds` a proven lower bound where there is one.
+
+    `objective` is what the plan was chosen for (`hetrl.search.objective`).
+    """
 
     name: str
     seed: int
@@ -114,6 +117,7 @@ class Solver:
     evaluations: int
     status: str = "feasible"
     bound_seconds: float | None = None
+    objective: str = "throughput"
 
 
 @dataclass(frozen=True)
@@ -135,13 +139,19 @@ class WeightSync:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the cost model says of the plan; seconds per task (and `weight_sync`), GB per device and per link."""
+    """What the cost model says of the plan; seconds per task (and `weight_sync`), GB per device and per link.
+
+    GPU-hours and price are those of all devices that the jobs hold (`hetrl.cost.charges`); None: no GPU has a price.
+    """
 
     iteration_seconds: float
     samples_per_second: float
     tasks: Mapping[str, float] = field(default_factory=dict)
     peak_memory_gb: Mapping[str, float] = field(default_factory=dict)
     wan_gb_per_iteration: Mapping[str, float] = field(default_factory=dict)
+    gpu_hours_per_iteration: float | None = None
+    price_per_hour: float | None = None
+    cost_per_iteration: float | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from hetrl.validation import explain
 Text = Annotated[str, Field(min_length=1)]
 Whole = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 
 class _Strict(BaseModel):
@@ -63,6 +64,7 @@ class _Solver(_Strict):
     evaluations: Whole
     status: Text = "feasible"
     bound_seconds: float | None = None
+    objective: Text = "throughput"
 
 
 class _Route(_Strict):
@@ -82,6 +84,9 @@ class _Predicted(_Strict):
     tasks: dict[str, Seconds] = {}
     peak_memory_gb: dict[str, Seconds] = {}
     wan_gb_per_iteration: dict[str, Seconds] = {}
+    gpu_hours_per_iteration: NotNegative | None = None
+    price_per_hour: NotNegative | None = None
+    cost_per_iteration: NotNegative | None = None
 
 
 class _Plan(_Strict):

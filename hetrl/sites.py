@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from hetrl.errors import UsageError
-from hetrl.hardware import ENGINES, Link, Node, Site, Topology
+from hetrl.hardware import ENGINES, Link, Node, Site, Topology, gpu_type
 from hetrl.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.yaml_file import Strict, read_yaml
 
@@ -30,7 +31,14 @@ def _is_address(text: str) -> str:
     return text
 
 
+def _is_one_cluster(name: str) -> str:
+    if name == "all" or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ValueError(f'"{name}" is not the name of one cluster; see `sacctmgr show clusters` there')
+    return name
+
+
 Address = Annotated[str, AfterValidator(_is_address)]
+Cluster = Annotated[str, AfterValidator(_is_one_cluster)]
 Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[^\n]+)?$")]  # of sbatch
 
 
@@ -58,6 +66,7 @@ class SiteFile(Strict):
 
     name: str
     ssh: str = "local"  # a host of the user's OpenSSH configuration, or local
+    cluster: Cluster | None = None  # as Slurm's -M names it; none: the one of the login node
     account: str | None = None
     qos: str | None = None
     partitions: tuple[str, ...] = ()
@@ -84,7 +93,8 @@ class SiteFile(Strict):
     gateway_host: str = "127.0.0.1"
     gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port
     budget_gpu_hours: Positive | None = None
-    price_per_gpu_hour: NotNegative = 0.0
+    price_per_gpu_hour: NotNegative | dict[str, NotNegative] = 0.0  # of every GPU, or by the catalogue's name
+    queue_hours: NotNegative = 0.0  # how long the site's jobs are expected to wait until they start
     engines: tuple[str, ...] = ENGINES
     delay_ms: NotNegative = 0.05
     node_delay_ms: NotNegative = 0.005
@@ -117,14 +127,28 @@ class SiteFile(Strict):
             )
         return Site(
             name=self.name,
-            nodes=tuple(node for entry in self.nodes for node in entry.nodes()),
+            nodes=tuple(
+                replace(node, price_per_gpu_hour=self._price(entry.gpu))
+                for entry in self.nodes
+                for node in entry.nodes()
+            ),
             engines=self.engines,
             allocation=self.allocation,
             delay_ms=self.delay_ms,
             node_delay_ms=self.node_delay_ms,
-            price_per_gpu_hour=self.price_per_gpu_hour,
             budget_gpu_hours=self.budget_gpu_hours,
+            queue_hours=self.queue_hours,
         )
+
+    def _price(self, gpu: str) -> float:
+        """Return the price of an hour of a GPU of this type; raises UsageError where only others have one."""
+        if not isinstance(self.price_per_gpu_hour, dict):
+            return self.price_per_gpu_hour
+        for name in self.price_per_gpu_hour:
+            gpu_type(name, f"site {self.name}: price_per_gpu_hour: ")
+        if gpu not in self.price_per_gpu_hour:
+            raise UsageError(f"site {self.name}: price_per_gpu_hour: no price of {gpu}; add it, 0 where it is free")
+        return self.price_per_gpu_hour[gpu]
 
 
 class LinkEntry(Strict):

@@ -83,7 +83,7 @@ def add_calibration(verb: argparse.ArgumentParser) -> None:
 def predict_command(arguments: argparse.Namespace) -> int:
     """Print the answer to one question as a table or JSON."""
     if arguments.measured:
-        from hetrl.measure.measured import read_all
+        from hetrl.measure.files import read_all
         from launch.measurements import put_in_force
 
         put_in_force(read_all(arguments.measured))

@@ -20,6 +20,17 @@ from hetrl.errors import HetrlError
 from launch.ask import add_calibration, add_questions
 
 INTERRUPTED = 130
+OBJECTIVES = ("throughput", "cost", "time-to-result")
+SOLVERS = {  # one line each; docs/planner.md, docs/ilp.md and docs/baselines.md have the rest
+    "sha-ea": "successive halving over groupings, evolution below: the default",
+    "ilp": "an integer program in a smaller space, with a bound: small cases",
+    "verl": "baseline: all tasks on all GPUs, one uniform layout",
+    "verl-expert": "baseline: as verl, on the hosts and in the order an expert takes",
+    "streamrl": "baseline: generation apart from the rest, each uniform",
+    "areal-hex": "baseline: generation apart, a MILP and graph partitioning",
+    "deap": "baseline: a plain evolutionary search with the DEAP library",
+    "random": "baseline: the best of random plans",
+}
 _WHAT_IFS = "plan again for other hardware, so many seconds each (3)"
 
 
@@ -57,12 +68,19 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(metavar="VERB", required=True)
 
     plan = _verb(verbs, "plan", "launch.planning:plan_command", "print the plan of an experiment")
+    plan.formatter_class = argparse.RawDescriptionHelpFormatter
+    plan.epilog = "solvers:\n" + "\n".join(f"  {name:<12} {text}" for name, text in SOLVERS.items())
     plan.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     plan.add_argument("--json", action="store_true", help="print the plan file instead of a table")
     plan.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the plan file there too")
     plan.add_argument("--solver", help="instead of planner.solver")
     plan.add_argument("--seed", type=int, help="instead of planner.seed")
-    plan.add_argument("--budget", metavar="SECONDS", type=_positive, help="instead of planner.budget_seconds")
+    plan.add_argument("--budget", dest="budget_seconds", metavar="SECONDS", type=_positive, help="of the search")
+    plan.add_argument("--objective", choices=OBJECTIVES, help="instead of planner.objective")
+    plan.add_argument("--max-iteration-seconds", metavar="SECONDS", type=_positive, help="for the least cost")
+    plan.add_argument("--budget-per-hour", metavar="PRICE", type=_positive, help="for the least time at that cost")
+    plan.add_argument("--budget-gpu-hours", metavar="HOURS", type=_positive, help="for time-to-result")
+    plan.add_argument("--space", choices=("full", "ilp"), default="full", help="keep sha-ea to the plan space of ilp")
 
     predict = _verb(verbs, "predict", "launch.ask:predict_command", "answer one question: how fast, does it fit")
     add_questions(predict)
@@ -74,6 +92,25 @@ def parser() -> argparse.ArgumentParser:
     profile.add_argument("--quick", action="store_true", help="fewer repetitions, and not the engines")
     profile.add_argument("--architecture", metavar="MODEL", help="whose layer (qwen3-8b on a GPU, qwen3-0.6b on a CPU)")
     profile.add_argument("--json", action="store_true", help="print the file instead of tables")
+
+    profile.add_argument("--site", metavar="NAME", help="measure a node of each GPU type there, by jobs")
+    profile.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="experiment file with that site")
+
+    probe = _verb(verbs, "probe", "launch.probe:probe_command", "measure the links between the sites of an experiment")
+    probe.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
+    probe.add_argument("--gpus", action="store_true", help="run `hetrl profile` on a node of each GPU type, too")
+    probe.add_argument("--quick", action="store_true", help="of `hetrl profile`")
+    probe.add_argument(
+        "--streams", metavar="N", type=_at_least_one, action="append", help="number of streams (1, 4, 8)"
+    )
+    probe.add_argument("--seconds", type=_positive, default=4.0, help="of full load each (default %(default)g)")
+    probe.add_argument("--round-trips", metavar="N", type=_at_least_one, default=50, help="each (default %(default)s)")
+    probe.add_argument("--wait", metavar="SECONDS", type=_positive, help="for the jobs to start (launch.gang_timeout)")
+    probe.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
+    probe.add_argument("--json", action="store_true", help="print the file instead of tables")
+
+    remote = _verb(verbs, "remote-task", "launch.remote_task:remote_task_command", "start tasks at a site (for hetrl)")
+    remote.add_argument("file", metavar="FILE", type=Path, help="tasks.json, as hetrl writes it")
 
     simulate = _verb(verbs, "simulate", "launch.simulate:simulate_command", "play a plan event by event")
     simulate.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
@@ -158,6 +195,13 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
 
 

@@ -19,7 +19,7 @@ from hetrl.inventory import ClusterNode, Inventory, node_groups, write_inventory
 from hetrl.sites import SiteFile
 from hetrl.yaml_file import read_yaml
 from launch.shell import Shell
-from launch.slurm_text import DISCOVER, parse_discovery
+from launch.slurm_text import discovery, parse_discovery
 
 DISCOVER_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
@@ -56,7 +56,7 @@ def discover_command(arguments: argparse.Namespace) -> int:
 def discover(site: SiteFile) -> Inventory:
     """Return what a site has now; raises HetrlError where it cannot be reached or has no Slurm."""
     text = Shell(site.name, site.ssh).check(
-        ["sh", "-c", DISCOVER], timeout_seconds=DISCOVER_SECONDS, doing="read what the cluster has"
+        ["sh", "-c", discovery(site.cluster)], timeout_seconds=DISCOVER_SECONDS, doing="read what the cluster has"
     )
     return parse_discovery(text, site.name, datetime.now(UTC).isoformat(timespec="seconds"))
 

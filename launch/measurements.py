@@ -8,15 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hetrl.cost.efficiency import prefer
+from hetrl.measure.files import is_stale
+from hetrl.measure.links import MeasuredLinks
 from hetrl.measure.measured import Measured, merge
 from launch.show import from_here
 
 
-def put_in_force(files: Mapping[Path, Measured]) -> None:
+def put_in_force(files: Mapping[Path, Measured | MeasuredLinks]) -> None:
     """Predict with the shares of these files from here on, and with no others; warns of files older than a week."""
     now = datetime.now(UTC)
     for path, one in files.items():
-        if one.is_stale(now):
+        if is_stale(one.measured_at, now):
+            command = "hetrl probe" if isinstance(one, MeasuredLinks) else "hetrl profile"
             date = f"{one.measured_at:%Y-%m-%d}"
-            print(f"warning: {from_here(path)} is of {date}; measure again with `hetrl profile`", file=sys.stderr)
-    prefer(merge(files.values()))
+            print(f"warning: {from_here(path)} is of {date}; measure again with `{command}`", file=sys.stderr)
+    prefer(merge(one for one in files.values() if isinstance(one, Measured)))

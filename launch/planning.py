@@ -7,27 +7,33 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
 from rich.console import Console
 
-from hetrl.config import Problem, read_problem
-from hetrl.errors import HetrlError
+from hetrl.config import BOUNDS, Planner, Problem, read_problem, seconds_of
+from hetrl.errors import HetrlError, UsageError
 from hetrl.plan import Plan
+from hetrl.validation import explain
 from launch.measurements import put_in_force
-from launch.show import progress_line
+from launch.show import charges_line, progress_line
+
+if TYPE_CHECKING:  # numba, which the search brings, is slow to load
+    from hetrl.search import Objective
 
 
 def problem_of(path: Path) -> Problem:
     """Read an experiment file, and let the measured files that it names decide what is predicted from here on."""
     problem = read_problem(path)
-    put_in_force(problem.measured)
+    put_in_force({**problem.measured, **problem.measured_links})
     return problem
 
 
 def plan_command(arguments: argparse.Namespace) -> int:
     """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
     problem = problem_of(arguments.config)
-    plan = solve_problem(problem, arguments.solver, arguments.budget, arguments.seed)
+    plan = solve_problem(problem, planner_of(arguments, problem.experiment.planner), narrow=arguments.space == "ilp")
     document = json.dumps(plan.to_json(), indent=2)
     if arguments.output is not None:
         try:
@@ -42,32 +48,69 @@ def plan_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def solve_problem(
-    problem: Problem, solver: str | None = None, budget_seconds: float | None = None, seed: int | None = None
-) -> Plan:
-    """Return the solver's plan; what is not given comes from the experiment. The talk goes to stderr."""
+def planner_of(arguments: argparse.Namespace, planner: Planner) -> Planner:
+    """Return the experiment's section `planner` with what the command line says instead.
+
+    Another objective, or a bound of it, on the command line leaves no bound of the experiment. Raises UsageError for a
+    bound that is not one of the objective.
+    """
+    given = {key: getattr(arguments, key) for key in ("solver", "objective", "budget_seconds", "seed", *BOUNDS)}
+    given = {key: value for key, value in given.items() if value is not None}
+    replaced = BOUNDS if {"objective", *BOUNDS} & given.keys() else ()
+    try:
+        return Planner.model_validate(planner.model_dump(exclude=set(replaced)) | given)
+    except ValidationError as error:
+        raise UsageError(explain(error, Planner, "planner")) from None
+
+
+def solve_problem(problem: Problem, planner: Planner | None = None, narrow: bool = False) -> Plan:
+    """Return the solver's plan; the talk goes to stderr.
+
+    `planner` takes the place of the experiment's; `narrow` keeps sha-ea to the plan space of ilp.
+    """
     from hetrl import search
 
-    planner = problem.experiment.planner
-    solver = solver or planner.solver
-    budget = planner.budget_seconds if budget_seconds is None else budget_seconds
+    planner = planner or problem.experiment.planner
+    solver, budget = planner.solver, planner.budget_seconds
     talk = Console(stderr=True)
-    seed = planner.seed if seed is None else seed
     with talk.status(f"planning with {solver}, at most {budget:g} s") as status:
-        asked = search.Problem(problem.topology, problem.workload)
+        asked = search.Problem(problem.topology, problem.workload, objective_of(problem, planner))
         began = time.monotonic()
 
         def report(progress: search.Progress) -> None:
             status.update(progress_line(progress, solver, time.monotonic() - began, budget))
 
-        plan = search.solve(asked, solver, budget, seed, problem.digests, report=report)
+        plan = search.solve(asked, solver, budget, planner.seed, problem.digests, report=report, narrow=narrow)
+    _tell_solver(plan)
+    return plan
+
+
+def objective_of(problem: Problem, planner: Planner) -> Objective:
+    """Return what the planner is asked for: the section's objective and bounds, the run's steps and times."""
+    from hetrl import search
+
+    launch = problem.experiment.launch
+    return search.Objective(
+        planner.objective,
+        steps=problem.experiment.steps,
+        walltime_seconds=max(seconds_of(launch.walltime), 1),
+        gang_timeout_seconds=max(seconds_of(launch.gang_timeout), 1),
+        **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
+    )
+
+
+def _tell_solver(plan: Plan) -> None:
+    """Print who made a plan, and what stands behind it: how a baseline was tuned, or the bound that was proven."""
+    from hetrl.search.baselines import TUNING
+
     found = plan.solver
     print(f"planned with {found.name} in {found.seconds:.1f} s ({found.evaluations} evaluations)", file=sys.stderr)
+    if found.name in TUNING:
+        print(f"baseline {found.name}, tuned: {TUNING[found.name]}", file=sys.stderr)
     if found.bound_seconds is not None:
         takes = f"this one takes {plan.predicted.iteration_seconds:.2f} s"
         least = f"no plan of its space takes less than {found.bound_seconds:.2f} s"
         print(f"{found.status}: {takes} by the full model; {least} by the program's constants", file=sys.stderr)
-    return plan
 
 
 def given_plan(path: Path, problem: Problem) -> Plan:
@@ -96,10 +139,11 @@ def print_sites(console: Console, problem: Problem) -> None:
 
 
 def print_plan(console: Console, plan: Plan, problem: Problem) -> None:
-    """Print the plan."""
+    """Print the plan, and what its jobs hold and cost."""
     from hetrl.report.tables import plan_table
 
     console.print(plan_table(plan, problem.workload, problem.topology, _uncalibrated(problem)))
+    console.print(charges_line(plan, problem.topology, problem.experiment.steps), highlight=False)
 
 
 def _uncalibrated(problem: Problem) -> dict[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from hetrl.errors import HetrlError
 from hetrl.inventory import Inventory, node_groups
 from hetrl.sites import SiteFile
-from launch.slurm_text import DISCOVER, parse_discovery, sections
+from launch.slurm_text import at_cluster, discovery, parse_discovery, sections
 
 CLOCK_OFFSET_SECONDS = 30.0
 SCRATCH_GB = 50.0
@@ -62,8 +62,8 @@ def questions(site: SiteFile) -> str:
     lines = [
         "echo '@ clock'; date +%s.%N",
         f"echo '@ programs'; for p in {' '.join(PROGRAMS)}; do command -v $p >/dev/null || echo $p; done",
-        "echo '@ controller'; scontrol ping 2>&1",
-        DISCOVER.rstrip(),
+        f"echo '@ controller'; {_ping(site.cluster)}",
+        discovery(site.cluster).rstrip(),
         f"echo '@ scratch'; d={scratch}; f=$d/.hetrl-$$",
         '{ mkdir -p "$d" && echo x >"$f" && rm "$f" && df -Pk "$d"; } 2>&1',
         f"echo '@ environment'; {{ {modules}{versions}; }} 2>&1",
@@ -73,6 +73,14 @@ def questions(site: SiteFile) -> str:
         knock = f"timeout 5 bash -c {shlex.quote(f'</dev/tcp/{host}/{port}')} 2>&1 && echo open"
         lines.append(f"echo '@ egress'; {knock}")
     return "\n".join([*lines, "true"])
+
+
+def _ping(cluster: str | None) -> str:
+    """Return what says UP where the controller answers; `scontrol ping` asks the login node's own, whatever -M says."""
+    if cluster is None:
+        return "scontrol ping 2>&1"
+    config = f"{at_cluster('scontrol', cluster)} show config"
+    return f'if said=$({config} 2>&1); then echo "Slurmctld of {cluster} is UP"; else echo "$said"; fi'
 
 
 def _python(site: SiteFile) -> list[str]:
@@ -94,7 +102,7 @@ def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at:
     except HetrlError as error:
         findings.append(Finding(site.name, "inventory", "failed", str(error), "ask the site why scontrol is silent"))
     else:
-        findings += [*_partitions(site, inventory, wish), *_gpus(site, inventory)]
+        findings += [*_federation(site, inventory), *_partitions(site, inventory, wish), *_gpus(site, inventory)]
     if "egress" in parts:
         findings.append(_egress(site, parts["egress"]))
     return findings
@@ -125,7 +133,16 @@ def _controller(site: SiteFile, text: str) -> Finding:
     said = text.strip().splitlines()[-1] if text.strip() else "no answer"
     if re.search(r"\bUP\b", text):
         return Finding(site.name, "slurmctld", "ok", said)
-    return Finding(site.name, "slurmctld", "failed", said, "wait until `scontrol ping` says UP there")
+    remedy = f"wait until `{at_cluster('sinfo', site.cluster)}` answers there"
+    return Finding(site.name, "slurmctld", "failed", said, remedy)
+
+
+def _federation(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
+    if site.cluster is not None:
+        yield Finding(site.name, "cluster", "ok", f"{site.cluster}{', in a federation' * inventory.federated}")
+    elif inventory.federated:
+        found = "is a member of a federation, which may start a job at another member"
+        yield Finding(site.name, "cluster", "failed", found, f"set cluster: {inventory.cluster} in the site's file")
 
 
 def _scratch(site: SiteFile, text: str) -> Finding:

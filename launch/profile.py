@@ -61,10 +61,14 @@ class Collected:
 
 
 def profile_command(arguments: argparse.Namespace) -> int:
-    """Measure, print the figures on stdout, write the file."""
+    """Measure this machine, or the site that `--site` names; print the figures on stdout, write the file."""
     from hetrl.cost.efficiency import efficiency
     from hetrl.report.tables import measured_tables
 
+    if arguments.site is not None:
+        from launch.profile_site import profile_site
+
+        return profile_site(arguments)
     _check(arguments)
     now = datetime.now(UTC)
     collected = _collect(arguments)
@@ -101,6 +105,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise what can be known to fail before minutes of measuring."""
     from hetrl.workload import architecture
 
+    if arguments.config is not None:
+        raise UsageError(f"{arguments.config}: an experiment goes with --site NAME; without, this machine is measured")
     if arguments.gpu is not None:
         gpu_type(arguments.gpu, "--gpu: ")
     if arguments.architecture is not None:

@@ -99,14 +99,19 @@ class Shell:
     ) -> None:
         """Make the directory `target` at the site the same as `source` here (rsync); `delete` removes what is extra.
 
-        `exclude` are patterns of rsync(1) for what is left alone.
+        `exclude` are patterns of rsync(1) for what is left alone. Several copies may make the directories above
+        `target` at the same time.
         """
         self.calls += 1
         remote = target if self.host == LOCAL else f"{self.host}:{target}"
-        options = ["--archive", "--mkpath", *(["--delete"] if delete else [])]
+        options = ["--archive", *(["--delete"] if delete else [])]
         options += [f"--exclude={pattern}" for pattern in exclude]
-        transport = [] if self.host == LOCAL else ["--rsh", shlex.join(self._ssh())]
-        argv = ["rsync", *options, *transport, f"{source}/", f"{remote}/"]
+        make = f"mkdir -p -- {shlex.quote(target)} && "  # rsync's --mkpath fails where another makes one first
+        if self.host == LOCAL:
+            argv = ["sh", "-c", f'{make}exec "$@"', "sh", "rsync", *options, f"{source}/", f"{remote}/"]
+        else:
+            transport = ["--rsh", shlex.join(self._ssh()), f"--rsync-path={make}rsync"]
+            argv = ["rsync", *options, *transport, f"{source}/", f"{remote}/"]
         code, stdout, stderr = self._spawn(argv, argv, timeout_seconds, None)
         if code:
             said = Done(tuple(argv), code, stdout, stderr).telling

@@ -1,4 +1,4 @@
-"""What a run's events say to a reader: one line of text each, or none."""
+"""What a run's events, a search and a plan's costs say to a reader: one line of text each, or none."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hetrl.cost.charges import held_by_site, price_per_hour
+from hetrl.hardware import Topology
+from hetrl.plan import Plan
+from hetrl.report.text import figure
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 
 if TYPE_CHECKING:  # numba, which the search brings, is slow to load
@@ -120,6 +124,22 @@ def progress_line(progress: Progress, solver: str, seconds: float, budget: float
     rate = f"{progress.evaluations / max(seconds, 1e-9):,.0f} plans/s"
     alive = f"{progress.arms} grouping{'s' if progress.arms > 1 else ''} alive"
     return f"planning with {solver}, {seconds:.0f} of {budget:g} s: {best}, {rate}, {alive}"
+
+
+def charges_line(plan: Plan, topology: Topology, steps: int) -> str:
+    """Return what the plan's jobs hold, and what an iteration and all steps come to in time, GPU-hours and price."""
+    held, price = held_by_site(plan, topology), price_per_hour(plan, topology)
+    hours = plan.predicted.iteration_seconds / 3600
+
+    def spent(times: int) -> str:
+        cost = "" if price is None else f" at a price of {figure(price * hours * times)}"
+        return f"{figure(sum(held.values()) * hours * times)} GPU-hours{cost}"
+
+    text = f"objective {plan.solver.objective}: the jobs hold {sum(held.values())} devices"
+    text += "" if price is None else f" at a price of {figure(price)} per hour"
+    text += f"; an iteration takes {spent(1)}; {steps} steps take {figure(hours * steps)} h, {spent(steps)}"
+    queue = max(topology.site_by_name[site].queue_hours for site in held)
+    return text + (f", after {figure(queue)} h in the queue" if queue else "")
 
 
 def telling_line(text: str) -> str:

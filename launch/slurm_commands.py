@@ -15,13 +15,17 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
 from launch.slurm_run import SlurmSite
+from launch.slurm_text import at_cluster
 
 ASK_SECONDS = 25  # squeue, scancel: Slurm's clients themselves wait MessageTimeout (10 s by default), some repeatedly
 SBATCH_SECONDS = 60
 LOCK_SECONDS = 60
 MANIFEST = "manifest.sha256"
 # Never sent to a site: the jobs write them there, and what lies here is a copy.
-WRITTEN_THERE = ("events.jsonl", "metrics.jsonl", "summary.json", "checkpoints/", "logs/*", "jobs/", "gateway.endpoint")
+WRITTEN_THERE = (
+    *("events.jsonl", "metrics.jsonl", "summary.json", "checkpoints/", "logs/*", "jobs/", "ended/"),
+    *("*.endpoint", "peers/*"),
+)
 _COLUMNS = "%i|%j|%T|%V|%S|%N|%r"
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -33,7 +37,8 @@ _REFUSED = re.compile(r"refused \S+ (\d+)")
 UNANSWERED = 124  # the exit code of timeout(1)
 # sbatch lost its controller, which may have taken the job all the same; and it never reached its controller.
 _UNSURE = "timed out|zero bytes|communication"
-_NO_ANSWER = re.compile(f"{_UNSURE}|unable to contact|connection refused|connect failure", re.IGNORECASE)
+_NEVER = "unable to contact|connection refused|connect failure|can't be reached"
+_NO_ANSWER = re.compile(f"{_UNSURE}|{_NEVER}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ def listing(site: SlurmSite) -> str:
     """Return the command that lists the jobs of the run, those that ended lately too."""
     keys = shlex.quote(",".join(job.key for job in site.jobs))
     options = f"--me --noheader --states=all --name={keys} --format={shlex.quote(_COLUMNS)}"
-    return f"TZ=UTC timeout {ASK_SECONDS} squeue {options}"
+    return f"TZ=UTC timeout {ASK_SECONDS} {at_cluster('squeue', site.cluster)} {options}"
 
 
 def submit_script(site: SlurmSite) -> str:
@@ -152,7 +157,7 @@ def _stopped(parts: Mapping[str, str], text: str, site: SlurmSite) -> tuple[str,
     """Return why a submission ended before its first sbatch, and whether somebody did not answer."""
     if "silent" in parts:
         said = last_line(parts["silent"]) or f"no answer within {ASK_SECONDS} s"
-        return f"{site.name}: squeue failed: {said}; try `scontrol ping` there", True
+        return f"{site.name}: squeue failed: {said}; try `{at_cluster('sinfo', site.cluster)}` there", True
     if "damaged" in parts:
         said = last_line(parts["damaged"])
         return f"{site.name}: {site.directory} is not what was sent: {said}; is its file system full?", False
@@ -169,6 +174,7 @@ def cancel_script(site: SlurmSite, remove: bool) -> str:
     A job that Slurm takes up late (a controller that hung during sbatch) then finds nothing and ends at once.
     """
     own, of_run = (shlex.quote(str(path)) for path in (site.directory, PurePosixPath(site.directory).parent))
+    scancel = f"timeout {ASK_SECONDS} {at_cluster('scancel', site.cluster)}"
     removal = f"rm -rf -- {own}; rmdir -- {of_run} 2>/dev/null" if remove else "true"
     return f"""\
 rows=$({listing(site)} 2>&1)
@@ -180,7 +186,7 @@ fi
 echo "$rows" | while IFS='|' read -r id key state rest; do
   case "$state" in {"|".join(sorted(ENDED))}|'') ;; *) echo "${{id%%[_+]*}}" ;; esac
 done | sort -u | while read -r id; do
-  if said=$(timeout {ASK_SECONDS} scancel "$id" 2>&1 </dev/null); then echo "@ cancelled $id"; else
+  if said=$({scancel} "$id" 2>&1 </dev/null); then echo "@ cancelled $id"; else
     echo "@ failed $id"; echo "$said"
   fi
 done

@@ -30,7 +30,7 @@ def pack(run: Run, site: SlurmSite) -> None:
         ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
         shutil.copytree(package, partial / package.name, ignore=ignored, dirs_exist_ok=True)
         partial.rename(directory / CODE)
-    unsent = {directory / name.split("/")[0] for name in WRITTEN_THERE} | {directory / MANIFEST}
+    unsent = {path for pattern in WRITTEN_THERE for path in directory.glob(pattern)} | {directory / MANIFEST}
     sent = [
         path
         for path in sorted(directory.rglob("*"))
@@ -42,7 +42,7 @@ def pack(run: Run, site: SlurmSite) -> None:
 
 def send(run: Run, site: SlurmSite) -> None:
     """Copy a site's directory to the cluster, in one go; what the jobs write there is left alone."""
-    exclude = [f"/{name}" for name in WRITTEN_THERE]
+    exclude = [f"/{pattern}" for pattern in WRITTEN_THERE]
     site.shell.copy_to(run.site(site.name), site.directory, timeout_seconds=COPY_SECONDS, exclude=exclude)
 
 

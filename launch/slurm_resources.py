@@ -56,6 +56,7 @@ def resource_options(
     """Return the options for so many nodes of a shape."""
     group = _group_of(site, shape, inventory)
     options = [f"--nodes={nodes}", f"--time={walltime}"]
+    options += [f"--clusters={site.cluster}"] if site.cluster else []
     options += [f"--{key}={value}" for key in ("account", "qos") if (value := getattr(site, key))]
     if partitions := _partitions(site, shape, inventory):
         options.append(f"--partition={','.join(partitions)}")

@@ -37,12 +37,16 @@ class SlurmJob:
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """One site's jobs, and the directory (absolute, at the cluster) from which they run."""
+    """One site's jobs, and the directory (absolute, at the cluster) from which they run.
+
+    `cluster` is the one that Slurm's -M names, None for that of the login node.
+    """
 
     name: str
     host: str
     directory: str
     jobs: tuple[SlurmJob, ...]
+    cluster: str | None = None
 
     @cached_property
     def shell(self) -> Shell:
@@ -84,17 +88,18 @@ class SlurmRun:
 
 def describe(problem: Problem, prepared: Prepared, site_order: Sequence[str]) -> SlurmRun:
     """Write `slurm.json` of a prepared run and return what it says."""
-    hosts = {site.name: site.ssh for site in problem.scenario.sites}
+    files = {site.name: site for site in problem.scenario.sites}
     sites = tuple(
         SlurmSite(
             name,
-            hosts[name],
+            files[name].ssh,
             prepared.directories[name],
             tuple(
                 SlurmJob(script.name, script.kind, script.key, script.nodes, script.gpus, script.array_tasks)
                 for script in prepared.scripts
                 if script.site == name
             ),
+            files[name].cluster,
         )
         for name in site_order
     )

@@ -46,17 +46,17 @@ def prepare_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool =
     directory cannot be written.
     """
     used = [site for site in problem.scenario.sites if site.name in plan.site_order]
-    links = links_of(used, {site.name: _fixed_endpoint(site) for site in used}, plan.weight_sync.routes)
+    links = links_of(used, {site.name: fixed_endpoint(site) for site in used}, plan.weight_sync.routes)
     relays = sorted({relay for one in links.values() for relay in one.relays})
     secrets = dict.fromkeys(relays, "") if dry_run else relay_secrets(site for site in used if links[site.name].relays)
     templates = problem.experiment.launch.templates
     folder = find(templates, [Path(), config.parent], f"{config}: launch.templates") if templates else None
-    scratch = {site.name: _scratch(site, dry_run) for site in used}
+    scratch = {site.name: scratch_of(site, dry_run) for site in used}
     keys = make_run_keys(plan.site_order)
     run = create_run(problem.experiment.name, config.read_text(), plan)
     directories = {site: f"{parent}/hetrl/{run.id}/{site}" for site, parent in scratch.items()}
     links = {site: with_endpoint_files(one, directories) for site, one in links.items()}
-    scripts = site_scripts(plan, problem, run.id, directories, _inventories(used), folder)
+    scripts = site_scripts(plan, problem, run.id, directories, inventories_of(used), folder)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     listen = {site.name: {"interface": site.interface, "port": site.gateway_port} for site in used}
     stage(run, problem.experiment, plan, gpus, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
@@ -64,7 +64,7 @@ def prepare_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool =
     return Prepared(run, scripts, directories, tuple(carried_files(links, directories)))
 
 
-def _scratch(site: SiteFile, dry_run: bool) -> str:
+def scratch_of(site: SiteFile, dry_run: bool) -> str:
     """Return the site's scratch directory; raises UsageError where it is not an absolute path."""
     if site.scratch is None and dry_run:
         print(f"{site.name}: no `scratch` in the site's file, {SCRATCH_OF_DRY_RUNS} stands for it", file=sys.stderr)
@@ -77,13 +77,13 @@ def _scratch(site: SiteFile, dry_run: bool) -> str:
     return site.scratch.rstrip("/")
 
 
-def _fixed_endpoint(site: SiteFile) -> str:
+def fixed_endpoint(site: SiteFile) -> str:
     """Return where others find a gateway whose host and port are fixed in the site's file, else nothing."""
     fixed = site.gateway_port and site.gateway_host != LOOPBACK
     return f"tcp://{site.gateway_host}:{site.gateway_port}" if fixed else ""
 
 
-def _inventories(sites: Sequence[SiteFile]) -> dict[str, Inventory]:
+def inventories_of(sites: Sequence[SiteFile]) -> dict[str, Inventory]:
     """Return what `hetrl discover` measured of the sites: the file that a site names, else the usual one."""
     paths = {site.name: Path(site.inventory or MEASURED / f"{site.name}.json") for site in sites}
     return {site: read_inventory(path) for site, path in paths.items() if path.is_file()}

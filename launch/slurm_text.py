@@ -7,26 +7,40 @@ the JSON changes its shapes with every release. Source: scontrol(1), squeue(1), 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 
 from hetrl.errors import HetrlError
 from hetrl.inventory import ClusterNode, Inventory, Partition, Reservation, expand_hosts, gigabytes
 
-# One call to a login node; each part starts with a line "@ name".
-DISCOVER = """\
-echo '@ version'; scontrol --version
-echo '@ config'; scontrol show config
-echo '@ partitions'; scontrol --oneliner show partition
-echo '@ nodes'; scontrol --oneliner --details show node
-echo '@ topology'; scontrol --oneliner show topology 2>/dev/null
-echo '@ reservations'; scontrol --oneliner show reservation
-"""
-
 _NOTHING = {"", "(null)", "N/A", "None", "NONE", "n/a"}
 
 
+def at_cluster(program: str, cluster: str | None) -> str:
+    """Return the words that call a program of Slurm for a cluster, None for the login node's own.
+
+    Where clusters share a slurmdbd, `-M` works from any of their login nodes. In a federation it keeps a job where it
+    is submitted, and job ids hold the number of their cluster above bit 26 (Slurm's Federated Scheduling Guide).
+    """
+    return program if cluster is None else f"{program} -M {shlex.quote(cluster)}"
+
+
+def discovery(cluster: str | None) -> str:
+    """Return the script that asks a login node what the cluster has; each part starts with a line "@ name"."""
+    scontrol = at_cluster("scontrol", cluster)
+    return f"""\
+echo '@ version'; scontrol --version
+echo '@ config'; {scontrol} show config
+echo '@ federation'; {scontrol} show federation 2>/dev/null
+echo '@ partitions'; {scontrol} --oneliner show partition
+echo '@ nodes'; {scontrol} --oneliner --details show node
+echo '@ topology'; {scontrol} --oneliner show topology 2>/dev/null
+echo '@ reservations'; {scontrol} --oneliner show reservation
+"""
+
+
 def parse_discovery(text: str, site: str, measured_at: str) -> Inventory:
-    """Read the output of `DISCOVER`; raises HetrlError where a part is missing."""
+    """Read the output of `discovery`; raises HetrlError where a part is missing."""
     parts = sections(text)
     missing = [name for name in ("version", "config", "partitions", "nodes") if not parts.get(name, "").strip()]
     if missing:
@@ -39,7 +53,7 @@ def parse_discovery(text: str, site: str, measured_at: str) -> Inventory:
         measured_at=measured_at,
         max_array_size=int(config.get("MaxArraySize", "1001")),
         mpi_default=config.get("MpiDefault", "none"),
-        federated=config.get("FederationParameters", "(null)") not in _NOTHING,
+        federated=bool(parts.get("federation", "").strip()),
         partitions=tuple(_partition(row) for row in records(parts["partitions"], "PartitionName")),
         nodes=tuple(_node(row) for row in records(parts["nodes"], "NodeName")),
         switches=_leaf_switches(parts.get("topology", "")),

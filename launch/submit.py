@@ -19,6 +19,7 @@ from hetrl.events import EventLog
 from hetrl.plan import Plan
 from hetrl.runtime.keys import make_run_keys
 from hetrl.runtime.support import check_runnable
+from hetrl.sites import SiteFile
 from launch.collect import Collector
 from launch.ending import failure, note_end, report_end
 from launch.follow import Outcome, follow, note_exits
@@ -40,7 +41,7 @@ def submit_command(arguments: argparse.Namespace) -> int:
     """Start a run and follow it; returns the exit code of its end."""
     console = Console()
     problem = problem_of(arguments.config)
-    executor = choose_executor(problem)
+    executor = choose_executor(problem.experiment.launch.executor, problem.scenario.sites)
     if not (arguments.dry_run and executor == "slurm"):  # scripts can be looked at without the data and the weights
         check_runnable(problem.experiment)
     print_sites(console, problem)
@@ -62,12 +63,11 @@ def submit_command(arguments: argparse.Namespace) -> int:
     return report_end(run, outcome, console)
 
 
-def choose_executor(problem: Problem) -> str:
-    """Return what the experiment says; for auto slurm where a site has a login node, or is this machine with its Slurm.
+def choose_executor(asked: str, sites: Sequence[SiteFile]) -> str:
+    """Return what the experiment asks for; for auto slurm where a site has a login node, or is a cluster here.
 
     A site that is a cluster names its `scratch`.
     """
-    asked, sites = problem.experiment.launch.executor, problem.scenario.sites
     if asked != "auto":
         return asked
     here = shutil.which("sbatch") is not None

@@ -1,7 +1,8 @@
 """Slurm's commands and ssh for the fast tests: what the clients print, with a directory per cluster instead of daemons.
 
-Called as sbatch, squeue, scancel, scontrol or ssh. FAKE_CLUSTER is the directory of one cluster: `jobs.json` is its
-queue, `calls` what was run. A file `faults/PROGRAM` makes a program misbehave; its words are kinds of fault.
+Called as sbatch, squeue, scancel, scontrol or ssh. FAKE_CLUSTER is the directory of one cluster, `-M NAME` is one
+beside it: `jobs.json` is its queue, `calls` what was run. A file `faults/PROGRAM` makes a program misbehave; its
+words are kinds of fault.
 The texts are those of Slurm 22.05.
 """
 
@@ -27,7 +28,7 @@ def main() -> int:
     program, words = Path(sys.argv[0]).name, sys.argv[1:]
     if program == "ssh":
         return ssh(words)
-    cluster = Path(os.environ["FAKE_CLUSTER"])
+    cluster = asked_cluster(Path(os.environ["FAKE_CLUSTER"]), words)
     with (cluster / "calls").open("a") as calls:
         calls.write(f"{program} {' '.join(words)}\n")
     faults = fault(cluster, program)
@@ -49,6 +50,16 @@ def main() -> int:
     if "cut-after" in faults:
         (cluster / "dead").touch()
     return code
+
+
+def asked_cluster(own: Path, words: list[str]) -> Path:
+    """Return the cluster that a command is for: the login node's own, or the one that it names."""
+    if words[:1] == ["-M"]:
+        return own.parent / words[1]
+    script = Path(words[-1]) if words and words[-1].endswith(".sbatch") else None
+    lines = script.read_text().splitlines() if script else []
+    name = next((line.partition("=")[2] for line in lines if line.startswith("#SBATCH --clusters=")), own.name)
+    return own.parent / name
 
 
 def fault(cluster: Path, program: str) -> list[str]:
@@ -111,7 +122,8 @@ def sbatch(cluster: Path, words: list[str], faults: list[str]) -> int:
         jobs.append({"id": number, "name": name.strip("'\""), "state": state, "reason": reason})
     if "timeout" in faults:
         return complain(TIMED_OUT)
-    print(number)
+    named = any(line.startswith("#SBATCH --clusters=") for line in text.splitlines())
+    print(f"{number};{cluster.name}" if named else number)
     return 0
 
 
@@ -157,7 +169,7 @@ def ssh(words: list[str]) -> int:
     command = " ".join(words[place + 1 :])
     with (cluster / "trips").open("a") as trips:
         trips.write(command.replace("\n", " ") + "\n")
-    faults = fault(cluster, "rsync") if command.startswith("rsync") else []
+    faults = fault(cluster, "rsync") if "&& rsync --server" in command else []
     if "kill-before" in faults:
         kill_launcher(cluster)
     home = {"HOME": str(cluster), "FAKE_CLUSTER": str(cluster)}

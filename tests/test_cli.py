@@ -136,6 +136,26 @@ def test_plan_writes_json_to_stdout_and_to_a_file(hetrl, tmp_path):
     assert "the plan is in plan.json" in done.stderr
 
 
+def test_plan_says_how_a_baseline_was_tuned_and_what_its_jobs_hold(hetrl):
+    done = hetrl("plan", QUICKSTART, "--solver", "verl", "--budget", 1)
+    assert "baseline verl, tuned: the fastest of all uniform layouts" in done.stderr
+    assert "objective throughput: the jobs hold" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--solver", "verl", "--objective", "cost"), 'solver "verl" plans for throughput alone'),
+        (("--solver", "verl", "--space", "ilp"), "only sha-ea can be kept to the plan space of ilp"),
+        (("--budget-per-hour", 3), "planner: budget_per_hour is for objective cost, not for throughput"),
+    ],
+)
+def test_plan_refuses_what_does_not_go_together(hetrl, words, message):
+    done = hetrl("plan", QUICKSTART, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
 def test_plan_prints_a_table_of_80_columns(hetrl):
     done = hetrl("plan", QUICKSTART, "--solver", "verl", "--budget", 1)
     assert done.returncode == 0, done.stderr

@@ -106,6 +106,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "model without one": (changed("reward", "kind", to="model"), "architecture goes with kind model"),
     "walltime": (changed("launch", "walltime", to="8h"), '"8h" is not HH:MM:SS'),
     "seventy minutes": (changed("launch", "gang_timeout", to="00:70:00"), "launch.gang_timeout: "),
+    "bound of another objective": (
+        changed("planner", to={"objective": "cost", "budget_gpu_hours": 9}),
+        "planner: budget_gpu_hours is for objective time-to-result, not for cost",
+    ),
+    "both directions of cost": (
+        changed("planner", to={"objective": "cost", "budget_per_hour": 9, "max_iteration_seconds": 9}),
+        "give max_iteration_seconds (for the least cost) or budget_per_hour",
+    ),
     "sites and scenario": (changed("topology", "scenario", to="s.yaml"), "either sites (and links) or scenario"),
     "neither of both": (changed("topology", "sites", to=[]), "either sites (and links) or scenario"),
     "range upside down": (changed("warm_start", "reward", to=[0.3, 0.2]), "warm_start.reward: the range"),

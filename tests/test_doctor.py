@@ -12,7 +12,8 @@ from hetrl.sites import SiteFile
 from launch.preconditions import Finding, Wish, judge, questions
 from launch.slurm_text import sections
 
-SLURM = (Path(__file__).parent / "golden" / "slurm" / "22.05.txt").read_text()
+RECORDED = Path(__file__).parent / "golden" / "slurm"
+SLURM = (RECORDED / "22.05.txt").read_text()
 VERSIONS = {"torch": "2.13.0", "vllm": "0.32.0"}
 WISH = Wish(walltime_seconds=3600.0, versions=VERSIONS)
 SITE = SiteFile(
@@ -52,7 +53,7 @@ def test_a_site_where_all_holds():
         ({"clock": "1090"}, "clock", "failed", "89 s off", "NTP"),
         ({"clock": "date: not found"}, "clock", "warning", "no answer", "date"),
         ({"programs": "sbatch\nrsync"}, "programs", "failed", "sbatch, rsync", "module"),
-        ({"controller": "Slurmctld(primary) at a is DOWN"}, "slurmctld", "failed", "DOWN", "scontrol ping"),
+        ({"controller": "Slurmctld(primary) at a is DOWN"}, "slurmctld", "failed", "DOWN", "`sinfo`"),
         ({"scratch": "mkdir: cannot create '/scratch': Permission denied"}, "scratch", "failed", "denied", "writable"),
         ({"scratch": "F 1 2 3 4 M\n/dev/x 9 0 1000000 1% /s"}, "scratch", "warning", "1.0 GB free", "room"),
         ({"environment": "bash: python3: command not found"}, "python", "failed", "not found", "set python"),
@@ -83,6 +84,17 @@ def test_more_nodes_than_are_in_service():
     more = SITE.model_copy(update={"nodes": (SITE.nodes[0].model_copy(update={"count": 3}),)})
     finding = examined(more)["nodes a100"]
     assert (finding.verdict, finding.found) == ("failed", "2 of 3 nodes with 4 x a100-80gb are in service")
+
+
+def test_member_of_a_federation_must_be_named():
+    text = (RECORDED / "22.05-federation.txt").read_text()
+
+    def found(site: SiteFile) -> Finding:
+        return next(one for one in judge(site, text, WISH, 0.0, 1.0) if one.what == "cluster")
+
+    assert (found(SITE).verdict, found(SITE).remedy) == ("failed", "set cluster: beta in the site's file")
+    named = found(SITE.model_copy(update={"cluster": "beta"}))
+    assert (named.verdict, named.found) == ("ok", "beta, in a federation")
 
 
 def test_relay_that_does_not_answer():

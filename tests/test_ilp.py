@@ -14,12 +14,12 @@ from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.search import solve
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.ilp import Outcome, best_in_space, linked_sets
+from hetrl.search.ilp import Outcome, best_in_space
 from hetrl.search.ilp_columns import make_columns
 from hetrl.search.ilp_model import composed_seconds, solve_program
 from hetrl.search.ilp_options import read_menu
 from hetrl.search.sha_ea import Limits, search
-from hetrl.search.space import Problem, Space
+from hetrl.search.space import Problem, Space, linked_sets
 from tests.ilp_cases import BruteForce, problem, trimmed, workload
 
 pytestmark = pytest.mark.timeout(300)  # the first one compiles the evaluator
@@ -113,6 +113,13 @@ def test_solver_reports_status_and_bound() -> None:
     assert plan.solver.bound_seconds == pytest.approx(plan.predicted.iteration_seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_sha_ea_kept_to_the_space_stays_above_the_bound(seed: int) -> None:
+    asked = problem(seed, "grpo", "sync")
+    plan = solve(asked, "sha-ea", 600.0, 0, evaluations=20_000, narrow=True)
+    assert _solved(asked)[2].bound <= plan.predicted.iteration_seconds * (1 + 1e-3)
+
+
 def test_without_time_the_plan_of_sha_ea_is_returned_unproven() -> None:
     evaluator = Evaluator(Space(problem(3, "grpo", "sync")), narrow=True)
     start = search(evaluator, Limits(NEVER, EVALUATIONS), 0)
@@ -123,5 +130,4 @@ def test_without_time_the_plan_of_sha_ea_is_returned_unproven() -> None:
 def test_sets_of_sites_are_linked_and_cannot_grow() -> None:
     sites = tuple(Site(name, (Node("n0", "l4", 1),)) for name in "abcd")
     links = tuple(Link((a, b), 5.0, 1.0) for a, b in ("ab", "bc", "ac", "cd"))
-    space = Space(Problem(Topology(sites, links), workload("grpo", "sync")))
-    assert set(linked_sets(space)) == {frozenset("abc"), frozenset("cd")}
+    assert set(linked_sets(Topology(sites, links))) == {frozenset("abc"), frozenset("cd")}

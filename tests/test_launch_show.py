@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from hetrl.cost.charges import held_by_site
 from launch.screen import Screen
-from launch.show import Lines, columns, log_tail, step_line, telling_line
+from launch.show import Lines, charges_line, columns, log_tail, step_line, telling_line
 from launch.state import State
+from tests import plan_cases
 from tests.launch_cases import plain_console
 
 SECONDS = {
@@ -71,3 +75,25 @@ def test_lines_wait_while_a_question_is_open_and_none_is_lost():
         screen.hold(True)
         screen.show({**STEP, "step": 8}, State())
     assert "step   8/400" in console.file.getvalue()
+
+
+def test_charges_are_of_all_that_the_jobs_hold():
+    plan, topology = plan_cases.plan(), plan_cases.topology()
+    assert charges_line(plan, topology, 100) == (
+        "objective throughput: the jobs hold 13 devices; an iteration takes 0.149 GPU-hours; "
+        "100 steps take 1.15 h, 14.9 GPU-hours"
+    )
+    alps, jsc, lab = topology.sites
+    dear = replace(alps, nodes=tuple(replace(node, price_per_gpu_hour=2.0) for node in alps.nodes))
+    single = replace(lab, allocation="gpu", queue_hours=1.5)
+    told = charges_line(plan, replace(topology, sites=(dear, jsc, single)), 100)
+    assert "13 devices at a price of 16.0 per hour; an iteration takes 0.149 GPU-hours at a price of 0.183;" in told
+    assert told.endswith("14.9 GPU-hours at a price of 18.3, after 1.50 h in the queue")
+
+
+def test_granted_nodes_are_held_as_a_whole_and_granted_gpus_alone():
+    plan, topology = plan_cases.plan(), plan_cases.topology()
+    one = replace(plan, groups=(replace(plan.groups[0], devices=("alps/a100-0/2", "jsc/l40s-1/0")),))
+    assert dict(held_by_site(one, topology)) == {"alps": 4, "jsc": 2}
+    alps, jsc, lab = (replace(site, allocation="gpu") for site in topology.sites)
+    assert dict(held_by_site(one, replace(topology, sites=(alps, jsc, lab)))) == {"alps": 1, "jsc": 1}

@@ -80,3 +80,9 @@ def test_a_run_on_one_site_has_no_links() -> None:
 def test_a_gateway_that_started_again_counts_from_zero() -> None:
     grown = since(_counters(1000), _counters(30))
     assert (grown["bytes_sent"], grown["bytes_received"]) == (30, 1)
+
+
+def test_a_peak_is_told_as_it_is() -> None:
+    before, now = (wire.LinkCounters(bytes_sent=sent, peak_queued_bytes=peak) for sent, peak in ((10, 7), (30, 9)))
+    grown = since(before, now)
+    assert (grown["bytes_sent"], grown["peak_queued_bytes"]) == (20, 9)

@@ -69,9 +69,16 @@ plans = st.builds(
         several(st.builds(Route, names, names, st.integers(1, 64)), least=0),
     ),
     site_order=several(names),
-    predicted=st.builds(Predicted, amounts, amounts, by_name, by_name, by_name),
+    predicted=st.builds(Predicted, amounts, amounts, by_name, by_name, by_name, *[st.none() | amounts] * 3),
     solver=st.builds(
-        Solver, names, st.integers(), amounts, counts, st.sampled_from(["feasible", "optimal"]), st.none() | amounts
+        Solver,
+        names,
+        st.integers(),
+        amounts,
+        counts,
+        st.sampled_from(["feasible", "optimal"]),
+        st.none() | amounts,
+        st.sampled_from(["throughput", "cost"]),
     ),
     inputs=st.dictionaries(names, st.text(max_size=8), max_size=2),
 )

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import launch.profile
-from hetrl.measure.measured import read_measured
+from hetrl.measure.files import read_file
 from launch.cli import main
 
 A100 = {"host": "node1", "device": "NVIDIA A100-SXM4-80GB", "devices": 1, "memory_gb": 85.0}
@@ -63,7 +63,7 @@ def test_the_file_holds_the_samples_and_what_follows(measuring, tmp_path: Path, 
     measuring(LINES)
     assert main(["profile", "--quick"]) == 0
     (path,) = (tmp_path / "topology" / "measured").iterdir()
-    found = read_measured(path)
+    found = read_file(path)
     assert path.name == f"node1-a100-80gb-{found.measured_at:%Y-%m-%d}.json"
     assert (found.gpu, found.command, len(found.measurements)) == ("a100-80gb", "hetrl profile --quick", 3)
     assert found.shares.keys() == {"decode"}
@@ -96,7 +96,7 @@ def test_what_a_deadline_cuts_off_says_so_and_the_rest_is_kept(measuring, tmp_pa
     measuring(LINES[:4], after="printf '{\"measurement\": '; sleep 600 & sleep 600")
     monkeypatch.setitem(launch.profile.DEADLINE_SECONDS, "full", 1.0)
     assert main(["profile", "--out", str(tmp_path / "here.json")]) == 0
-    found = read_measured(tmp_path / "here.json")
+    found = read_file(tmp_path / "here.json")
     assert [one.kind for one in found.measurements] == ["copy"]
     assert [one.kind for one in found.skipped] == ["layer", "all-reduce"]
     assert {one.why for one in found.skipped} == {"the deadline of 1 s passed"}
@@ -105,7 +105,7 @@ def test_what_a_deadline_cuts_off_says_so_and_the_rest_is_kept(measuring, tmp_pa
 def test_a_measuring_process_that_dies_says_its_last_words(measuring, tmp_path, capsys) -> None:
     measuring(LINES[:4], after='echo "RuntimeError: the card fell off" >&2; exit 1')
     assert main(["profile", "--out", str(tmp_path / "here.json")]) == 0
-    assert "the card fell off" in read_measured(tmp_path / "here.json").skipped[0].why
+    assert "the card fell off" in read_file(tmp_path / "here.json").skipped[0].why
     measuring([], after='echo "ImportError: libcudart.so" >&2; exit 1')
     assert main(["profile"]) == 1
     assert "ImportError: libcudart.so" in capsys.readouterr().err
@@ -115,12 +115,12 @@ def test_a_share_that_no_gpu_reaches_is_left_out(measuring, tmp_path, capsys) ->
     fast = [measurement("decode layer", LAYER, 1e-5, "fit")]
     measuring([start(), *fast, {"done": True}])
     assert main(["profile", "--out", str(tmp_path / "here.json")]) == 0
-    found = read_measured(tmp_path / "here.json")
+    found = read_file(tmp_path / "here.json")
     assert found.shares == {}
     assert "is the type right (--gpu)?" in found.skipped[0].why
     measuring([start("cpu"), *fast, {"done": True}])
     assert main(["profile", "--out", str(tmp_path / "here.json")]) == 0
-    assert read_measured(tmp_path / "here.json").shares["decode"] > 1
+    assert read_file(tmp_path / "here.json").shares["decode"] > 1
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hetrl.config import read_problem
 from hetrl.cost.efficiency import efficiency, prefer, rates
 from hetrl.errors import UsageError
+from hetrl.measure.files import is_stale, parse, read_all, read_file
 from hetrl.measure.measured import (
     Check,
     Exchange,
@@ -24,9 +25,6 @@ from hetrl.measure.measured import (
     file_name,
     gpu_of,
     merge,
-    parse,
-    read_all,
-    read_measured,
     write_measured,
 )
 from launch.cli import main
@@ -77,7 +75,7 @@ def test_what_is_written_is_read(one: Measured) -> None:
 
 def test_a_file_is_written_and_read(tmp_path: Path) -> None:
     write_measured(tmp_path / "one.json", measured())
-    assert read_measured(tmp_path / "one.json") == measured()
+    assert read_file(tmp_path / "one.json") == measured()
     assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
 
 
@@ -116,7 +114,7 @@ def test_median_spread_and_rate_come_from_the_samples() -> None:
 
 @given(st.timedeltas(timedelta(), timedelta(days=30)))
 def test_a_file_is_stale_after_a_week(age: timedelta) -> None:
-    assert measured().is_stale(WHEN + age) == (age > timedelta(days=7))
+    assert is_stale(WHEN, WHEN + age) == (age > timedelta(days=7))
 
 
 def test_the_latest_file_wins_phase_by_phase() -> None:

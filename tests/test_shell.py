@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,20 @@ def test_failure_says_what_was_done_and_the_last_word():
 def test_program_that_is_not_there():
     with pytest.raises(HetrlError, match=r"alps: no-such-program is not installed here"):
         Shell("alps").run(["no-such-program"], timeout_seconds=20)
+
+
+@pytest.mark.parametrize("host", ["local", "login"])
+def test_copies_that_make_the_same_directories_at_the_same_time(tmp_path: Path, host: str):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/file").write_text("x")
+    targets = [tmp_path / "a b" / "run" / str(number) for number in range(8)]
+
+    def copy(target: Path) -> None:
+        Shell("alps", host).copy_to(tmp_path / "here", str(target), timeout_seconds=60)
+
+    with ThreadPoolExecutor(len(targets)) as pool:
+        list(pool.map(copy, targets))
+    assert all((target / "file").read_text() == "x" for target in targets)
 
 
 def test_directory_arrives_and_what_is_extra_goes(tmp_path: Path):

@@ -124,12 +124,31 @@ def test_two_sites_of_one_name() -> None:
         topology_of(scenario(ALPS, ALPS))
 
 
+def test_prices_are_of_every_gpu_or_by_type_and_queues_go_to_the_planner() -> None:
+    both = [{"name": "a", "gpu": "a100-40gb", "gpus": 4}, {"name": "l", "gpu": "l4", "gpus": 1}]
+    entry = {"name": "x", "nodes": both, "queue_hours": 1.5}
+
+    def prices(price: object) -> list[float]:
+        nodes = SiteFile.model_validate({**entry, "price_per_gpu_hour": price}).site().nodes
+        return [node.price_per_gpu_hour for node in nodes]
+
+    assert SiteFile.model_validate(entry).site().queue_hours == 1.5
+    assert prices(2) == [2, 2]
+    assert prices({"a100-40gb": 1.8, "l4": 0}) == [1.8, 0]
+    with pytest.raises(UsageError, match="site x: price_per_gpu_hour: no price of l4; add it"):
+        prices({"a100-40gb": 1.8})
+    with pytest.raises(UsageError, match='price_per_gpu_hour: unknown GPU type "a100-40"; did you mean "a100-40gb"'):
+        prices({"a100-40": 1.8, "l4": 0.5})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"egres": "direct"}, 'unknown key "egres"; did you mean "egress"?'),
         ({"gateway_port": 70000}, "gateway_port: "),
         ({"allocation": "rack"}, "allocation: "),
+        ({"cluster": "all"}, 'cluster: "all" is not the name of one cluster'),
+        ({"cluster": "alps,jsc"}, 'cluster: "alps,jsc" is not the name of one cluster'),
         ({"nodes": [{"name": "n", "gpu": "l4", "gpu_s": 1}]}, 'unknown key "nodes.0.gpu_s"; did you mean "gpus"?'),
         ({"nodes": [{"name": "n", "gpu": "l4", "gpus": 0}]}, "nodes.0.gpus: "),
     ],

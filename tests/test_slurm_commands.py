@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import re
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -35,18 +37,31 @@ LISTED = """\
 """
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        submit_script(SITE),
-        cancel_script(SITE, True),
-        cancel_script(SITE, False),
-        poll_script(SITE, {"logs/a b.log": 3}),
-    ],
-)
+SHARED = replace(SITE, cluster="beta")
+SCRIPTS = [
+    submit_script(SITE),
+    cancel_script(SITE, True),
+    cancel_script(SHARED, False),
+    poll_script(SHARED, {"logs/a b.log": 3}),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_scripts_are_bash(script):
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_site_that_names_its_cluster_asks_no_other_one():
+    for script in (submit_script(SHARED), cancel_script(SHARED, True), poll_script(SHARED, {})):
+        asked = re.findall(r"timeout \d+ (?:squeue|scancel) (\S+ \S+)", script)
+        assert asked and set(asked) == {"-M beta"}  # sbatch is told by the script of the job
+
+
+def test_a_listing_with_the_name_of_its_cluster_above_it():
+    assert parse_rows(
+        f"CLUSTER: beta\nJOBID|NAME|STATE|SUBMIT_TIME|START_TIME|NODELIST|REASON\n{LISTED}"
+    ) == parse_rows(LISTED)
 
 
 def test_a_job_is_what_its_elements_are():
@@ -91,6 +106,13 @@ def test_whatever_a_site_says_is_read_without_an_error(text):
         ),
         ("@ refused gang 124\n@ recorded\n@ listed\n", [], "alps: gang was not accepted: sbatch did not answer", True),
         ("@ silent\nslurm_load_jobs error: Unable to contact\n", [], "alps: squeue failed: slurm_load_jobs", True),
+        (
+            "@ refused gang 1\nsbatch: error: 'beta' can't be reached now, or it is an invalid entry for --cluster.\n"
+            "@ recorded\n@ listed\n",
+            [],
+            "alps: gang was not accepted: 'beta' can't be reached now",
+            True,
+        ),
         ("@ damaged\nplan.json: FAILED\n", [], "is not what was sent: plan.json: FAILED", False),
         ("@ absent\n", [], "is not there", False),
         ("@ busy\n", [], "another submission of this run", True),

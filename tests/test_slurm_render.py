@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,16 @@ def inventory(site, gpus, features, partition="small", max_array_size=1001) -> I
     return Inventory(
         site, site, "23.11", "2026-01-01T00:00:00+00:00", max_array_size, "none", False, partitions, (node,)
     )
+
+
+def test_every_job_is_bound_to_the_cluster_that_a_site_names():
+    two_types, asked = two_node_types()
+    (site,) = asked.scenario.sites
+    named = site.model_copy(update={"cluster": "north"})
+    asked = replace(asked, scenario=asked.scenario.model_copy(update={"sites": (named,)}))
+    for script in scripts(two_types, asked).values():
+        components = script.text.count("#SBATCH hetjob") + 1
+        assert options(script).count("--clusters=north") == components
 
 
 def test_nodes_that_the_cluster_does_not_have_are_refused_by_name():

@@ -9,12 +9,17 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.events import read_lines
+from hetrl.runtime.rendezvous import peer_endpoint, store_endpoint
 from launch import slurm_commands, slurm_submit
 from launch.cli import main
 from launch.run_directory import Run
+from launch.slurm_commands import MANIFEST
+from launch.slurm_files import pack, send
+from launch.slurm_poll import GROWING, REPLACED
 from launch.slurm_run import read_slurm_run
 from launch.slurm_submit import submit_everywhere
 from launch.slurm_verbs import refresh
@@ -64,7 +69,23 @@ def test_a_submission_takes_three_round_trips_per_site(clusters):
     assert [site.host for site in slurm.sites] == list(SITES)
     for site in SITES:
         commands = (clusters.path / site / "trips").read_text().splitlines()
-        assert [command.split()[0] for command in commands] == ["bash", "rsync", "bash"]
+        assert [command.split()[0] for command in commands] == ["bash", "mkdir", "bash"]  # mkdir && rsync
+
+
+def test_one_login_node_serves_all_clusters(clusters):
+    for site in SITES:
+        path = clusters.path / f"{site}.yaml"
+        path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "ssh": "alpha", "cluster": site}))
+    assert submit(clusters) == 0
+    assert clusters.states() == ALL_RUN
+    assert not any((clusters.path / site / "trips").exists() for site in ("beta", "gamma"))
+    (run,) = clusters.runs()
+    assert [row["job_id"] for row in read_lines(run.events) if row["kind"] == "submitted"] == ["1", "1", "2", "1"]
+    clusters.turn("gamma", "FAILED")
+    states = {(job["site"], job["state"]) for job in refresh(run, read_slurm_run(run), "test").jobs}
+    assert states == {("alpha", "RUNNING"), ("beta", "RUNNING"), ("gamma", "FAILED")}
+    assert main(["cancel"]) == 0
+    assert alive(clusters) == 0
 
 
 def test_submitting_again_finds_the_jobs_and_asks_for_none(clusters):
@@ -168,6 +189,26 @@ def launched_alone(clusters: Clusters) -> int:
     """Submit from a process of its own; returns its exit code."""
     code = f"from tests.slurm_cases import drive; drive({str(clusters.path)!r})"
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode
+
+
+def test_what_the_jobs_wrote_outlives_another_copy(clusters):
+    submit(clusters)
+    (run,) = clusters.runs()
+    slurm = read_slurm_run(run)
+    files = ["logs/gateway.log", "logs/gang.hosts", "ended/array-cpu.0", "checkpoints/step-1/state.json"]
+    files += [*GROWING, *REPLACED, store_endpoint("actor_training"), peer_endpoint("beta"), "jobs/gang"]
+    here, there = run.site("alpha"), clusters.directory(run, "alpha")
+    for directory, said in ((here, "here"), (there, "there")):
+        for name in files:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(said)
+    (here / "config.yaml").write_text("another\n")
+    pack(run, slurm.site("alpha"))
+    send(run, slurm.site("alpha"))
+    assert (there / "config.yaml").read_text() == "another\n"
+    assert [name for name in files if (there / name).read_text() != "there"] == []
+    listed = {line.split("  ")[1] for line in (there / MANIFEST).read_text().splitlines()}
+    assert "config.yaml" in listed and not listed.intersection(files)
 
 
 def test_interrupt_while_submitting_undoes_it(clusters):

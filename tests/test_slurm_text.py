@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.inventory import Inventory, expand_hosts, node_groups, read_inventory, write_inventory
-from launch.slurm_text import parse_discovery, parse_gres, parse_seconds
+from launch.slurm_text import discovery, parse_discovery, parse_gres, parse_seconds
 
 RECORDED = Path(__file__).parent / "golden" / "slurm"
 WHEN = "2026-11-21T13:17:00+00:00"
@@ -59,6 +59,19 @@ def test_gpus_without_type_are_known_by_a_feature_24_05():
     assert (group.gpu, group.gpus, group.count) == ("h100-sxm", 8, 1)
 
 
+def test_a_member_of_a_federation_asked_from_another_members_login_node():
+    found = inventory("22.05-federation", "beta")
+    assert (found.cluster, found.federated) == ("beta", True)
+    assert [node.name for node in found.nodes] == ["beta-1", "beta-2"]
+    assert not inventory("22.05").federated
+
+
+def test_everything_is_asked_of_the_cluster_that_is_named():
+    asked = [line for line in discovery("beta").splitlines() if "--version" not in line]
+    assert asked and all("scontrol -M beta " in line for line in asked)
+    assert " -M " not in discovery(None)
+
+
 def test_gpus_that_nothing_maps_are_asked_for_by_name():
     with pytest.raises(UsageError, match=r"alps: .*gpu:a100 on a-n1 .*gres: \{a100: NAME\}.* a100, ib, nvlink"):
         node_groups(inventory("22.05"), {}, [])
@@ -74,7 +87,7 @@ def test_silent_slurm_is_an_error():
         parse_discovery("@ version\nslurm 24.05.0\n@ config\n@ partitions\nPartitionName=a\n", "alps", WHEN)
 
 
-@pytest.mark.parametrize("version", ["22.05", "23.11", "24.05"])
+@pytest.mark.parametrize("version", ["22.05", "22.05-federation", "23.11", "24.05"])
 def test_the_measured_file_holds_all_of_it(version, tmp_path):
     path = tmp_path / "measured" / "alps.json"
     write_inventory(path, inventory(version))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrl.cost.admission import Stations, period_seconds
+from hetrl.cost.charges import held_devices, price_per_hour
 from hetrl.cost.efficiency import rates
 from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
@@ -19,6 +20,7 @@ from hetrl.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS, Workload
 
 WEIGHT_SYNC = "weight_sync"
+HOUR = 3600.0  # seconds
 _NOBODY: Mapping[Direction, int] = {}
 
 
@@ -107,6 +109,7 @@ def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
     `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two sites (samples,
     a few bytes per token, are left out). A plan over a missing link takes infinite time.
     """
+    price = price_per_hour(plan, topology)
     costs, sync = task_costs(plan, topology, workload), sync_cost(plan, topology, workload)
     seconds = plan_seconds(plan, costs, sync, topology, workload)
     wan = _wan_bytes(costs, sync)
@@ -116,6 +119,9 @@ def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
         tasks={**{name: cost.seconds for name, cost in costs.items()}, WEIGHT_SYNC: sync.seconds},
         peak_memory_gb=peak_memory_gb(plan, topology, workload),
         wan_gb_per_iteration={f"{a}-{b}": moved / 1e9 for (a, b), moved in sorted(wan.items()) if moved > 0},
+        gpu_hours_per_iteration=len(held_devices(plan, topology)) * seconds / HOUR,
+        price_per_hour=price,
+        cost_per_iteration=None if price is None else price * seconds / HOUR,
     )
 
 

@@ -20,6 +20,7 @@ from hetrl.explain.resources import Part, critical_path
 from hetrl.hardware import Site, Topology
 from hetrl.plan import Plan, site_of
 from hetrl.search import SOLVERS, solve
+from hetrl.search.baselines import SEARCHES
 from hetrl.search.space import Grouping, Problem
 
 UNCHANGED = "as it is, planned again"
@@ -103,7 +104,7 @@ def study(
     """Answer every question by a search of `budget_seconds`; `report` is told what is asked.
 
     The runner-up is the best of what the searches without a site, sha-ea without the plan's grouping and the other
-    solvers find.
+    solvers find; the searches among the baselines find nothing of another kind.
     """
     made_by = plan.solver.name if plan.solver.name in SOLVERS else "sha-ea"
     others: list[Plan] = []
@@ -114,7 +115,7 @@ def study(
         answers.append(_answer(question, plan, found, problem))
         if found is not None and (question.dropped or question.name == UNCHANGED):
             others.append(found)
-    for solver in (name for name in SOLVERS if name != made_by):
+    for solver in (name for name in SOLVERS if name not in (made_by, *SEARCHES)):
         report(f"solver {solver}")
         if (found := _solved(problem, solver, budget_seconds, seed)) is not None:
             others.append(found)

@@ -7,24 +7,21 @@ FLOPs, bytes or tokens.
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AwareDatetime, ConfigDict, Field
 
 from hetrl.cost.efficiency import PHASES
-from hetrl.errors import UsageError
 from hetrl.files import replace_json
-from hetrl.hardware import gpu_catalogue, gpu_type
+from hetrl.hardware import gpu_catalogue
 
 FORMAT = "hetrl-measured/1"
-FRESH = timedelta(days=7)  # older files are flagged where they are used
 Phase = Annotated[str, Field(pattern=f"^({'|'.join(PHASES)})$")]
 Use = Literal["fit", "held out", "record"]
 Question = Mapping[str, str | int | float]
@@ -127,61 +124,6 @@ class Measured:
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
         return {"format": FORMAT, **asdict(self), "measured_at": self.measured_at.isoformat(timespec="seconds")}
-
-    def is_stale(self, now: datetime) -> bool:
-        """Return whether it is older than a week."""
-        return now - self.measured_at > FRESH
-
-
-def parse(document: Any, where: str) -> Measured:
-    """Return the value of a parsed file; UsageError names `where` and the key that is wrong."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise UsageError(f'{where}: expected the format "{FORMAT}", found {found}; `hetrl profile` writes such files')
-    try:
-        values = {key: value for key, value in document.items() if key != "format"}
-        found = TypeAdapter(Measured).validate_python(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UsageError(
-            f"{where}: {key}: {first['msg']}; do not edit it, measure again with `hetrl profile`"
-        ) from None
-    gpu_type(found.gpu, f"{where}: ")
-    return found
-
-
-def read_measured(path: Path) -> Measured:
-    """Read one file; raises UsageError where it cannot be read or is no measured file."""
-    return parse(_read_json(path), str(path))
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}") from None
-
-
-def _is_measured(path: Path) -> bool:
-    """Return whether a file names this format: inventories and links are measured into the same directory."""
-    document = _read_json(path)
-    return isinstance(document, dict) and document.get("format") == FORMAT
-
-
-def read_all(paths: Iterable[Path]) -> dict[Path, Measured]:
-    """Read files, and those of this format in directories; raises UsageError for a directory without any."""
-    found: dict[Path, Measured] = {}
-    for path in paths:
-        inside = [one for one in sorted(path.glob("*.json")) if _is_measured(one)] if path.is_dir() else [path]
-        if not inside:
-            raise UsageError(
-                f"{path}: holds no measured file (*.json); `hetrl profile --out {path}/NAME.json` writes one"
-            )
-        found |= {one: read_measured(one) for one in inside}
-    return found
 
 
 def write_measured(path: Path, measured: Measured) -> None:

@@ -139,6 +139,7 @@ class Gateway:
             chunks_dropped=sum(seat.chunks_dropped for seat in seats),
             chunks_resent=sum(seat.hello.chunks_resent for seat in seats),
             chunks_duplicate=sum(seat.hello.chunks_duplicate for seat in seats),
+            peak_queued_bytes={seat.address: seat.peak_queued_bytes for seat in seats if seat.peak_queued_bytes},
         )
 
     def _fail(self, defect: BaseException) -> None:
@@ -263,7 +264,6 @@ class Gateway:
             seat.pump()
 
     def _restored(self, peer: str) -> None:
-        _log.info("%s: a stream of the link to %s is back", self.site, peer)
         self._tell_members(wire.LinkRestored(site=peer))
 
     def _tell_members(self, message: wire.Message) -> None:

@@ -34,7 +34,7 @@ class Attempt(enum.Enum):
 
 
 class Lane:
-    """What waits for one destination; `attempt` hands a parcel to a socket without waiting."""
+    """What waits for one destination, and the most that ever did; `attempt` hands a parcel to a socket at once."""
 
     def __init__(self, attempt: Callable[[Parcel], Attempt], limit_bytes: int | None = None) -> None:
         self._attempt, self._limit_bytes = attempt, limit_bytes
@@ -42,7 +42,7 @@ class Lane:
         self._turn = 0
         self._busy_since: float | None = None
         self._busy_seconds = 0.0
-        self.bytes = 0
+        self.bytes = self.peak_bytes = 0
 
     def __bool__(self) -> bool:
         return any(self._queues)
@@ -56,6 +56,7 @@ class Lane:
         self._queues[parcel.header.priority].append(parcel)
         self.bytes += parcel.bytes
         self.pump()
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
         return True
 
     def pump(self) -> Attempt:

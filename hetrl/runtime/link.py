@@ -1,7 +1,7 @@
 """The link from one site's gateway to another's: a stream for control messages and several for the rest.
 
-ZeroMQ reconnects each stream by itself. Whether the other gateway is there is told by its answers to an echo every
-second: when it has been silent for too long, the link gives up what it holds and refuses more, until it hears again.
+Each stream reconnects by itself. Whether the other gateway is there is told by its answers to an echo every second:
+when it has been silent for too long, the link gives up what it holds and refuses more, until it hears again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import zmq
 from hetrl.runtime import wire
 from hetrl.runtime.keys import SiteKeys
 from hetrl.runtime.lane import Attempt, Lane, Parcel
-from hetrl.runtime.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, UP, Port, client_socket, watch
+from hetrl.runtime.link_report import LinkReport
+from hetrl.runtime.sockets import QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, client_socket
+from hetrl.runtime.stream import Stream
 
 STREAMS = 4
 ECHO_SECONDS = 1.0
@@ -42,13 +44,11 @@ class Link:
         """Prepare a link that is not connected yet, and may stay so for `hold_seconds` at first."""
         self.peer = peer
         self.gone: str | None = None
-        self._site, self._streams = site, streams
+        self._site, self._count = site, streams
         self._hold_seconds, self._patience_seconds = hold_seconds, patience_seconds
-        self._ports: list[Port] = []
-        self._monitors: list[tuple[zmq.Socket[bytes], Port]] = []
-        self._control = Lane(lambda parcel: self._attempt(parcel, self._ports[:1]), lane_bytes)
-        self._bulk = Lane(lambda parcel: self._attempt(parcel, self._ports[1:]), lane_bytes)
-        self._lost: set[int] = set()
+        self._streams: list[Stream] = []  # the first is for control
+        self._control = Lane(lambda parcel: self._attempt(parcel, self._streams[:1]), lane_bytes)
+        self._bulk = Lane(lambda parcel: self._attempt(parcel, self._streams[1:]), lane_bytes)
         self._counts: Counter[str] = Counter()
         self._round_trip_seconds: float | None = None
         self._echoed_seconds = self._echo_seconds = 0.0
@@ -63,25 +63,18 @@ class Link:
     ) -> None:
         """Connect; `restored` is told the peer whenever a stream that was lost is back."""
         self._echoed_seconds = _now()
-        for number in range(1 + self._streams):
+
+        def came_back() -> None:
+            self._counts["reconnects"] += 1
+            restored(self.peer)
+
+        for number in range(1 + self._count):
             queue = STREAM_QUEUE_MESSAGES if number else QUEUE_MESSAGES
             socket = client_socket(context, keys, keys.peers[self.peer], queue)
-            self._ports.append(Port(socket, lambda frames: None, self.pump, failed=failed))
-            told = self._teller(number, restored)
-            self._monitors.append((socket, watch(socket, told, failed=failed)))
-            socket.connect(endpoint)
-
-    def _teller(self, number: int, restored: Callable[[str], None]) -> Callable[[int], None]:
-        def told(event: int) -> None:
-            if event == DOWN:
-                self._lost.add(number)
-                _log.info("%s: stream %d of the link to %s is down", self._site, number, self.peer)
-            elif event == UP and number in self._lost:
-                self._lost.discard(number)
-                self._counts["reconnects"] += 1
-                restored(self.peer)
-
-        return told
+            # What waits for a connection waits in the lanes, which are counted and bounded.
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            report = LinkReport(f"{self._site} -> {self.peer} stream {number}")
+            self._streams.append(Stream(socket, endpoint, report, self.pump, came_back, failed))
 
     def offer(self, parcel: Parcel) -> str | None:
         """Queue a parcel; return why not where it is refused, None also for a chunk that is dropped and counted."""
@@ -119,7 +112,7 @@ class Link:
         now = _now()
         if now - self._echo_seconds >= ECHO_SECONDS:
             self._echo_seconds = now
-            self._ports[0].send(echo(self.peer, now))
+            self._streams[0].send(echo(self.peer, now))
         patience = self._hold_seconds if self._round_trip_seconds is None else self._patience_seconds
         if self.gone is not None or now - self._echoed_seconds <= patience:
             return None
@@ -150,27 +143,25 @@ class Link:
         """Return what crossed so far."""
         return wire.LinkCounters(
             **self._counts,
+            peak_queued_bytes=self._control.peak_bytes + self._bulk.peak_bytes,
             seconds_sending=round(self._bulk.busy_seconds, 6),
             round_trip_seconds=self._round_trip_seconds,
         )
 
     def close(self, linger_seconds: float) -> None:
         """Close every stream; what it holds may still go for `linger_seconds` where the peer is there."""
-        for socket, monitor in self._monitors:
-            socket.disable_monitor()
-            monitor.close(0)
-        for port in self._ports:
-            port.close(linger_seconds if self._reachable else 0.0)
+        for stream in self._streams:
+            stream.close(linger_seconds if self._reachable else 0.0)
 
-    def _attempt(self, parcel: Parcel, ports: list[Port]) -> Attempt:
+    def _attempt(self, parcel: Parcel, streams: list[Stream]) -> Attempt:
         """Hand a parcel to the next stream that has room."""
-        for port in ports:
-            if port.send(parcel.frames):
+        for stream in streams:
+            if stream.send(parcel.frames):
                 self._counts["messages_sent"] += 1
                 self._counts["bytes_sent"] += parcel.bytes
-                if len(ports) > 1:  # the stream goes to the end of the turn
-                    self._ports.remove(port)
-                    self._ports.append(port)
+                if len(streams) > 1:  # the stream goes to the end of the turn
+                    self._streams.remove(stream)
+                    self._streams.append(stream)
                 return Attempt.SENT
         return Attempt.BUSY
 

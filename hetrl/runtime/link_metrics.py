@@ -59,9 +59,10 @@ class LinkMeter:
 
 
 def since(before: wire.LinkCounters | None, now: wire.LinkCounters) -> dict[str, float | None]:
-    """Return what the counters grew by, and the round trip as it is; a gateway that started again counts from 0."""
+    """Return what the counters grew by, and what is no count as it is; a gateway that started again counts from 0."""
     values, old = (msgspec.structs.asdict(counters) for counters in (now, before or wire.LinkCounters()))
-    round_trip_seconds = values.pop("round_trip_seconds")
+    round_trip_seconds, peak_queued_bytes = values.pop("round_trip_seconds"), values.pop("peak_queued_bytes")
     started_again = any(values[name] < old[name] for name in values)
     grown = {name: round(value - (0 if started_again else old[name]), 6) for name, value in values.items()}
-    return {**grown, "round_trip_seconds": None if round_trip_seconds is None else round(round_trip_seconds, 6)}
+    round_trip_seconds = None if round_trip_seconds is None else round(round_trip_seconds, 6)
+    return {**grown, "peak_queued_bytes": peak_queued_bytes, "round_trip_seconds": round_trip_seconds}

@@ -76,6 +76,11 @@ class Seat:
         """Return the bytes that wait here."""
         return sum(lane.bytes for lane in self._lanes.values())
 
+    @property
+    def peak_queued_bytes(self) -> int:
+        """Return the most bytes that ever waited, in each lane at its own time."""
+        return sum(lane.peak_bytes for lane in self._lanes.values())
+
     def _attempt_of(self, bulk: bool) -> Callable[[Parcel], Attempt]:
         def attempt(parcel: Parcel) -> Attempt:
             identity = self._identities.get(bulk)

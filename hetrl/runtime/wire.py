@@ -167,7 +167,8 @@ class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway sent to and received from another site since its start: messages, and the bytes of their frames.
 
     `seconds_sending`: with something in its queues; `round_trip_seconds`: of a small message, smoothed, None while
-    unknown; `reconnects`: connections that came back; `chunks_dropped`: for want of room in the queue.
+    unknown; `reconnects`: connections that came back; `chunks_dropped`: for want of room in the queue;
+    `peak_queued_bytes`: the most that ever waited, control messages and the rest each at its own time.
     """
 
     messages_sent: int = 0
@@ -178,6 +179,7 @@ class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
     round_trip_seconds: float | None = None
     reconnects: int = 0
     chunks_dropped: int = 0
+    peak_queued_bytes: int = 0
 
 
 class LinkStats(Tagged, frozen=True, tag=True):
@@ -188,8 +190,8 @@ class LinkStatsReply(Tagged, frozen=True, tag=True):
     """Counters per other site and of the gateway as a whole, since its start.
 
     Connections refused for their key, malformed messages dropped, connections that never got through the handshake,
-    for whatever reason; chunks dropped
-    because a member's queue was full, sent again by members, and dropped by members that had them already.
+    for whatever reason; chunks dropped because a member's queue was full, sent again by members, and dropped by members
+    that had them already; the most bytes that ever waited for each member of the gateway's site.
     """
 
     links: dict[str, LinkCounters]
@@ -199,6 +201,7 @@ class LinkStatsReply(Tagged, frozen=True, tag=True):
     chunks_dropped: int = 0
     chunks_resent: int = 0
     chunks_duplicate: int = 0
+    peak_queued_bytes: dict[str, int] = {}
 
 
 class Echo(Tagged, frozen=True, tag=True):
@@ -211,6 +214,29 @@ class EchoReply(Tagged, frozen=True, tag=True):
     """The answer to an `Echo`, with the seconds that it carried."""
 
     seconds: float
+
+
+# ---- measuring links (`hetrl.runtime.probe`)
+
+
+class Measure(Tagged, frozen=True, tag=True):
+    """To a probe: measure the way to the probe `target` for so long; answered by `LinkMeasured`."""
+
+    target: str
+    round_trips: int
+    seconds: float
+
+
+class LinkMeasured(Tagged, frozen=True, tag=True):
+    """Every round trip of a small message, and the bytes that arrived in each interval under full load."""
+
+    round_trip_seconds: tuple[float, ...]
+    interval_seconds: float
+    interval_bytes: tuple[int, ...]
+
+
+class Ballast(Tagged, frozen=True, tag=True):
+    """A load: its buffers mean nothing; answered by `Done`."""
 
 
 # ---- rollouts
@@ -486,6 +512,9 @@ Message = (
     | LinkStatsReply
     | Echo
     | EchoReply
+    | Measure
+    | LinkMeasured
+    | Ballast
     | Generate
     | Generated
     | Publish
@@ -515,6 +544,7 @@ Message = (
 
 # The channel of each type that is not control; messages of one channel arrive in the order in which they were sent.
 _PRIORITIES: dict[type[Tagged], Priority] = {
+    Ballast: Priority.DATA,
     Generate: Priority.DATA,
     Generated: Priority.DATA,
     Score: Priority.DATA,

@@ -11,11 +11,12 @@ from hetrl.plan import Plan
 from hetrl.search import baselines, ilp, sha_ea
 from hetrl.search.assemble import Made, checked
 from hetrl.search.infeasible import refuse_impossible
+from hetrl.search.objective import THROUGHPUT, Objective
 from hetrl.search.sha_ea import Progress
 from hetrl.search.space import Grouping, Problem, Space
 from hetrl.suggest import nearest
 
-__all__ = ["SOLVERS", "Problem", "Progress", "solve"]
+__all__ = ["SOLVERS", "Objective", "Problem", "Progress", "solve"]
 
 Found = tuple[Plan, int]  # the plan and how many complete plans were compared
 
@@ -30,28 +31,36 @@ def solve(
     evaluations: int | None = None,
     report: Callable[[Progress], None] | None = None,
     excluded: Grouping | None = None,
+    narrow: bool = False,
 ) -> Plan:
     """Return a plan with its prediction that has passed `check`.
 
     `budget_seconds` bounds the search (the best so far is returned, on Ctrl-C too), `seed` fixes it; `inputs` are the
     digests that the plan records. `evaluations` bounds the plans that are compared: where this ends the search, the
-    same seed gives the same plan. `report` is told how far the search is. No plan has the grouping `excluded`. These
-    three are for sha-ea. Raises UsageError for
-    an unknown solver, InfeasibleError where no plan can exist or none was found: it names the tightest constraint and
-    the smallest remedy.
+    same seed gives the same plan. `report` is told how far the search is. No plan has the grouping `excluded`; `narrow`
+    keeps to the plan space of the solver ilp. These four are for sha-ea; objectives but throughput are for the searches
+    (sha-ea, deap, random). Raises UsageError for a solver that is unknown or does not do what is asked, InfeasibleError
+    where no plan can exist or none was found: it names the tightest constraint and the smallest remedy.
     """
     if solver not in SOLVERS:
         raise UsageError(f'unknown solver "{solver}"{nearest(solver, SOLVERS)}; known: {", ".join(sorted(SOLVERS))}')
+    if problem.objective.kind != THROUGHPUT and solver not in ("sha-ea", *baselines.SEARCHES):
+        raise UsageError(
+            f'solver "{solver}" plans for {THROUGHPUT} alone; for {problem.objective.kind} take planner.solver sha-ea'
+        )
+    if narrow and solver != "sha-ea":
+        raise UsageError(f'only sha-ea can be kept to the plan space of ilp; solver "{solver}" has its own')
     began = time.monotonic()
     space = Space(problem, excluded=excluded)
     refuse_impossible(space)
     made = Made(solver, seed, inputs or {})
     if solver == "sha-ea":
-        plan, compared = sha_ea.plan(space, budget_seconds, made, evaluations, report)
+        plan, compared = sha_ea.plan(space, budget_seconds, made, evaluations, report, narrow=narrow)
     else:
         plan, compared = SOLVERS[solver](space, budget_seconds, made)
     took = round(time.monotonic() - began, 3)
-    return checked(replace(plan, solver=replace(plan.solver, seconds=took, evaluations=compared)), problem)
+    told = replace(plan.solver, seconds=took, evaluations=compared, objective=problem.objective.kind)
+    return checked(replace(plan, solver=told), problem)
 
 
 SOLVERS: Mapping[str, Callable[[Space, float, Made], Found]] = {

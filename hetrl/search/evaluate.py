@@ -76,24 +76,34 @@ class Evaluator:
             self._met = children
 
     def parts(self, x: Vector) -> tuple[float, Parts]:
-        """Return the seconds of an iteration (infinite: not feasible) and what the tasks cost and need.
+        """Return the value of the objective (infinite: not feasible) and what the tasks cost and need.
 
-        The parts are those of the last vector that was asked about: copy what is to stay.
+        The value is the seconds of an iteration where the objective is throughput (`hetrl.search.objective`). The parts
+        are those of the last vector that was asked about: copy what is to stay.
         """
-        seconds = self.graded(x)
-        return (seconds if seconds < INFEASIBLE else np.inf), self.bench.parts
+        found = self.graded(x)
+        return (found if found < INFEASIBLE else np.inf), self.bench.parts
 
     def graded(self, x: Vector) -> float:
-        """Return the seconds of an iteration, or `INFEASIBLE` and more, the farther from feasible the more."""
+        """Return the value of the objective, or `INFEASIBLE` and more, the farther from feasible the more."""
+        found = self._result(x)[0]
+        self._make_room(1)
+        self._evaluations += is_new(np.uint64(hash_of(x, self.bench.pointers[0])), self._seen)
+        return found
+
+    def iteration_seconds(self, x: Vector) -> float:
+        """Return the seconds of an iteration, whatever the objective; infinite where the vector does not fit."""
+        return self._result(x)[1]
+
+    def _result(self, x: Vector) -> tuple[float, float]:
         stale = np.ones(self.tables.tasks, np.bool_)
         while (row := value(x, stale, *self.bench.pointers)) != VALUED:
             self.rows.fill(self.tables.serving, row)
-        self._make_room(1)
-        self._evaluations += is_new(np.uint64(hash_of(x, self.bench.pointers[0])), self._seen)
-        return float(self.bench.room.result[0])
+        found, seconds = self.bench.room.result.tolist()
+        return found, seconds
 
-    def seconds(self, batch: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
-        """Return the seconds of an iteration for each vector (row) of a batch; infinite where it is not feasible."""
+    def values(self, batch: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
+        """Return the value of the objective for each vector (row) of a batch; infinite where it is not feasible."""
         return np.array([self.parts(x)[0] for x in np.atleast_2d(batch)])
 
     def repair(self, x: Vector) -> None:
@@ -112,6 +122,6 @@ class Evaluator:
         return encoding_bounds(self.tables)
 
     def assemble(self, x: Vector, made: Made) -> Plan:
-        """Return the plan of a feasible vector, with its prediction, which is that of the vector."""
-        self.parts(x)
+        """Return the plan of a vector that fits, with its prediction, which is that of the vector."""
+        self._result(x)
         return plan_of(self.space.problem, decode(x, self.space, self.bench), made)

@@ -33,7 +33,7 @@ class Population(NamedTuple):
     """Candidates of one grouping."""
 
     x: npt.NDArray[np.int32]  # [candidate, gene]
-    seconds: npt.NDArray[np.float64]  # [candidate]
+    value: npt.NDArray[np.float64]  # [candidate] of the objective
     floats: npt.NDArray[np.float64]  # [candidate, ..] their parts
     ints: npt.NDArray[np.int64]
     child: npt.NDArray[np.int32]  # [gene] the candidate that waits for a row
@@ -55,7 +55,7 @@ def new_population(tables: Tables, parts: Parts, group: Sequence[int], candidate
     size = size_of(tables)
     found = Population(
         x=np.zeros((candidates, size), np.int32),
-        seconds=np.full(candidates, np.inf),
+        value=np.full(candidates, np.inf),
         floats=np.zeros((candidates, parts.floats.size)),
         ints=np.zeros((candidates, parts.ints.size), np.int64),
         child=np.zeros(size, np.int32),
@@ -146,7 +146,7 @@ def _next_child(population: Population, limit: int, state: State, tables: Tables
         population.stale[:] = True
         return is_new(hash_of(child, tables), seen)
     a, b = below(state, limit), below(state, limit)
-    parent = a if population.seconds[a] <= population.seconds[b] else b
+    parent = a if population.value[a] <= population.value[b] else b
     child[:] = x[parent]
     population.stale[:] = False
     mutate(child, population.stale, state, tables)
@@ -158,16 +158,16 @@ def _next_child(population: Population, limit: int, state: State, tables: Tables
 
 
 @njit
-def _admit(population: Population, limit: int, seconds: float, parts: Parts) -> None:
+def _admit(population: Population, limit: int, found: float, parts: Parts) -> None:
     """Add the child while there is room; then let it replace the worst if it is no worse."""
     if population.counters[0] < limit:
         place = population.counters[0]
         population.counters[0] += 1
     else:
-        place = np.argmax(population.seconds[:limit])
-        if seconds > population.seconds[place] or (np.isinf(seconds) and np.isinf(population.seconds[place])):
+        place = np.argmax(population.value[:limit])
+        if found > population.value[place] or (np.isinf(found) and np.isinf(population.value[place])):
             return
     population.x[place] = population.child
-    population.seconds[place] = seconds
+    population.value[place] = found
     population.floats[place] = parts.floats
     population.ints[place] = parts.ints

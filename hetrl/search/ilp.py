@@ -13,7 +13,6 @@ integer program; docs/ilp.md has the space and what its constants leave out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +27,7 @@ from hetrl.search.ilp_model import Solution, composed_seconds, solve_program
 from hetrl.search.ilp_options import Menu, UnfinishedError, read_menu
 from hetrl.search.infeasible import explain_infeasible
 from hetrl.search.sha_ea import Limits, search
-from hetrl.search.space import Space, linked
+from hetrl.search.space import Space, linked_sets
 
 START_SHARE = 0.2  # of the time, for sha-ea
 EXACT = 1e-4  # relative difference up to which a value is the bound
@@ -58,7 +57,7 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     """
     deadline, compared, bound = time.monotonic() + budget_seconds, 0, np.inf
     best: tuple[float, Vector, Evaluator] | None = None
-    sets = [*linked_sets(space)]
+    sets = [*linked_sets(space.problem.topology)]
     for index, sites in enumerate(sets):
         try:
             evaluator = Evaluator(replace(space, sites=sites), narrow=True)
@@ -82,22 +81,6 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     status = "optimal" if seconds <= bound * (1 + EXACT) else "feasible"
     solver = replace(answer.solver, status=status, bound_seconds=float(bound) if bound > 0 else None)
     return replace(answer, solver=solver), compared
-
-
-def linked_sets(space: Space) -> Iterator[frozenset[str]]:
-    """Yield the largest sets of sites that are all linked with each other (Bron and Kerbosch, CACM 16, 1973)."""
-    topology = space.problem.topology
-    names = [site.name for site in topology.sites]
-    near = {name: {other for other in names if other != name and linked(topology, name, other)} for name in names}
-
-    def grow(chosen: set[str], left: set[str], done: set[str]) -> Iterator[frozenset[str]]:
-        if not left and not done:
-            yield frozenset(chosen)
-        for name in sorted(left):
-            yield from grow(chosen | {name}, left & near[name], done & near[name])
-            left, done = left - {name}, done | {name}
-
-    yield from grow(set(), set(names), set())
 
 
 def best_in_space(evaluator: Evaluator, start: Vector, limit: float, deadline: float) -> Outcome:

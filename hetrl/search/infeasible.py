@@ -10,7 +10,9 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import training_state_bytes
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
-from hetrl.search.space import Space
+from hetrl.plan import Plan
+from hetrl.search.objective import bounds
+from hetrl.search.space import Problem, Space
 from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
 
 
@@ -91,3 +93,21 @@ def explain_infeasible(space: Space, budget_seconds: float) -> InfeasibleError:
         f"before activations, all tasks together {resident:.0f} GB; add {missing} x {best}, shorten the sequences "
         f"(activations of {trainer}), raise planner.budget_seconds, or link the sites that have no link"
     )
+
+
+def explain_broken_bounds(nearest: Plan, problem: Problem) -> InfeasibleError:
+    """Return the error of a search in which every plan breaks a bound of the objective; `nearest` does so least."""
+    broken = [bound for bound in bounds(nearest, problem.topology, problem.objective) if bound.excess > 0]
+    broken.sort(key=lambda bound: -bound.excess)
+    needs = " and ".join(f"{_enough(one.found):g} {one.unit} of {one.limit:g} ({one.key})" for one in broken)
+    raised = " and ".join(f"{one.key} to {_enough(one.found):g}" for one in broken)
+    return InfeasibleError(
+        f"no plan found keeps {broken[0].key}: the nearest one needs {needs}; raise {raised}, add GPUs, or search "
+        "longer (planner.budget_seconds)"
+    )
+
+
+def _enough(value: float) -> float:
+    """Return a number with three significant digits that is no less."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.ceil(value / step) * step

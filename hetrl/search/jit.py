@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-from numba.core import config
+from numba.core import config, types
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,8 +23,12 @@ def njit(function: Function) -> Function:
 
     Numba's own cache looks only at the file that a function stands in, and serves a stale caller where a function that
     it calls in another file has changed. So the cache is one directory per state of all the sources that use it.
+
+    A literal argument (`below(state, 8)`) is taken for its type: numba would compile the function for each of them.
     """
     dispatcher = numba.njit(error_model="numpy")(function)  # division by zero is infinite: half the code of raising
+    specialise = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda args, kws: specialise(tuple(map(types.unliteral, args)), kws)
     before, config.CACHE_DIR = config.CACHE_DIR, _directory()
     try:
         dispatcher.enable_caching()

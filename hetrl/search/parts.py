@@ -30,7 +30,7 @@ class Parts(NamedTuple):
     resident_gb: Floats  # [t, c] of the fullest device
     peak_gb: Floats  # [t, c] of the fullest device while the task runs
     host_gb: Floats  # [t, c] per device
-    runs: Ints  # [t, c] serving: replicas with samples; trainings: replicas with stages there
+    runs: Ints  # [t, c] units in use: serving: replicas with samples; trainings: stages of replicas there
     links: Ints  # [t] how many directions a training uses
     direction: Ints  # [t, d] from site x sites + to site
     direction_bytes: Floats  # [t, d] of an iteration

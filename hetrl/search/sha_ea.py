@@ -29,9 +29,10 @@ from hetrl.search.chance import State, seeded
 from hetrl.search.encoding import Vector
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.evolve import Population, new_population
-from hetrl.search.infeasible import explain_infeasible
-from hetrl.search.space import Grouping, Space, set_partitions, stars
-from hetrl.search.value import INFEASIBLE
+from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
+from hetrl.search.objective import plan_value
+from hetrl.search.space import Grouping, Problem, Space, linked_sets, set_partitions, stars
+from hetrl.search.value import INFEASIBLE, UNFIT
 
 START = 16
 POPULATIONS = 4
@@ -42,7 +43,7 @@ AT_ONCE = 2000  # children between two looks at the clock
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is: seconds of the best plan so far (infinite: none yet), plans valued, arms alive."""
+    """How far a search is: seconds of an iteration of the best plan (infinite: none yet), plans valued, arms alive."""
 
     seconds: float
     evaluations: int
@@ -65,10 +66,23 @@ class Limits:
 
 @dataclass
 class Best:
-    """The best candidate met so far."""
+    """The best candidate met so far: `value` of the objective, seconds of an iteration (infinite: not feasible).
 
+    While nothing is feasible it is the one nearest to the objective's bounds (a `value` from `INFEASIBLE` on).
+    """
+
+    value: float = np.inf
     seconds: float = np.inf
     x: Vector = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def offer(self, value: float, x: Vector, evaluator: Evaluator) -> None:
+        """Take a candidate that is better, unless it does not fit."""
+        if value < min(self.value, UNFIT):
+            self.value, self.x = value, x.copy()
+            self.seconds = evaluator.iteration_seconds(x) if value < INFEASIBLE else np.inf
+
+
+Search = Callable[[Evaluator, Limits, int, Callable[[Progress], None] | None], Best]
 
 
 class Arm:
@@ -80,13 +94,13 @@ class Arm:
         self.populations = [new_population(tables, parts, group, CANDIDATES) for _ in range(populations)]
 
     @property
-    def seconds(self) -> float:
+    def value(self) -> float:
         """Return the objective of the arm's best candidate."""
-        return min(float(population.seconds.min()) for population, _ in self.populations)
+        return min(float(population.value.min()) for population, _ in self.populations)
 
     def halve(self) -> None:
         """Keep the better half of the populations."""
-        self.populations.sort(key=lambda pair: float(pair[0].seconds.min()))
+        self.populations.sort(key=lambda pair: float(pair[0].value.min()))
         del self.populations[max((len(self.populations) + 1) // 2, 1) :]
 
 
@@ -112,32 +126,43 @@ def plan(
     made: Made,
     evaluations: int | None = None,
     report: Callable[[Progress], None] | None = None,
+    method: Search | None = None,
+    narrow: bool = False,
 ) -> tuple[Plan, int]:
-    """Return the best plan found and how many were valued.
+    """Return the best plan found by a method (`search` without one) and how many were valued.
 
     Each set of sites that one site can lead is searched by itself (one set, where all sites are linked). Raises
-    InfeasibleError where nothing was found. The time of the search begins when all is compiled.
+    InfeasibleError where nothing was found. The time of the search begins when all is compiled. `narrow` keeps to the
+    plan space of the integer program (docs/ilp.md), where all used sites are linked with each other.
     """
     compared, best, winner = 0, Best(), None
-    sets = [some for some in stars(space.problem.topology) if _has_all_engines(replace(space, sites=some))]
+    joined = linked_sets if narrow else stars
+    sets = [some for some in joined(space.problem.topology) if _has_all_engines(replace(space, sites=some))]
     deadline = time.monotonic() + budget_seconds
     for index, sites in enumerate(sets):
-        evaluator = Evaluator(replace(space, sites=sites))
+        evaluator = Evaluator(replace(space, sites=sites), narrow)
         if index == 0:
             evaluator.warm_up()
             deadline = time.monotonic() + budget_seconds
         now, parts = time.monotonic(), len(sets) - index
         bound = None if evaluations is None else (evaluations - compared) // parts
-        found = search(evaluator, Limits(now + (deadline - now) / parts, bound), made.seed, report)
+        found = (method or search)(evaluator, Limits(now + (deadline - now) / parts, bound), made.seed, report)
         compared += evaluator.evaluations
-        if found.seconds < best.seconds:
+        if found.value < best.value:
             best, winner = found, evaluator
     if winner is None:
         raise explain_infeasible(space, budget_seconds)
     whole = winner.assemble(best.x, made)
+    if best.value >= INFEASIBLE:
+        raise explain_broken_bounds(whole, space.problem)
+    return (whole if narrow else _parted(whole, space.problem, made)), compared
+
+
+def _parted(whole: Plan, problem: Problem, made: Made) -> Plan:
+    """Return the plan, with groups split where that is better: tasks that share no device need not take turns."""
     groups = [{name: whole.tasks[name] for name in group.tasks} for group in whole.groups]
-    parted = finish(space.problem, groups, made)  # tasks that share no device need not wait for each other
-    return min(whole, parted, key=lambda one: one.predicted.iteration_seconds), compared
+    parted = finish(problem, groups, made)
+    return min(whole, parted, key=lambda one: plan_value(one, problem.topology, problem.objective))
 
 
 def _has_all_engines(space: Space) -> bool:
@@ -148,15 +173,15 @@ def _has_all_engines(space: Space) -> bool:
 def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:
     """Return the best candidate found; its seconds are infinite where nothing is feasible.
 
-    An interrupt (Ctrl-C) ends the search early; it is passed on where nothing was found yet.
+    An interrupt (Ctrl-C) ends the search early; it is passed on where no feasible plan was found yet.
     """
     state, best, improved = seeded(seed), Best(), 0
     try:
         for restart in count():
-            before = best.seconds
+            before = best.value
             if not _halve(evaluator, limits, START << restart, state, best, report):
                 break
-            improved = restart if best.seconds < before else improved
+            improved = restart if best.value < before else improved
             if restart - improved >= PATIENCE:
                 break
     except KeyboardInterrupt:
@@ -180,14 +205,14 @@ def _halve(
         for arm in arms:
             for population in arm.populations:
                 if not _evolve(evaluator, population, budget, limits, state):
-                    _note(arms, best)
+                    _note(arms, best, evaluator)
                     return False
-        _note(arms, best)
+        _note(arms, best, evaluator)
         if report is not None:
             report(Progress(best.seconds, evaluator.evaluations, len(arms)))
         if len(arms) == 1:
             return True
-        arms = sorted(arms, key=lambda arm: arm.seconds)[: (len(arms) + 1) // 2]
+        arms = sorted(arms, key=lambda arm: arm.value)[: (len(arms) + 1) // 2]
         for arm in arms:
             arm.halve()
         budget *= 2
@@ -206,11 +231,10 @@ def _evolve(
     return True
 
 
-def _note(arms: list[Arm], best: Best) -> None:
+def _note(arms: list[Arm], best: Best, evaluator: Evaluator) -> None:
     for population, _ in _all_populations(arms):
-        place = int(population.seconds.argmin())
-        if population.seconds[place] < min(best.seconds, INFEASIBLE):
-            best.seconds, best.x = float(population.seconds[place]), population.x[place].copy()
+        place = int(population.value.argmin())
+        best.offer(float(population.value[place]), population.x[place], evaluator)
 
 
 def _all_populations(arms: list[Arm]) -> Iterator[tuple[Population, Population]]:

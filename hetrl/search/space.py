@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetrl.hardware import Device, DeviceClass, Topology
+from hetrl.search.objective import FASTEST, Objective
 from hetrl.workload import ENGINE_OF_TASK, Workload
 
 Allotment = tuple[int, ...]
@@ -20,10 +21,11 @@ Grouping = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Problem:
-    """What to plan: a job and the sites that may run it."""
+    """What to plan: a job, the sites that may run it, and what the plan is chosen for."""
 
     topology: Topology
     workload: Workload
+    objective: Objective = FASTEST
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,21 @@ def clique(topology: Topology) -> frozenset[str]:
         if all(linked(topology, site.name, other) for other in chosen):
             chosen.append(site.name)
     return frozenset(chosen)
+
+
+def linked_sets(topology: Topology) -> Iterator[frozenset[str]]:
+    """Yield the largest sets of sites that are all linked with each other (Bron and Kerbosch, CACM 16, 1973)."""
+    names = [site.name for site in topology.sites]
+    near = {name: {other for other in names if other != name and linked(topology, name, other)} for name in names}
+
+    def grow(chosen: set[str], left: set[str], done: set[str]) -> Iterator[frozenset[str]]:
+        if not left and not done:
+            yield frozenset(chosen)
+        for name in sorted(left):
+            yield from grow(chosen | {name}, left & near[name], done & near[name])
+            left, done = left - {name}, done | {name}
+
+    yield from grow(set(), set(names), set())
 
 
 def set_partitions(items: Sequence[str]) -> Iterator[Grouping]:

@@ -129,11 +129,11 @@ def _generates_too(i: int, nodes: int, group: Any, devices: Any, tables: Tables,
     size = tables.per_node[kind]
     if node < devices[trainer, kind] // size or nodes <= devices[generator, kind] // size:
         return False  # one of them is a whole node
-    return _remainder_node(trainer, kind, devices, size) == _remainder_node(generator, kind, devices, size)
+    return remainder_node(trainer, kind, devices, size) == remainder_node(generator, kind, devices, size)
 
 
 @njit
-def _remainder_node(wanted: int, kind: int, devices: Any, size: int) -> int:
+def remainder_node(wanted: int, kind: int, devices: Any, size: int) -> int:
     """Return which of the shared nodes of a class holds a group's remainder; they are dealt as `Space.pack` does."""
     groups = devices.shape[0]
     rooms, done = np.zeros(groups, np.int64), np.zeros(groups, np.bool_)

@@ -23,6 +23,7 @@ from hetrl.hardware import Node, Path, Topology, gpu_type
 from hetrl.search.jit import njit
 from hetrl.search.record import record_of
 from hetrl.search.space import Space, linked
+from hetrl.search.tables_objective import ObjectiveTables, objective_record, objective_tables
 from hetrl.search.tables_serving import Rows, ServingTables, serving_record, serving_tables
 from hetrl.search.tables_training import MAX_STAGES, TrainingTables, training_record, training_tables
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
@@ -80,6 +81,7 @@ class Tables(NamedTuple):
     samples_per_prompt: int
     staleness: int
     narrow: bool  # whether vectors stay inside the plan space of `hetrl.search.ilp_space`
+    objective: ObjectiveTables
     network: NetworkTables
     training: TrainingTables
     serving: ServingTables
@@ -124,6 +126,7 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
         samples_per_prompt=workload.samples_per_prompt,
         staleness=workload.staleness,
         narrow=narrow,
+        objective=objective_tables(space),
         network=_network(space, nodes),
         training=training_tables(space),
         serving=serving,
@@ -134,6 +137,7 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
 def compiled(tables: Tables) -> Any:
     """Return the tables as one record for compiled code; it shares the arrays."""
     inner: dict[str, Any] = {
+        "objective": objective_record(tables.objective),
         "network": network_record(tables.network),
         "training": training_record(tables.training),
         "serving": serving_record(tables.serving),

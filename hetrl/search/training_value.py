@@ -64,7 +64,7 @@ def training_seconds(
     shards = replicas if choice[SHARDING] else 1
     update = 0.0
     for i in range(choice[PIPELINE]):
-        parameters = stage_parameters(task, i, choice, tables, columns.layers[i])
+        parameters = stage_parameters(task, i, choice, tables, float(columns.layers[i]))
         for q in range(found):
             constant, per_parameter = numbers.update[columns.kind[q, i]]
             update = max(update, constant + per_parameter * parameters / shards)
@@ -121,15 +121,15 @@ def _hold_memory(task: int, found: int, choice: Any, tables: Tables, columns: Co
     replicas = columns.replicas[:found].sum()
     shards = replicas if choice[SHARDING] else 1
     for i in range(choice[PIPELINE]):
-        state, active = _held_bytes(task, i, replicas, choice, tables, columns.layers[i])
+        state, active = _held_bytes(task, i, replicas, choice, tables, float(columns.layers[i]))
         peak, resident, host = (state + active) / 1e9, state / 1e9, 0.0
         if choice[IDLE] == OFFLOAD:  # gradients are dropped
-            parameters = stage_parameters(task, i, choice, tables, columns.layers[i])
+            parameters = stage_parameters(task, i, choice, tables, float(columns.layers[i]))
             resident, host = 0.0, parameters * (numbers.weight_bytes + numbers.state_bytes[1] / shards) / 1e9
         for q in range(found):
             kind = columns.kind[q, i]
             hold(task, kind, resident, peak, host, parts)
-            parts.runs[task, kind] = 1
+            parts.runs[task, kind] += columns.replicas[q]
             switch = 2 * host * 1e9 * tables.host_byte[kind]
             parts.switch_seconds[task] = max(parts.switch_seconds[task], switch)
 
@@ -147,20 +147,20 @@ def _unit(replicas: int, choice: Any, tables: Tables) -> int:
 def _share(task: int, found: int, choice: Any, tables: Tables, columns: Columns) -> None:
     """Share the samples out by the time of a full micro-batch on each column, alone on its links."""
     numbers = tables.training
-    micro_batch = numbers.micro_batches[choice[MICRO_BATCH]]
+    micro_batch, stages = numbers.micro_batches[choice[MICRO_BATCH]], choice[PIPELINE]
     unit = _unit(columns.replicas[:found].sum(), choice, tables)
     variation = numbers.variation / math.sqrt(micro_batch)
     for q in range(found):
         _set_stages(task, q, micro_batch * numbers.mean_tokens, choice, tables, columns)
-        for i in range(choice[PIPELINE] - 1):
+        for i in range(stages - 1):
             flows = float(_flows(q, i, found, choice, tables, columns))
             columns.hop[i] = _hop_seconds(
                 task, q, i, 0, micro_batch * numbers.mean_tokens, flows, choice, tables, columns
             )
-        one = _pipeline_seconds(choice[PIPELINE], choice[PIPELINE], variation, tables, columns)
-        two = _pipeline_seconds(choice[PIPELINE], choice[PIPELINE] + 1, variation, tables, columns)
+        one = _pipeline_seconds(stages, stages, variation, tables, columns)
+        two = _pipeline_seconds(stages, stages + 1, variation, tables, columns)
         columns.slope[q] = (two - one) * unit / (micro_batch * numbers.minibatches)
-        columns.start[q] = one - choice[PIPELINE] * (two - one)
+        columns.start[q] = one - stages * (two - one)
     share_samples(found, numbers.samples // unit, unit, columns)
 
 
@@ -316,7 +316,7 @@ def _first_replica(task: int, choice: Any, tables: Tables, columns: Columns, par
         kind = columns.kind[0, i]
         parts.stage_kind[i] = kind
         parts.stage_node[i] = columns.offset[0, i] // (tables.per_node[kind] >> choice[TENSOR])
-        share = stage_parameters(task, i, choice, tables, columns.layers[i]) * tables.training.weight_bytes
+        share = stage_parameters(task, i, choice, tables, float(columns.layers[i])) * tables.training.weight_bytes
         if i > 0 and i == choice[PIPELINE] - 1:  # the copy of a tied embedding is not sent
             share -= tables.training.tied_bytes / (1 << choice[TENSOR])
         parts.version[0] += share * (1 << choice[TENSOR])

@@ -1,9 +1,10 @@
-"""The objective of a complete plan: its tasks' parts put together, with memory and links checked.
+"""The value of a complete plan: its tasks' parts put together, with memory, links and the objective's bounds checked.
 
     parts of every task that is to be valued anew       `training_value`, `serving_value`
     memory of each class, links between used sites      `_excess`, `_joined`
     trainings that share directions are slowed          `_slow_down`
     weight synchronisation and the iteration            `hetrl.cost.weight_sync`, `hetrl.cost.iteration`
+    what the plan is chosen for                         `objective_value`
 
 Memory is bounded by class: a device of a class counts as holding the fullest stage that each task of its group has on
 the class. So what fits here fits on every device; a plan whose tasks keep clear of each other inside a class may fit
@@ -20,6 +21,7 @@ import numpy as np
 from hetrl.search.columns import Columns, columns_record, make_columns
 from hetrl.search.encoding import Vector, views
 from hetrl.search.jit import njit
+from hetrl.search.objective_value import objective_value
 from hetrl.search.parts import Parts, make_parts, parts_record, uses
 from hetrl.search.record import record_of
 from hetrl.search.serving_value import Shares, make_shares, shares_record, value_serving
@@ -29,7 +31,8 @@ from hetrl.search.tables_serving import BUSY, LAST, PROMPT, REFILL, WHOLE
 from hetrl.search.training_value import training_seconds, value_training
 
 VALUED = -1  # what `value` returns where it needs no row
-INFEASIBLE = 1e12  # seconds from which a plan is not feasible
+INFEASIBLE = 1e12  # values from here on are of plans that break a bound of the objective,
+UNFIT = 2 * INFEASIBLE  # from here on of plans that their devices or links do not carry
 NOT_CARRIED = 100.0  # excess of a task that its devices do not carry at all
 
 
@@ -39,7 +42,7 @@ class Room(NamedTuple):
     columns: Columns
     shares: Shares
     seconds: Any  # [t] of the tasks, slowed by sharing
-    result: Any  # [1] the objective
+    result: Any  # [2] the plan's value, and the seconds of an iteration
 
 
 _Room = record_of(Room)
@@ -60,7 +63,7 @@ class Bench:
     def __init__(self, tables: Tables) -> None:
         """Make room for the plans of a problem."""
         self.tables = tables
-        self.room = Room(make_columns(tables), make_shares(tables), np.zeros(tables.tasks), np.zeros(1))
+        self.room = Room(make_columns(tables), make_shares(tables), np.zeros(tables.tasks), np.zeros(2))
         self.parts = make_parts(tables)
         inner: dict[str, Any] = {
             "columns": columns_record(self.room.columns),
@@ -84,9 +87,10 @@ def value_task(task: int, x: Vector, tables: Tables, room: Room, parts: Parts) -
 
 @njit
 def value(x: Vector, stale: Any, tables: Tables, room: Room, parts: Parts) -> int:
-    """Set `room.result[0]` to the seconds of an iteration and return `VALUED`.
+    """Set `room.result` to what the objective wants least and the seconds of an iteration; return `VALUED`.
 
-    A plan that is not feasible has `INFEASIBLE` seconds and more, the farther from feasible the more.
+    A plan that breaks a bound has the value `INFEASIBLE` and more, one that does not fit `UNFIT` and more (and infinite
+    seconds): the farther from feasible the more.
 
     `stale` flags the tasks whose parts do not belong to the vector yet. Where a row of `ServingTables.seconds` is
     missing its index is returned instead: fill it and call again.
@@ -104,11 +108,14 @@ def value(x: Vector, stale: Any, tables: Tables, room: Room, parts: Parts) -> in
         missing += 0.0 if np.isfinite(parts.seconds[task]) else NOT_CARRIED
     if missing == 0.0 and not _joined(tables, parts):
         missing = NOT_CARRIED
-    room.result[0] = INFEASIBLE * (1 + missing)
+    room.result[0], room.result[1] = UNFIT * (1 + missing), np.inf
     if missing == 0.0:
         room.seconds[:] = parts.seconds
         _slow_down(group, devices, classes, choice, tables, room, parts)
-        room.result[0] = _iteration(group, devices, classes, tables, room, parts)
+        seconds = _iteration(group, devices, classes, tables, room, parts)
+        found, excess = objective_value(seconds, x, tables, parts)
+        room.result[0] = found if excess == 0.0 else INFEASIBLE * (1 + excess / (1 + excess))
+        room.result[1] = seconds
     return VALUED
 
 

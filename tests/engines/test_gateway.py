@@ -434,4 +434,4 @@ def test_each_link_has_the_streams_that_its_way_says(tmp_path: Path) -> None:
     raw = {"run": "run", "site": "alpha", "bind": free_endpoint(), "hold_seconds": 1, "links": links}
     (tmp_path / "gateway.json").write_text(json.dumps({**raw, "keys": str(tmp_path / "alpha.key")}))
     gateway, _ = read_gateway(tmp_path / "gateway.json")
-    assert {peer: link._streams for peer, link in gateway._links.items()} == {"beta": 1, "gamma": 6}
+    assert {peer: link._count for peer, link in gateway._links.items()} == {"beta": 1, "gamma": 6}

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from hetrl.errors import HetrlError
-from hetrl.measure.measured import read_measured
+from hetrl.measure.files import read_file
 from hetrl.measure.profile_fit import layer_work
 from hetrl.runtime.profile_engines import DECODED_SEQUENCES, DECODED_TOKENS, decoding, training_steps
 from hetrl.runtime.profile_kernels import all_reduces
@@ -70,7 +70,7 @@ def test_quick_measures_this_processor(tmp_path: Path, capfd: pytest.CaptureFixt
     options = ["--quick", "--gpu", "cpu", "--architecture", "tiny-qwen3", "--out", str(tmp_path / "here.json")]
     assert main(["profile", "--json", *options]) == 0
     assert json.loads(capfd.readouterr().out) == json.loads((tmp_path / "here.json").read_text())
-    found = read_measured(tmp_path / "here.json")
+    found = read_file(tmp_path / "here.json")
     assert {one.kind for one in found.measurements} == {
         *("matmul", "copy", "all-reduce"),
         *("prefill layer", "decode layer", "training layer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import signal
 import subprocess
@@ -17,8 +18,9 @@ import pytest
 import zmq
 
 from hetrl.errors import HetrlError
-from hetrl.runtime import channel, exchange, link, wire
+from hetrl.runtime import channel, exchange, link, stream, wire
 from hetrl.runtime.keys import make_run_keys, write_keys
+from hetrl.runtime.link import STREAMS
 from hetrl.runtime.member import Envelope, Member
 from hetrl.runtime.sockets import Port
 from tests.engines.transport_runs import (
@@ -84,7 +86,7 @@ class _Faults:
         self._send = Port.send
         self._held: dict[Port, list[Sequence[Any]]] = {}
         self._links: set[int] = set()
-        monkeypatch.setattr(link, "Port", self._port)
+        monkeypatch.setattr(stream, "Port", self._port)
         monkeypatch.setattr(Port, "send", lambda port, frames: self._faulty(port, frames))
 
     def _port(self, *arguments: Any, **keywords: Any) -> Port:
@@ -205,6 +207,54 @@ def test_who_waits_for_a_member_that_was_declared_dead_is_told() -> None:
     asyncio.run(scenario())
 
 
+# ---- connections that lead nowhere
+
+
+@asynccontextmanager
+async def _without_peer() -> AsyncIterator[tuple[Run, Cable]]:
+    """Alpha, and a way to beta that takes connections and ends them, since no gateway is there."""
+    async with AsyncExitStack() as stack:
+        cable = await stack.enter_async_context(Cable().carrying())
+        run = await stack.enter_async_context(running("alpha", ways={("alpha", "beta"): cable.endpoint}))
+        cable.target = run.endpoints["beta"]
+        yield run, cable
+
+
+def test_a_way_without_a_gateway_at_its_end_is_tried_on_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(stream, "LONGEST_PAUSE_SECONDS", 0.02)
+    said = "connections end before the other gateway answers"
+
+    async def scenario() -> None:
+        async with _without_peer() as (run, cable), members(run, CONTROLLER, BETA) as (controller, rollout):
+            await controller.send(BETA, wire.Finish())
+            await until(lambda: cable.accepted > 30)
+            run.start("beta")
+            assert (await rollout.receive(20)).message == wire.Finish()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    told = [record.getMessage() for record in caplog.records if said in record.getMessage()]
+    assert sorted(told) == sorted(set(told))
+    assert {message.split(":")[0] for message in told} == {
+        f"alpha -> beta stream {number}" for number in range(1 + STREAMS)
+    }
+
+
+def test_a_way_without_a_gateway_at_its_end_is_left_in_peace_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "FIRST_PAUSE_SECONDS", 3600.0)
+
+    async def scenario() -> None:
+        async with _without_peer() as (_, cable):
+            await until(lambda: cable.accepted == 1 + STREAMS)
+            await asyncio.sleep(1.0)  # ZeroMQ would try again within 0.2 s
+            assert cable.accepted == 1 + STREAMS
+
+    asyncio.run(scenario())
+
+
 # ---- links that are cut
 
 
@@ -292,6 +342,34 @@ def test_a_lane_holds_no_more_than_its_bound_and_what_it_drops_is_sent_again() -
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("_hasty")
+def test_queues_hold_no_more_than_the_windows_of_their_senders(monkeypatch: pytest.MonkeyPatch) -> None:
+    window, count = 48_000_000, 72  # the kernel holds some 40 MB of a silent link itself
+    monkeypatch.setattr(exchange, "WINDOW_BYTES", window)
+    most = 2 * window * 1.01 + 100_000  # of weights and of data, with headers, and control messages
+
+    async def scenario() -> None:
+        async with (
+            _cabled() as (run, cable),
+            members(run, CONTROLLER, TRAINER, BETA, BETA_1) as (controller, trainer, *rollouts),
+        ):
+            cable.cut()
+            pairs = ((controller, BETA), (trainer, BETA_1))
+            sending = [asyncio.create_task(_stream(source, to, count, 1_000_000)) for source, to in pairs]
+            await until(lambda: run.gateways["alpha"].stats().links["beta"].peak_queued_bytes > window)
+            cable.mend()
+
+            async def slowly(number: int) -> None:
+                await asyncio.sleep(0.01)
+
+            await asyncio.gather(*sending, *(_take(rollout, count, slowly) for rollout in rollouts))
+            assert window < (await stats(controller, "alpha")).links["beta"].peak_queued_bytes <= 2 * most
+            at_members = (await stats(controller, "beta")).peak_queued_bytes
+            assert max(at_members.values(), default=0) <= most
+
+    asyncio.run(scenario())
+
+
 def test_what_is_urgent_overtakes_weights_on_a_slow_link() -> None:
     count = 24
 
@@ -311,7 +389,6 @@ def test_a_full_lane_refuses_control_messages_with_an_error(to: str) -> None:
     async def scenario() -> None:
         async with running("alpha", lane_bytes=100_000) as run, members(run, CONTROLLER) as (controller,):
             failed = wire.Failed(cause="x" * 30_000)
-            # ZeroMQ itself holds some in front of a link.
             asking = [asyncio.create_task(controller.request(to, failed, **_STEP)) for _ in range(30)]
             for task in asking:
                 with pytest.raises(HetrlError, match=r"\d+ bytes of control messages wait"):

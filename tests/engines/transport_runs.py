@@ -137,6 +137,7 @@ class Cable:
         self._bytes_per_second, self._turn = bytes_per_second, asyncio.Lock()
         self.endpoint = free_endpoint()
         self.target = ""
+        self.accepted = 0
         self._whole = asyncio.Event()
         self._whole.set()
         self._writers: list[asyncio.StreamWriter] = []
@@ -155,6 +156,7 @@ class Cable:
         self._writers.clear()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
         await self._whole.wait()
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port_of(self.target))
         self._writers += [writer, far_writer]

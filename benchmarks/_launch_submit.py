@@ -1,0 +1,40 @@
+"""Submit the experiment of the working directory and leave: prints what crossed to which site, and when.
+
+Runs on the login node where the launcher is; the jobs go on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from hetrl.config import read_problem
+from launch.shell import Shell
+from launch.slurm import submit_slurm
+from tests.launch_cases import quick_plan
+
+
+def main() -> None:
+    """Submit, and print the round trips as JSON."""
+    trips: list[dict[str, object]] = []
+    spawn = Shell._spawn
+
+    def timed(shell: Shell, words: Sequence[str], argv: Sequence[str], seconds: float, stdin: str | None) -> object:
+        start = time.time()
+        try:
+            return spawn(shell, words, argv, seconds, stdin)
+        finally:
+            trips.append({"site": shell.site, "program": argv[0], "start": start, "end": time.time()})
+
+    Shell._spawn = timed  # type: ignore[method-assign, assignment]
+    config = Path("config.yaml")
+    code = submit_slurm(read_problem(config), quick_plan(), config, Console(stderr=True), yes=True, detach=True)
+    print(json.dumps({"code": code, "trips": trips}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What `hetrl probe` prints: each direction of each link beside what is written of it, and what was not measured."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hetrl.measure.links import MeasuredLinks, Probed, percentile
+from hetrl.report.tables import add_row, new_table
+from hetrl.report.text import figure
+from hetrl.sites import ScenarioFile
+
+PERCENTS = (50, 95, 99)
+ROUND_TRIPS, GBPS = "ms, p50/95/99", "Gbps by streams"
+
+
+def tables(measured: MeasuredLinks, scenario: ScenarioFile) -> RenderableType:
+    """Return the links, the nodes inside sites, and a line for each thing that was not measured."""
+    parts: list[RenderableType] = []
+    if measured.links:
+        written = {frozenset(link.between): f"{figure(link.gbps)} Gbps" for link in scenario.links}
+        table = new_table("Links", "from, to", "by", ROUND_TRIPS, GBPS, "written")
+        for one in measured.links:
+            ends = (f"{one.source}, {one.target}", one.way, _round_trips(one), _gbps(one))
+            add_row(table, *ends, written.get(frozenset((one.source, one.target)), "nothing"))
+        parts.append(table)
+    if measured.nodes:
+        table = new_table("Between two nodes of a site", "site", "by", ROUND_TRIPS, GBPS)
+        for one in measured.nodes:
+            add_row(table, one.source, one.way, _round_trips(one), _gbps(one))
+        parts.append(table)
+    parts += [Text(f"not measured: {one.what}: {one.why}") for one in measured.skipped]
+    return Group(*parts)
+
+
+def _round_trips(one: Probed) -> str:
+    return " / ".join(figure(percentile(one.round_trip_ms, percent)) for percent in PERCENTS)
+
+
+def _gbps(one: Probed) -> str:
+    return ", ".join(f"{each.streams}: {figure(each.gbps)}" for each in one.throughput)
