@@ -180,8 +180,8 @@ class Gateway:
         match message:
             case wire.Hello() if origin == self.site:
                 self._greet(header.source, message, identity)
-            case wire.Echo(seconds=seconds):
-                self._say(header.source, wire.EchoReply(seconds=seconds))
+            case wire.Echo(seconds=seconds) if origin in self._links:
+                self._links[origin].answer(self._framed(header.source, wire.EchoReply(seconds=seconds)))
             case wire.EchoReply(seconds=seconds) if origin in self._links:
                 self._links[origin].echoed(seconds)
             case wire.LinkStats():
@@ -289,8 +289,11 @@ class Gateway:
                 continue
 
     def _echo(self, peer: str, now: float) -> list[bytes]:
-        header = wire.Header(run=self._run, source=self.address, to=(gateway_of(peer),), id=NO_ANSWER)
-        return wire.encode(header, wire.Echo(seconds=now))
+        return self._framed(gateway_of(peer), wire.Echo(seconds=now))
+
+    def _framed(self, to: str, message: wire.Message) -> list[bytes]:
+        """Return a message that asks for no answer, as it goes over the wire."""
+        return wire.encode(wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER), message)
 
     def _places(self) -> list[Link | Seat]:
         return [*self._links.values(), *self._seats.values()]

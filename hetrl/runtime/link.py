@@ -107,12 +107,18 @@ class Link:
             _log.info("%s: the link to %s is up", self._site, self.peer)
         self._echoed_seconds, self.gone = _now(), None
 
+    def answer(self, frames: Sequence[Any]) -> None:
+        """Send the answer to an echo if the connection takes it now, on a link that was given up, too.
+
+        Where both sides have given a link up, these answers are how they learn that it carries again.
+        """
+        self._streams[0].send(frames)
+
     def tick(self, echo: Callable[[str, float], Sequence[Any]]) -> str | None:
         """Send an echo when it is time; return the cause when the link has just been given up."""
         now = _now()
-        if now - self._echo_seconds >= ECHO_SECONDS:
+        if now - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo(self.peer, now)):
             self._echo_seconds = now
-            self._streams[0].send(echo(self.peer, now))
         patience = self._hold_seconds if self._round_trip_seconds is None else self._patience_seconds
         if self.gone is not None or now - self._echoed_seconds <= patience:
             return None

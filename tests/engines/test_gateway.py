@@ -164,6 +164,16 @@ def test_a_receiver_that_is_not_there_is_named(to: str, said: str) -> None:
     asyncio.run(scenario())
 
 
+def test_a_link_that_both_sides_gave_up_comes_back() -> None:
+    async def scenario() -> None:
+        async with running("alpha", "beta", hold_seconds=0.0) as run:
+            ends = [run.gateways["alpha"]._links["beta"], run.gateways["beta"]._links["alpha"]]
+            await until(lambda: all(link.counters().round_trip_seconds is not None for link in ends))
+            assert [link.gone for link in ends] == [None, None]
+
+    asyncio.run(scenario())
+
+
 def test_a_plain_send_to_nobody_comes_back_undeliverable() -> None:
     async def scenario() -> None:
         async with running("alpha", hold_seconds=0.1) as run, members(run, CONTROLLER) as (controller,):

@@ -1,4 +1,4 @@
-"""A whole run over three real clusters: `hetrl discover`, `plan` and `submit` of configs/lab.yaml with real engines.
+"""A whole run over three real clusters: `hetrl discover`, `probe`, `plan` and `submit` of configs/lab.yaml, real engines.
 
 The clusters share nothing but ssh. Slurm's GPUs are fake: each one that it grants is a process on the CPU.
 """
@@ -54,6 +54,11 @@ def test_discovered_planned_and_trained_over_three_clusters(lab: Lab) -> None:
     for site, shape in SITES.items():
         inventory = json.loads((home / f"topology/measured/{site}.json").read_text())
         assert [node["gpus"] for node in inventory["nodes"]] == [{shape.gpu: shape.gpus_per_node}]
+
+    probed = hetrl(lab, "probe", CONFIG, "--seconds", "1", "--streams", "1", "--round-trips", "5")
+    assert probed.returncode == 0, probed.stdout + probed.stderr
+    (measured,) = (home / "topology/measured").glob("links-*.json")
+    assert len(json.loads(measured.read_text())["links"]) == 6
 
     planned = hetrl(lab, "plan", CONFIG, "--output", "plan.json")
     assert planned.returncode == 0, planned.stderr
