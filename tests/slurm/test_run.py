@@ -1,4 +1,4 @@
-"""A whole run over three real clusters: `hetrl discover`, `probe`, `plan` and `submit` of configs/lab.yaml, real engines.
+"""A whole run over three real clusters, of configs/lab.yaml: discovered, probed, planned, submitted; real engines.
 
 The clusters share nothing but ssh. Slurm's GPUs are fake: each one that it grants is a process on the CPU.
 """
