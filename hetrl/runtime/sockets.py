@@ -106,6 +106,10 @@ class Port:
                 self._again()
         return True
 
+    def look(self) -> None:
+        """Look soon at what the socket has: needed after every other use of it, which may take up its signal."""
+        self._again()
+
     def close(self, linger_seconds: float) -> None:
         """Close the socket; what it holds may still go for `linger_seconds`."""
         self._closed = True

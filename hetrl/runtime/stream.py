@@ -39,6 +39,7 @@ class Stream:
         self._port = Port(socket, lambda frames: None, pump, failed=failed)
         self._monitor = watch(socket, self._changed, failed=failed)
         socket.connect(endpoint)
+        self._port.look()
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Hand a message to the connection if it can take it now."""
@@ -55,6 +56,7 @@ class Stream:
     def _changed(self, event: int) -> None:
         if event == UP:
             self._is_up, self._pause_seconds = True, FIRST_PAUSE_SECONDS
+            self._port.look()
             if self._troubled:
                 self._report.up()
             if self._was_up:
@@ -66,6 +68,7 @@ class Stream:
         elif event == DOWN and self._attempt is None:
             self._trouble("connections end before the other gateway answers")
             self._socket.disconnect(self._endpoint)
+            self._port.look()
             self._attempt = asyncio.get_running_loop().call_later(self._pause_seconds, self._try_again)
             self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
 
@@ -76,3 +79,4 @@ class Stream:
     def _try_again(self) -> None:
         self._attempt = None
         self._socket.connect(self._endpoint)
+        self._port.look()
