@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from hetrl.errors import SiteUnreachableError
 from hetrl.runtime import tcp
 
 SSHD = "/usr/sbin/sshd"
@@ -34,9 +35,16 @@ async def http_proxy(answer: bytes = b"", password: str | None = None) -> AsyncI
             elif answer:
                 await tcp.send(client, answer)
             else:
-                far = await tcp.connect(request.split()[1].decode())
-                await tcp.send(client, b"HTTP/1.0 200 Connection established\r\nVia: test\r\n\r\n")
-                await tcp.splice(client, far)
+                await connect(client, request.split()[1].decode())
+
+    async def connect(client: socket.socket, address: str) -> None:
+        try:
+            far = await tcp.connect(address)
+        except SiteUnreachableError:
+            await tcp.send(client, b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+            return
+        await tcp.send(client, b"HTTP/1.0 200 Connection established\r\nVia: test\r\n\r\n")
+        await tcp.splice(client, far)
 
     async def serve() -> None:
         async with asyncio.TaskGroup() as connections:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,10 @@ class Connection:
         self._connected, self._lost = connected, False
         self._sockets = [client_socket(self._context, keys, keys.public) for _ in range(2)]
         self._lanes = [Lane(self._attempt_of(number)) for number in range(2)]
+        self._hellos: list[Sequence[Buffer]] = [[], []]  # those that wait for room
         self._ports = [
-            Port(socket, heard, lane.pump, failed=failed)
-            for socket, lane in zip(self._sockets, self._lanes, strict=True)
+            Port(socket, heard, functools.partial(self._pump, number), failed=failed)
+            for number, socket in enumerate(self._sockets)
         ]
         self._monitors = [watch(socket, self._changed, failed=failed) for socket in self._sockets]
         self._gateway, self._directory = gateway, directory
@@ -75,15 +77,16 @@ class Connection:
         self._lanes[bulk].offer(Parcel(header, frames, header.to, 0))
 
     def greet(self, header: wire.Header, *, chunks_resent: int, chunks_duplicate: int) -> None:
-        """Tell the gateway on each connection whose it is."""
-        for bulk, port in zip((False, True), self._ports, strict=True):
+        """Tell the gateway on each connection whose it is, ahead of all that waits."""
+        for number, bulk in enumerate((False, True)):
             hello = wire.Hello(bulk=bulk, chunks_resent=chunks_resent, chunks_duplicate=chunks_duplicate)
-            port.send(wire.encode(header, hello))
+            self._hellos[number] = wire.encode(header, hello)
+        self.pump()
 
     def pump(self) -> None:
         """Send what waits."""
-        for lane in self._lanes:
-            lane.pump()
+        for number in range(len(self._lanes)):
+            self._pump(number)
 
     def close(self) -> zmq.Context[Any]:
         """Close; what the sockets hold may still go while the context that is returned is terminated."""
@@ -95,9 +98,20 @@ class Connection:
 
     def _attempt_of(self, number: int) -> Callable[[Parcel], Attempt]:
         def attempt(parcel: Parcel) -> Attempt:
-            return Attempt.SENT if self._ports[number].send(parcel.frames) else Attempt.BUSY
+            sent = self._greeted(number) and self._ports[number].send(parcel.frames)
+            return Attempt.SENT if sent else Attempt.BUSY
 
         return attempt
+
+    def _greeted(self, number: int) -> bool:
+        """Send the hello that waits; return whether none does."""
+        if self._hellos[number] and self._ports[number].send(self._hellos[number]):
+            self._hellos[number] = []
+        return not self._hellos[number]
+
+    def _pump(self, number: int) -> None:
+        if self._greeted(number):
+            self._lanes[number].pump()
 
     def _changed(self, event: int) -> None:
         if event == DOWN:

@@ -48,7 +48,8 @@ class Gateway:
     `peers` are the endpoints of the other sites' gateways; each is reached by one connection for control and `STREAMS`
     for the rest, unless `streams` names another number. In `directory`, of mode 0700, members of this node find a unix
     socket. Messages for a member or a site that is not up yet are held for `hold_seconds`; a site that was up and does
-    not answer for `patience_seconds` is given up until it does.
+    not answer for `patience_seconds` is given up until it does. At most `lane_bytes` of control messages and as much of
+    the rest wait for each destination.
     """
 
     def __init__(
@@ -122,11 +123,6 @@ class Gateway:
     def stop(self) -> None:
         """Make `serve` drain and return."""
         self._stop.set()
-
-    @property
-    def queued_bytes(self) -> int:
-        """Return the bytes in the lanes: at most `lane_bytes` for control and as much for the rest, per destination."""
-        return sum(place.queued_bytes for place in self._places())
 
     def stats(self) -> wire.LinkStatsReply:
         """Return what crossed the links, and what did not, so far."""

@@ -140,11 +140,6 @@ class Link:
     def _reachable(self) -> bool:
         return self._round_trip_seconds is not None and self.gone is None
 
-    @property
-    def queued_bytes(self) -> int:
-        """Return the bytes that wait here."""
-        return self._control.bytes + self._bulk.bytes
-
     def counters(self) -> wire.LinkCounters:
         """Return what crossed so far."""
         return wire.LinkCounters(

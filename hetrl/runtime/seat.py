@@ -72,11 +72,6 @@ class Seat:
         return self._away_since is not None or not any(self._lanes.values())
 
     @property
-    def queued_bytes(self) -> int:
-        """Return the bytes that wait here."""
-        return sum(lane.bytes for lane in self._lanes.values())
-
-    @property
     def peak_queued_bytes(self) -> int:
         """Return the most bytes that ever waited, in each lane at its own time."""
         return sum(lane.peak_bytes for lane in self._lanes.values())
