@@ -69,13 +69,17 @@ $(DONE)/dev: requirements/dev.lock | $(DONE)/rollout
 
 # --- use --------------------------------------------------------------------------------------------------------------
 
+# The clusters of this one are the lab's: the launcher runs on one of their heads, not here.
+IN_LAB := $(filter configs/lab.yaml,$(CONFIG))
+LAB := $(BIN)/python -m tests.lab
+
 .PHONY: submit plan status logs cancel need-config
 need-config:
 	@if [ -z '$(CONFIG)' ]; then echo 'CONFIG is missing; for example: CONFIG=configs/quickstart.yaml' >&2; exit 2; fi
 	@if [ ! -f '$(CONFIG)' ]; then echo 'CONFIG=$(CONFIG): no such file; see configs/' >&2; exit 2; fi
 
-submit: need-config setup ## plan CONFIG=..., start it on every site and follow it
-	@$(BIN)/hetrl submit '$(CONFIG)' $(ARGS)
+submit: need-config $(if $(IN_LAB),setup-dev lab-setup,setup) ## plan CONFIG=..., start it on every site and follow it
+	@$(if $(IN_LAB),$(LAB) submit,$(BIN)/hetrl submit '$(CONFIG)') $(ARGS)
 
 plan: need-config setup-planner ## print the plan of CONFIG=...
 	@$(BIN)/hetrl plan '$(CONFIG)' $(ARGS)
@@ -120,7 +124,6 @@ bench-%: setup-dev ## run benchmarks/NAME.py
 
 # --- the lab: three sites on this machine (docs/lab.md); LINKS=..., SITES=..., SLURM=1, ACCOUNTING=slurmdbd|federation --
 
-LAB := $(BIN)/python -m tests.lab
 LINKS ?=# a links file, as topology/quickstart-links.yaml
 SITES ?=# name:nodes:gpu:gpus of each site, e.g. "alpha:2:a100:4 beta:1:l4:8"
 SLURM ?=

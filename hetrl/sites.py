@@ -53,12 +53,17 @@ class NodeEntry(Strict):
     host_memory_gb: Positive = 512.0
     wan_gbps: Positive | None = None
     peer_gbps: Positive | None = None
+    gres: str | None = None  # Slurm's type of these GPUs, where the site's `gres` maps several to the same one
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Return the names of the nodes that the entry stands for."""
+        return (self.name,) if self.count == 1 else tuple(f"{self.name}-{index}" for index in range(self.count))
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes that the entry stands for."""
-        names = [self.name] if self.count == 1 else [f"{self.name}-{index}" for index in range(self.count)]
-        shared = self.model_dump(exclude={"name", "count"})
-        return tuple(Node(name=name, **shared) for name in names)
+        shared = self.model_dump(exclude={"name", "count", "gres"})
+        return tuple(Node(name=name, **shared) for name in self.node_names)
 
 
 class SiteFile(Strict):
@@ -214,6 +219,7 @@ def _entry(site: SiteFile, group: NodeGroup, earlier: int) -> NodeEntry:
         "gpus": group.gpus,
         "count": group.count,
         "host_memory_gb": memory_gb if memory_gb > 0 else written.host_memory_gb,
+        "gres": group.gres,
     }
     return written.model_copy(update=measured)
 

@@ -21,13 +21,14 @@ class Shape:
     """What a job takes of each of its nodes; equal shapes can stand in one component or array.
 
     `devices` is how many GPUs (or `cpu` devices) Slurm is asked for: all of the node where the site hands out whole
-    nodes. None at all: the gateway alone.
+    nodes. None at all: the gateway alone. `gres` is Slurm's type of the GPUs, None where only the site's file maps it.
     """
 
     gpu: str | None = None
     devices: int = 0
     memory_gb: float | None = GATEWAY_MEMORY_GB  # None: all of the node
     whole: bool = False
+    gres: str | None = None
 
     @property
     def gpus(self) -> int:
@@ -40,9 +41,10 @@ GATEWAY_SHAPE = Shape()
 
 def shape_of(site: SiteFile, node: Node, used: int) -> Shape:
     """Return what a job that uses so many devices of a node asks for."""
+    gres = next((entry.gres for entry in site.nodes if node.name in entry.node_names), None)
     if site.allocation == "node":
-        return Shape(node.gpu, node.gpus, None, whole=True)
-    return Shape(node.gpu, used, node.host_memory_gb * used / node.gpus)
+        return Shape(node.gpu, node.gpus, None, whole=True, gres=gres)
+    return Shape(node.gpu, used, node.host_memory_gb * used / node.gpus, gres=gres)
 
 
 def max_array_size(inventory: Inventory | None) -> int:
@@ -92,6 +94,8 @@ def _gres(site: SiteFile, shape: Shape, group: NodeGroup | None) -> tuple[str | 
     Without an inventory, a name in the site's `gres` is taken for a type.
     """
     names = [name for name, gpu in site.gres.items() if gpu == shape.gpu]
+    if shape.gres in names:
+        names = [shape.gres]
     if shape.gpu is None or (shape.gpu == CPU and not names):
         return None, None
     if group is None:
@@ -106,7 +110,7 @@ def _group_of(site: SiteFile, shape: Shape, inventory: Inventory | None) -> Node
         return None
     groups = node_groups(inventory, site.gres, site.partitions)
     for group in sorted(groups, key=lambda group: group.gpus):
-        if group.gpu == shape.gpu and (group.gpus == shape.devices if shape.whole else group.gpus >= shape.devices):
+        if _is_of(group, shape) and (group.gpus == shape.devices if shape.whole else group.gpus >= shape.devices):
             return group
     raise UsageError(
         f"{site.name}: no node in service has {shape.devices} x {shape.gpu}; run `hetrl discover`, correct `nodes` in "
@@ -123,4 +127,8 @@ def _partitions(site: SiteFile, shape: Shape, inventory: Inventory | None) -> tu
 
 def _has(inventory: Inventory, site: SiteFile, partition: str, shape: Shape) -> bool:
     groups = node_groups(inventory, site.gres, (partition,))
-    return any(group.gpu == shape.gpu and group.gpus >= shape.devices for group in groups)
+    return any(_is_of(group, shape) and group.gpus >= shape.devices for group in groups)
+
+
+def _is_of(group: NodeGroup, shape: Shape) -> bool:
+    return group.gpu == shape.gpu and shape.gres in (None, group.gres)

@@ -189,6 +189,14 @@ def test_measured_nodes_win_over_written_ones(tmp_path: Path) -> None:
     assert {(node.nic_gbps, node.peer_gbps) for node in site.nodes} == {(200, 2000)}  # as written: Slurm knows neither
 
 
+def test_measured_nodes_of_one_gpu_keep_the_type_that_slurm_gives_each(tmp_path: Path) -> None:
+    write_inventory(tmp_path / "alps.json", measured("alps", ("IDLE", {"sxm": 4}, 99.0), ("IDLE", {"pcie": 4}, 99.0)))
+    gres = {"sxm": "a100-40gb", "pcie": "a100-40gb"}
+    written = {**ALPS, "gres": gres, "inventory": str(tmp_path / "alps.json")}
+    (site,) = read_sites([write(tmp_path / "alps.yaml", written)], None).sites
+    assert [(node.name, node.gres) for node in site.nodes] == [("a100", "sxm"), ("a100.2", "pcie")]
+
+
 def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     file = write(tmp_path / "alps.yaml", {**ALPS, "inventory": str(path)})

@@ -137,6 +137,16 @@ def test_an_inventory_tells_type_feature_and_partition():
     assert not any("constraint" in option for option in options(found["b/gang"]))
 
 
+def test_two_gres_types_of_one_gpu_are_asked_for_apart():
+    nodes = [{"name": gres, "gpu": "a100-80gb", "gpus": 2, "gres": gres} for gres in ("sxm", "pcie")]
+    site = {"name": "b", "allocation": "gpu", "gres": {"sxm": "a100-80gb", "pcie": "a100-80gb"}, "nodes": nodes}
+    trained = plan([f"b/{gres}/{gpu}" for gres in ("sxm", "pcie") for gpu in range(2)], [])
+    text = scripts(trained, problem(site))["b/gang"].text
+    assert text.count("#SBATCH hetjob") == 1
+    assert "#SBATCH --gres=gpu:sxm:2\n" in text
+    assert "#SBATCH --gres=gpu:pcie:2\n" in text
+
+
 def inventory(site, gpus, features, partition="small", max_array_size=1001) -> Inventory:
     node = ClusterNode("n1", gpus, {}, 16, 128.0, features, (partition,), ("IDLE",))
     partitions = tuple(Partition(name, True, True, None, None, 0, None, None) for name in ("big", "small"))

@@ -1,4 +1,7 @@
-"""A lab by hand: `python -m tests.lab up`, then `status`, `run NODE COMMAND...`, `link`, `cut`, ..., `down`."""
+"""A lab by hand: `python -m tests.lab up`, then `status`, `run NODE COMMAND...`, `link`, `cut`, ..., `down`.
+
+`submit` runs configs/lab.yaml on its clusters.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,21 @@ from hetrl.sites import LinksFile
 from hetrl.yaml_file import read_yaml
 from tests.lab.lab import Accounting, Lab
 from tests.lab.processes import LabError, enter, environment_of, wait_until
-from tests.lab.shape import JOB_USER, SITES, Link, Site
+from tests.lab.shape import JOB_USER, RUN_SITES, SITES, Link, Site
 from tests.lab.state import BASE, LABS, keeper_of
+from tests.lab.submission import submit
 
 LAB = LABS / "by-hand"
 LOG = BASE / "by-hand.log"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Obey one command; returns 0, or what the command in the pod returned."""
+    """Obey one command; `run` and `submit` become theirs."""
     options = _parser().parse_args(arguments)
-    verbs = {"up": _up, "keep": _keep, "status": _status, "run": _run, "down": _down}
+    verbs = {"up": _up, "keep": _keep, "status": _status, "run": _run, "submit": _submit, "down": _down}
     if options.verb in verbs:
-        return verbs[options.verb](options) or 0
+        verbs[options.verb](options)
+        return 0
     lab = Lab.attach(LAB)
     if options.verb == "link":
         lab.link(options.a, options.b, options.gbps, options.delay_ms, options.loss, options.jitter_ms)
@@ -56,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--user", default=JOB_USER)
     run.add_argument("node")
     run.add_argument("argv", nargs=argparse.REMAINDER)
+    submit = verbs.add_parser("submit", help="run configs/lab.yaml; without a lab, start the one that it is meant for")
+    submit.add_argument("argv", nargs=argparse.REMAINDER, help="more for `hetrl submit`")
     for verb, text in (("link", "shape a link"), ("cut", "let nothing pass"), ("heal", "undo cut")):
         link = verbs.add_parser(verb, help=text)
         link.add_argument("a")
@@ -73,10 +80,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _up(options: argparse.Namespace) -> None:
+    _start(sys.argv[2:])
+    _status(options)
+
+
+def _start(arguments: Sequence[str]) -> None:
+    """Leave a process behind that keeps a lab up."""
     BASE.mkdir(parents=True, exist_ok=True)
     with LOG.open("w") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "tests.lab", "keep", *sys.argv[2:]],
+            [sys.executable, "-m", "tests.lab", "keep", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -86,7 +99,6 @@ def _up(options: argparse.Namespace) -> None:
     if keeper.stdout.readline() != b"up\n":
         keeper.wait()
         raise LabError(LOG.read_text().strip().removeprefix("lab: "))
-    _status(options)
 
 
 def _keep(options: argparse.Namespace) -> None:
@@ -139,10 +151,24 @@ def _status(options: argparse.Namespace) -> None:
     print("\n".join(lines))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> None:
     command = [*enter(Lab.attach(LAB).pid(options.node), options.user), *(options.argv or ["bash"])]
-    terminal = {"TERM": os.environ.get("TERM", "dumb")}
-    return subprocess.run(command, env=environment_of(options.user, terminal), check=False).returncode
+    os.execvpe(command[0], command, environment_of(options.user, _terminal()))
+
+
+def _submit(options: argparse.Namespace) -> None:
+    if keeper_of(LAB) is None:
+        sites = (f"{name}:{site.nodes}:{site.gpu}:{site.gpus_per_node}" for name, site in RUN_SITES.items())
+        _start(["--slurm", "--sites", " ".join(sites)])
+        print("the lab is up; `make lab-down` ends it", flush=True)
+    lab = Lab.attach(LAB)
+    if not lab.slurm:
+        raise LabError("the lab that is up has no Slurm; `make lab-down` ends it")
+    submit(lab, options.argv, _terminal())
+
+
+def _terminal() -> dict[str, str]:
+    return {"TERM": os.environ.get("TERM", "dumb")}
 
 
 def _down(options: argparse.Namespace) -> None:

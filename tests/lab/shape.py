@@ -62,6 +62,8 @@ SITES: Mapping[str, Site] = {
     "beta": Site(nodes=2, gpu="l40s"),
     "gamma": Site(nodes=1, gpu="l4"),
 }
+# Those of configs/lab.yaml: as many GPUs as two cores can bear processes.
+RUN_SITES: Mapping[str, Site] = {"alpha": Site(1, "a100", 2), "beta": Site(1, "l40s", 1), "gamma": Site(1, "l4", 1)}
 DEFAULT_LINK = Link(gbps=1.0, delay_ms=5.0)
 LINKS: Mapping[tuple[str, str], Link] = {
     ("alpha", "beta"): DEFAULT_LINK,

@@ -16,11 +16,10 @@ import pytest
 from tests.lab.available import skip_unless_available
 from tests.lab.lab import Lab
 from tests.lab.processes import wait_until
-from tests.lab.shape import JOB_USER, Site
+from tests.lab.shape import JOB_USER
+from tests.lab.shape import RUN_SITES as SITES
+from tests.lab.submission import CONFIG, SITE_FILES
 
-SITES = {"alpha": Site(1, "a100", 2), "beta": Site(1, "l40s", 1), "gamma": Site(1, "l4", 1)}
-SITE_FILES = [f"checkout/topology/sites/lab-{site}.yaml" for site in SITES]
-CONFIG = "checkout/configs/lab.yaml"
 STEPS = 12
 RUN_SECONDS = 400
 
