@@ -29,7 +29,10 @@ LOG = BASE / "by-hand.log"
 
 def main(arguments: Sequence[str]) -> int:
     """Obey one command; `run` and `submit` become theirs."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, options.more = parser.parse_known_args(arguments)
+    if options.more and options.verb != "submit":
+        parser.error(f"unrecognized arguments: {' '.join(options.more)}")
     verbs = {"up": _up, "keep": _keep, "status": _status, "run": _run, "submit": _submit, "down": _down}
     if options.verb in verbs:
         verbs[options.verb](options)
@@ -61,8 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--user", default=JOB_USER)
     run.add_argument("node")
     run.add_argument("argv", nargs=argparse.REMAINDER)
-    submit = verbs.add_parser("submit", help="run configs/lab.yaml; without a lab, start the one that it is meant for")
-    submit.add_argument("argv", nargs=argparse.REMAINDER, help="more for `hetrl submit`")
+    verbs.add_parser("submit", help="run configs/lab.yaml, in a lab that it starts if none is up; takes more arguments")
     for verb, text in (("link", "shape a link"), ("cut", "let nothing pass"), ("heal", "undo cut")):
         link = verbs.add_parser(verb, help=text)
         link.add_argument("a")
@@ -164,7 +166,7 @@ def _submit(options: argparse.Namespace) -> None:
     lab = Lab.attach(LAB)
     if not lab.slurm:
         raise LabError("the lab that is up has no Slurm; `make lab-down` ends it")
-    submit(lab, options.argv, _terminal())
+    submit(lab, options.more, _terminal())
 
 
 def _terminal() -> dict[str, str]:
