@@ -369,8 +369,9 @@ def test_tables_fit_a_terminal_and_name_what_was_written(capsys) -> None:
     found = measured_links(probed("alpha", "beta"), nodes=(probed("alpha", "alpha", way="mpi"),))
     Console(width=80).print(tables(found, scenario))
     printed = capsys.readouterr().out
-    assert "1: 0.500, 4: 1.00" in printed and "9.00 Gbps" in printed and "mpi" in printed
+    assert "Gbps, 1/4 streams" in printed and "0.500/1.00" in printed and "9.00 Gbps" in printed and "mpi" in printed
     assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
 
 
 @pytest.mark.parametrize(
