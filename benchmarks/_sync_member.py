@@ -1,7 +1,7 @@
 """A member of the benchmark `sync`: a trainer that publishes weights, or a replica that takes them.
 
-The trainer publishes a full set for each line of JSON on stdin and answers with its seconds. The replica does all that
-the agent of a rollout server does, but has no server to load the weights.
+The trainer publishes a full set for each line of JSON on stdin, [bytes, number of receivers], and answers with its
+seconds. The replica does all that the agent of a rollout server does, but has no server to load the weights.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ async def serve_replica(member: Member) -> None:
 
 
 async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:
-    """Publish a set of the size that each line names, until stdin ends."""
+    """Publish a set of the size that each line names, to the first of the receivers, until stdin ends."""
     loop, version = asyncio.get_running_loop(), 0
     while line := await asyncio.to_thread(sys.stdin.readline):
         version += 1
         generator = torch.Generator().manual_seed(version)
-        count = json.loads(line) // TENSOR_BYTES
+        size_bytes, taking = json.loads(line)
+        count = size_bytes // TENSOR_BYTES
         tensors = [torch.randn(TENSOR_BYTES // 2, generator=generator).bfloat16() for _ in range(count)]
-        publisher = Publisher(member, wire.Publish(version=version, receivers=tuple(receivers)), loop)
+        publisher = Publisher(member, wire.Publish(version=version, receivers=tuple(receivers[:taking])), loop)
         await publisher.begin()
         await asyncio.to_thread(publisher.send_all, [(f"weight.{i}", tensor) for i, tensor in enumerate(tensors)])
         published = await publisher.finish()
