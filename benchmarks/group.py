@@ -7,7 +7,7 @@ share = bytes of the tensor per second, over the rate of one link in one directi
 
     python benchmarks/group.py                                             # all; writes the result
     python benchmarks/group.py --gbps 0.1 --sites 2 --operation all_reduce # some; prints its part of the page only
-    python benchmarks/group.py --gbps 1 --loss 0 --profile                 # what the processors do meanwhile
+    python benchmarks/group.py --loss 0 --profile                          # what the processors do; a result too
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ OPERATIONS = ("broadcast", "all_reduce")
 SIZES_MB = (64, 256)
 SHARE, RATIO, LEAST = 0.90, 2.0, 0.95  # to reach: share of the link; over gloo where it is limited; over gloo ever
 REPEATS = 3  # the median counts
-SLOW_SECONDS = 2.0  # what takes longer is done once
+SLOW_SECONDS = 8.0  # what takes longer is done once
 WARM_UP_MB = 16
 FULL = os.environ.get("FULL") == "1"
 _STORE_PORT = 7500
@@ -82,57 +83,94 @@ class World:
         return statistics.median(found)
 
 
+@contextmanager
+def both(shape: Shape) -> Iterator[tuple[LabSites, dict[str, World]]]:
+    """Give both backends links of one shape and connections that have seen no other: TCP is slow to forget losses."""
+    with tempfile.TemporaryDirectory() as work, lab_sites(Path(work)) as sites:
+        sites.shape(shape)
+        yield sites, {backend: World(sites, backend) for backend in ("wan", "gloo")}
+
+
+def by_shape(cases: Sequence[Case]) -> Iterator[tuple[Shape, list[Case]]]:
+    """Yield the cases that have a shape in common."""
+    for shape, group in groupby(cases, key=lambda case: case.shape):
+        yield shape, list(group)
+
+
 def measure(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Time every case with both backends."""
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as work, lab_sites(Path(work)) as sites:
-        worlds = {backend: World(sites, backend) for backend in ("wan", "gloo")}
-        for case in cases:
-            sites.shape(case.shape)
-            load = os.getloadavg()[0]
-            seconds = {name: world.typical_seconds(case) for name, world in worlds.items()}
-            rate = case.size_mb * 8e-3 / case.shape.gbps
-            row = {
-                **asdict(case.shape),
-                **{name: value for name, value in vars(case).items() if name != "shape"},
-                **{f"{name}_seconds": took for name, took in seconds.items()},
-                **{f"{name}_share": rate / took for name, took in seconds.items()},
-                "over_gloo": seconds["gloo"] / seconds["wan"],
-                "load_before": load,
-            }
-            rows.append(row)
-            print(
-                f"{case.shape}: {case.operation} {case.size_mb} MB, {case.sites} sites: wan {seconds['wan']:.2f} s, "
-                f"{row['wan_share']:.0%} of the link, {row['over_gloo']:.2f} x gloo, load {load:.1f}",
-                flush=True,
-            )
+    for shape, some in by_shape(cases):
+        with both(shape) as (_, worlds):
+            rows += [measured(case, worlds) for case in some]
     return rows
 
 
-def profile(cases: Sequence[Case]) -> str:
-    """Return where the processors' time goes in each case: a table of seconds per GB of the tensor."""
+def measured(case: Case, worlds: Mapping[str, World]) -> dict[str, Any]:
+    """Time one case with both backends."""
+    load = os.getloadavg()[0]
+    seconds = {name: world.typical_seconds(case) for name, world in worlds.items()}
+    rate = case.size_mb * 8e-3 / case.shape.gbps
+    row = {
+        **asdict(case.shape),
+        **{name: value for name, value in vars(case).items() if name != "shape"},
+        **{f"{name}_seconds": took for name, took in seconds.items()},
+        **{f"{name}_share": rate / took for name, took in seconds.items()},
+        "over_gloo": seconds["gloo"] / seconds["wan"],
+        "load_before": load,
+    }
+    print(
+        f"{case.shape}: {case.operation} {case.size_mb} MB, {case.sites} sites: wan {seconds['wan']:.2f} s, "
+        f"{row['wan_share']:.0%} of the link, {row['over_gloo']:.2f} x gloo, load {load:.1f}",
+        flush=True,
+    )
+    return row
+
+
+def profile(cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Return where the processors' time goes in each case, in seconds per GB of the tensor."""
+    rows = []
+    for shape, some in by_shape(cases):
+        with both(shape) as (sites, worlds):
+            around = {"gateways": [process.pid for process in sites.gateways], "shaper": [sites.shaper_pid]}
+            for case, (backend, world) in product(some, worlds.items()):
+                rows.append({"backend": backend, **profiled(case, world, around)})
+                print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def profiled(case: Case, world: World, around: Mapping[str, list[int]]) -> dict[str, Any]:
+    """Return what one case takes of the processors; `around` are the processes besides the ranks."""
+    world.take(case, WARM_UP_MB)
+    before, taken = cpu_of_all(around), [world.take(case, case.size_mb) for _ in range(REPEATS)]
+    used = {name: cpu - before[name] for name, cpu in cpu_of_all(around).items()}
+    used["ranks"] = sum((cpu for _, cpu in taken), Cpu())
+    seconds, size_gb = sum(seconds for seconds, _ in taken), REPEATS * case.size_mb / 1e3
+    parts = {
+        "ranks": used["ranks"].own_seconds,
+        "ranks, ZeroMQ": used["ranks"].zeromq_seconds,
+        "gateways": used["gateways"].own_seconds,
+        "gateways, ZeroMQ": used["gateways"].zeromq_seconds,
+        "shaper": used["shaper"].seconds,
+    }
+    per_gb = {name: spent / size_gb for name, spent in {"seconds": seconds, **parts}.items()}
+    where = {"link": str(case.shape), "sites": case.sites, "operation": case.operation}
+    return {**where, **per_gb, "cores busy": sum(parts.values()) / seconds}
+
+
+def profile_page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the profile's part of the page."""
     lines = [
-        "| link | sites | operation | backend | seconds | ranks | ranks, ZeroMQ | gateways | gateways, ZeroMQ "
-        "| shaper | sum | cores busy |",
-        "| --- " * 12 + "|",
+        "Where the time of benchmark `group` goes: seconds and processor seconds per GB of the tensor, by process and "
+        "by ZeroMQ's own threads, which encrypt, decrypt and speak TCP. All share this machine's "
+        f"{os.cpu_count()} cores; the shaper is one thread, and every byte between sites passes it.",
+        "",
+        "| " + " | ".join(rows[0]) + " |",
+        "| --- " * len(rows[0]) + "|",
     ]
-    with tempfile.TemporaryDirectory() as work, lab_sites(Path(work)) as sites:
-        around = {"gateways": [process.pid for process in sites.gateways], "shaper": [sites.shaper_pid]}
-        worlds = {backend: World(sites, backend) for backend in ("wan", "gloo")}
-        for (backend, world), case in product(worlds.items(), cases):
-            sites.shape(case.shape)
-            world.take(case, WARM_UP_MB)
-            before, taken = cpu_of_all(around), [world.take(case, case.size_mb) for _ in range(REPEATS)]
-            used = {name: cpu - before[name] for name, cpu in cpu_of_all(around).items()}
-            used["ranks"] = sum((cpu for _, cpu in taken), Cpu())
-            seconds, size_gb = sum(seconds for seconds, _ in taken), REPEATS * case.size_mb / 1e3
-            total = sum(used.values(), Cpu()).seconds
-            columns = [used["ranks"].own_seconds, used["ranks"].zeromq_seconds]
-            columns += [used["gateways"].own_seconds, used["gateways"].zeromq_seconds, used["shaper"].seconds, total]
-            per_gb = " | ".join(f"{column / size_gb:.1f}" for column in columns)
-            where = f"{case.shape} | {case.sites} | {case.operation} | {backend}"
-            lines.append(f"| {where} | {seconds / size_gb:.1f} | {per_gb} | {total / seconds:.1f} |")
-            print(lines[-1], flush=True)
+    for row in rows:
+        cells = (f"{value:.1f}" if isinstance(value, float) else str(value) for value in row.values())
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -144,7 +182,8 @@ def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
     least = min(row["over_gloo"] for row in rows)
     lines = [
         "Broadcast and all-reduce of fp32 across sites of one rank, over shaped links: `wan` against gloo, whose ranks "
-        f"reach each other directly (median of {REPEATS}, one where it takes longer than {SLOW_SECONDS:g} s). Share: "
+        f"reach each other directly (median of {REPEATS}, one where it takes longer than {SLOW_SECONDS:g} s; fresh "
+        "connections for each shape of the links). Share: "
         "bytes of the tensor, which `wan` sends over the busiest link once in either operation, per second over the "
         "rate of a link in one direction; plain TCP gets less than that, least in both directions at once (benchmark "
         f"`tcp`). `wan` has {SHARE:.0%} of the link or more in {len(full)} of {len(rows)} cases (to reach: all), is at "
@@ -153,7 +192,7 @@ def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
         f"{LEAST:g}). Ranks, gateways and the shaper of the links share this machine's cores, which had a load of "
         f"{load:.1f} besides; load: before each case. gloo has no gateways and does not encrypt. The shaper carries "
         "1.9 Gb/s over all links where it has a core to itself: at 1 Gbps it may limit what crosses more than one, or "
-        "one in both directions. What each process needs: `--profile`, docs/transport.md.",
+        "one in both directions. What each process needs: `group-profile` below, docs/transport.md.",
         "",
         "| link | loss | sites | operation | MB | wan s | gloo s | wan share | gloo share | over gloo | load |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -188,11 +227,12 @@ def main() -> None:
     parser.add_argument("--sites", type=int, action="append", choices=(2, 3))
     parser.add_argument("--operation", action="append", choices=OPERATIONS)
     parser.add_argument("--size-mb", type=int, action="append", help="of the tensor; any number")
-    parser.add_argument("--profile", action="store_true", help="print what the processors do instead")
+    parser.add_argument("--profile", action="store_true", help="write what the processors do instead")
     arguments = parser.parse_args()
     cases, load = chosen(arguments), os.getloadavg()[0]  # what else the machine had to do
     if arguments.profile:
-        print(profile(cases))
+        rows = profile(cases)
+        write_result("group-profile", {"seed": None, "rows": rows}, profile_page(rows))
         return
     rows = measure(cases)
     if cases == chosen(parser.parse_args([])):
