@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import yaml
@@ -57,28 +58,37 @@ def record(made: Made) -> dict[str, object]:
     }
 
 
+def shown(made: Made) -> str:
+    """Return the line that tells how far the benchmark is."""
+    case, plan = made.case, "none"
+    if made.seconds is not None:
+        plan = f"{made.seconds:.1f} s, simulated {made.simulated_seconds:.1f} s"
+    return f"{case.scenario} {case.model} {case.algorithm} {case.mode} {made.solver}: {plan}"
+
+
 def main() -> None:
     """Run all, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--full", action="store_true", help="all models and the sensitivity (also: FULL=1)")
     parser.add_argument("--scenario", action="append", help="only this one (may be repeated); nothing is written")
     parser.add_argument("--budget", type=float, help="seconds for every solver; nothing is written")
+    parser.add_argument("--jobs", type=int, default=1, help="plans made at the same time, each on a core of its own")
     if os.environ.get("FULL") == "1" and "--full" not in sys.argv:
         sys.argv.append("--full")  # so that the result names the whole command
     arguments = parser.parse_args()
     knobs = read_yaml(HERE / "paper.yaml", Knobs)
     paper = yaml.safe_load((HERE / "data" / "paper_results.yaml").read_text())
+    asked = [
+        (case, solver, knobs, arguments.budget or knobs.budget_seconds[solver])
+        for case in cases(knobs, arguments.full)
+        if not arguments.scenario or case.scenario in arguments.scenario
+        for solver in (knobs.planner, *knobs.rivals[case.mode])
+    ]
     plans: dict[tuple[Case, str], Made] = {}
-    for case in cases(knobs, arguments.full):
-        if arguments.scenario and case.scenario not in arguments.scenario:
-            continue
-        for solver in (knobs.planner, *knobs.rivals[case.mode]):
-            made = make(case, solver, knobs, arguments.budget or knobs.budget_seconds[solver])
-            plans[case, solver] = made
-            shown = (
-                "none" if made.seconds is None else f"{made.seconds:.1f} s, simulated {made.simulated_seconds:.1f} s"
-            )
-            print(f"{case.scenario} {case.model} {case.algorithm} {case.mode} {solver}: {shown}", file=sys.stderr)
+    with ProcessPoolExecutor(arguments.jobs) as pool:
+        for made in pool.map(make, *zip(*asked, strict=True)):
+            plans[made.case, made.solver] = made
+            print(shown(made), file=sys.stderr, flush=True)
     table, figures = page(Outcome(knobs, paper["ratios"], plans, arguments.full))
     if not (arguments.scenario or arguments.budget):
         name = "paper" if arguments.full else "paper-sample"
