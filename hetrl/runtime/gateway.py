@@ -177,7 +177,8 @@ class Gateway:
             case wire.Hello() if origin == self.site:
                 self._greet(header.source, message, identity)
             case wire.Echo(seconds=seconds) if origin in self._links:
-                self._links[origin].answer(self._framed(header.source, wire.EchoReply(seconds=seconds)))
+                reply = wire.encode(self._header(header.source), wire.EchoReply(seconds=seconds))
+                self._links[origin].answer(reply)
             case wire.EchoReply(seconds=seconds) if origin in self._links:
                 self._links[origin].echoed(seconds)
             case wire.LinkStats():
@@ -230,8 +231,12 @@ class Gateway:
 
     def _say(self, to: str, message: wire.Message, reply_to: int | None = None) -> None:
         """Send a message of the gateway's own."""
-        header = wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER, reply_to=reply_to)
+        header = self._header(to, reply_to)
         self._route(header, wire.encode(header, message), self.site)
+
+    def _header(self, to: str, reply_to: int | None = None) -> wire.Header:
+        """Return the header of a message of the gateway's own, which asks for no answer."""
+        return wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER, reply_to=reply_to)
 
     def _seat(self, address: str) -> Seat | None:
         """Return the place of a member, made where it has none yet; None where there are too many."""
@@ -285,11 +290,7 @@ class Gateway:
                 continue
 
     def _echo(self, peer: str, now: float) -> list[bytes]:
-        return self._framed(gateway_of(peer), wire.Echo(seconds=now))
-
-    def _framed(self, to: str, message: wire.Message) -> list[bytes]:
-        """Return a message that asks for no answer, as it goes over the wire."""
-        return wire.encode(wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER), message)
+        return wire.encode(self._header(gateway_of(peer)), wire.Echo(seconds=now))
 
     def _places(self) -> list[Link | Seat]:
         return [*self._links.values(), *self._seats.values()]

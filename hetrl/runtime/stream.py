@@ -39,7 +39,6 @@ class Stream:
         self._port = Port(socket, lambda frames: None, pump, failed=failed)
         self._monitor = watch(socket, self._changed, failed=failed)
         socket.connect(endpoint)
-        self._port.look()
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Hand a message to the connection if it can take it now."""
@@ -56,7 +55,6 @@ class Stream:
     def _changed(self, event: int) -> None:
         if event == UP:
             self._is_up, self._pause_seconds = True, FIRST_PAUSE_SECONDS
-            self._port.look()
             if self._troubled:
                 self._report.up()
             if self._was_up:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.lab.processes import SYSTEM_PATH
+from tests.lab.processes import missing_of
 
 TOOLS = ("gcc", "ip", "iperf3", "mariadbd", "munged", "nft", "nsenter", "ping", "setpriv", "slurmctld", "slurmd")
 TOOLS += ("slurmdbd", "ssh", "sshd", "unshare")
@@ -22,8 +21,7 @@ def skip_unless_available() -> None:
         pytest.skip("the lab needs root")
     if not TUN.exists():
         pytest.skip(f"the lab needs {TUN}")
-    missing = [tool for tool in TOOLS if shutil.which(tool, path=SYSTEM_PATH) is None]
-    if missing:
+    if missing := missing_of(TOOLS):
         pytest.skip(f"the lab needs {', '.join(missing)}; `make lab-setup` installs them")
     if subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], check=False).returncode != 0:
         pytest.skip("the lab needs to make namespaces (CAP_SYS_ADMIN)")

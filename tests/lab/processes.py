@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 class LabError(Exception):
     """Something in the lab did not go as it must; says what was run, and what it said."""
+
+
+def missing_of(tools: Iterable[str]) -> list[str]:
+    """Return the programs that this machine lacks."""
+    return [tool for tool in tools if shutil.which(tool, path=SYSTEM_PATH) is None]
 
 
 def start_of(pid: int) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from launch.ports import free_ports
-from tests.lab.processes import SYSTEM_PATH, LabError, wait_until
+from tests.lab.processes import SYSTEM_PATH, LabError, missing_of, wait_until
 
 TOOLS = ("munged", "slurmctld", "slurmd")
 NODES: Mapping[str, tuple[str, int]] = {"n1": ("a100", 2), "n2": ("l4", 1)}  # type and number of their GPUs
@@ -53,11 +52,6 @@ KillWait=5
 PartitionName=gpu Nodes=ALL Default=YES DefaultTime=10 MaxTime=1-00:00:00 State=UP
 """
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=16 RealMemory=64000 Gres={gres}"
-
-
-def missing_tools() -> list[str]:
-    """Return the programs that this machine lacks."""
-    return [tool for tool in TOOLS if shutil.which(tool, path=SYSTEM_PATH) is None]
 
 
 @contextmanager
@@ -116,7 +110,7 @@ def _all_idle(environment: Mapping[str, str]) -> bool:
 
 def main(command: Sequence[str]) -> int:
     """Run a command beside a cluster; returns its exit code."""
-    if missing := missing_tools():
+    if missing := missing_of(TOOLS):
         raise LabError(f"not installed: {', '.join(missing)}; `make lab-setup` installs them, as root")
     with rootless_cluster() as environment:
         return subprocess.run(list(command) or ["bash"], env=environment, check=False).returncode

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from tests.lab.lab import ROOT, Lab
-from tests.lab.rootless import NODES, missing_tools, rootless_cluster
+from tests.lab.processes import missing_of
+from tests.lab.rootless import NODES, TOOLS, rootless_cluster
 from tests.lab.shape import JOB_USER
 
 STEPS = 2
@@ -21,7 +22,7 @@ RUN_SECONDS = 300
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Mapping[str, str]]:
-    if missing := missing_tools():
+    if missing := missing_of(TOOLS):
         pytest.skip(f"the cluster needs {', '.join(missing)}; `make lab-setup` installs them")
     with rootless_cluster() as environment:
         yield environment
