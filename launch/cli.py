@@ -15,9 +15,12 @@ import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TypeAlias
 
 from hetrl.errors import HetrlError
 from launch.ask import add_calibration, add_questions
+
+_Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 INTERRUPTED = 130
 OBJECTIVES = ("throughput", "cost", "time-to-result")
@@ -66,7 +69,13 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="hetrl", description="One RL post-training of an LLM over several sites.")
     top.add_argument("--version", action="version", version=f"hetrl {_version()}")
     verbs = top.add_subparsers(metavar="VERB", required=True)
+    for add in (_add_planning, _add_measuring, _add_reading, _add_starting, _add_running):
+        add(verbs)
+    return top
 
+
+def _add_planning(verbs: _Verbs) -> None:
+    """Add the verbs that predict."""
     plan = _verb(verbs, "plan", "launch.planning:plan_command", "print the plan of an experiment")
     plan.formatter_class = argparse.RawDescriptionHelpFormatter
     plan.epilog = "solvers:\n" + "\n".join(f"  {name:<12} {text}" for name, text in SOLVERS.items())
@@ -86,6 +95,9 @@ def parser() -> argparse.ArgumentParser:
     add_questions(predict)
     add_calibration(_verb(verbs, "calibrate", "launch.ask:calibrate_command", "fit the efficiencies to measurements"))
 
+
+def _add_measuring(verbs: _Verbs) -> None:
+    """Add the verbs that measure machines and links."""
     profile = _verb(verbs, "profile", "launch.profile:profile_command", "measure this machine for the cost model")
     profile.add_argument("--gpu", metavar="TYPE", help="catalogue type of the device (default: by its driver's name)")
     profile.add_argument("--out", metavar="PATH", type=Path, help="file or directory (default: topology/measured)")
@@ -112,6 +124,9 @@ def parser() -> argparse.ArgumentParser:
     remote = _verb(verbs, "remote-task", "launch.remote_task:remote_task_command", "start tasks at a site (for hetrl)")
     remote.add_argument("file", metavar="FILE", type=Path, help="tasks.json, as hetrl writes it")
 
+
+def _add_reading(verbs: _Verbs) -> None:
+    """Add the verbs that look at a plan."""
     simulate = _verb(verbs, "simulate", "launch.simulate:simulate_command", "play a plan event by event")
     simulate.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
     simulate.add_argument("--config", metavar="CONFIG", type=Path, required=True, help="its experiment file (YAML)")
@@ -131,6 +146,9 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument("--seed", type=int, default=0, help="of what-ifs and simulation (default 0)")
     explain.add_argument("--json", action="store_true", help="print the explanation as JSON")
 
+
+def _add_starting(verbs: _Verbs) -> None:
+    """Add the verbs from an inventory to a submission."""
     discover = _verb(verbs, "discover", "launch.discover:discover_command", "read what each cluster has")
     discover.add_argument("sites", metavar="SITE", type=Path, nargs="+", help="site file (topology/sites/NAME.yaml)")
     discover.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
@@ -147,6 +165,9 @@ def parser() -> argparse.ArgumentParser:
     submit.add_argument("--detach", action="store_true", help="end once the jobs of all Slurm sites are accepted")
     submit.add_argument("--dry-run", action="store_true", help="write the run directory and start nothing")
 
+
+def _add_running(verbs: _Verbs) -> None:
+    """Add the verbs for what runs."""
     status = _verb(verbs, "status", "launch.runs:status_command", "where a run stands")
     _add_run(status)
     status.add_argument("--json", action="store_true", help="print the state as JSON")
@@ -169,12 +190,9 @@ def parser() -> argparse.ArgumentParser:
 
     cancel = _verb(verbs, "cancel", "launch.runs:cancel_command", "end a run and all its processes")
     _add_run(cancel)
-    return top
 
 
-def _verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: str, text: str
-) -> argparse.ArgumentParser:
+def _verb(verbs: _Verbs, name: str, command: str, text: str) -> argparse.ArgumentParser:
     verb = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     verb.set_defaults(command=command)
     return verb

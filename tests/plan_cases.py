@@ -38,8 +38,29 @@ def workload() -> Workload:
     )
 
 
+ROLLOUTS = (("jsc/l40s-0/0", 24), ("jsc/l40s-0/1", 24), ("lab/l4-0/0", 16))
+TRAINERS = (*FIRST, *SECOND, *OTHER_FIRST, *OTHER_SECOND)
+
+
 def plan() -> Plan:
     """Training and reference on alps, rollouts at jsc and lab, the reward model at jsc."""
+    return Plan(
+        algorithm=Algorithm("grpo", "async", 2, 4),
+        groups=(
+            Group(("actor_training", "reference_inference"), TRAINERS),
+            Group(("actor_generation",), tuple(device for device, _ in ROLLOUTS), "array"),
+            Group(("reward_inference",), ("jsc/l40s-1/0", "jsc/l40s-1/1"), "array"),
+        ),
+        tasks=_tasks(),
+        weight_sync=WeightSync("delta", (Route("alps", "jsc", 8), Route("alps", "lab"))),
+        site_order=("alps", "jsc", "lab"),
+        predicted=_predicted(),
+        solver=Solver("sha-ea", seed=0, seconds=8.1, evaluations=120_000),
+        inputs={"experiment": "sha256:01", "topology": "sha256:02"},
+    )
+
+
+def _tasks() -> dict[str, TaskPlan]:
     halves = ((0, 14), (14, 28))
     training = TaskPlan(
         engine="megatron",
@@ -51,49 +72,39 @@ def plan() -> Plan:
             Replica(24, (Stage(OTHER_FIRST, halves[0]), Stage(OTHER_SECOND, halves[1]))),
         ),
     )
-    rollouts = (("jsc/l40s-0/0", 24), ("jsc/l40s-0/1", 24), ("lab/l4-0/0", 16))
     generation = TaskPlan(
         engine="vllm",
         idle_state="sleep",
         kv_cache_gb=9.5,
         max_sequences=64,
-        replicas=tuple(Replica(samples, (Stage((device,), (0, 28)),)) for device, samples in rollouts),
+        replicas=tuple(Replica(samples, (Stage((device,), (0, 28)),)) for device, samples in ROLLOUTS),
     )
     reference = TaskPlan(
         "megatron", (Replica(32, (Stage(FIRST, (0, 28)),)), Replica(32, (Stage(OTHER_FIRST, (0, 28)),)))
     )
     reward = TaskPlan("megatron", (Replica(64, (Stage(("jsc/l40s-1/0",), (0, 28)),)),), idle_state="offload")
-    return Plan(
-        algorithm=Algorithm("grpo", "async", 2, 4),
-        groups=(
-            Group(("actor_training", "reference_inference"), (*FIRST, *SECOND, *OTHER_FIRST, *OTHER_SECOND)),
-            Group(("actor_generation",), tuple(device for device, _ in rollouts), "array"),
-            Group(("reward_inference",), ("jsc/l40s-1/0", "jsc/l40s-1/1"), "array"),
-        ),
+    return {
+        "actor_generation": generation,
+        "reference_inference": reference,
+        "reward_inference": reward,
+        "actor_training": training,
+    }
+
+
+def _predicted() -> Predicted:
+    return Predicted(
+        iteration_seconds=41.25,
+        samples_per_second=1.5515,
         tasks={
-            "actor_generation": generation,
-            "reference_inference": reference,
-            "reward_inference": reward,
-            "actor_training": training,
+            "actor_generation": 33.0,
+            "reference_inference": 2.5,
+            "reward_inference": 3.75,
+            "actor_training": 21.0,
+            "weight_sync": 0.5,
         },
-        weight_sync=WeightSync("delta", (Route("alps", "jsc", 8), Route("alps", "lab"))),
-        site_order=("alps", "jsc", "lab"),
-        predicted=Predicted(
-            iteration_seconds=41.25,
-            samples_per_second=1.5515,
-            tasks={
-                "actor_generation": 33.0,
-                "reference_inference": 2.5,
-                "reward_inference": 3.75,
-                "actor_training": 21.0,
-                "weight_sync": 0.5,
-            },
-            peak_memory_gb={
-                **dict.fromkeys((*FIRST, *SECOND, *OTHER_FIRST, *OTHER_SECOND), 21.5),
-                **dict.fromkeys(("jsc/l40s-0/0", "jsc/l40s-0/1", "jsc/l40s-1/0", "lab/l4-0/0"), 14.0),
-            },
-            wan_gb_per_iteration={"alps-jsc": 3.6, "alps-lab": 3.5},
-        ),
-        solver=Solver("sha-ea", seed=0, seconds=8.1, evaluations=120_000),
-        inputs={"experiment": "sha256:01", "topology": "sha256:02"},
+        peak_memory_gb={
+            **dict.fromkeys(TRAINERS, 21.5),
+            **dict.fromkeys(("jsc/l40s-0/0", "jsc/l40s-0/1", "jsc/l40s-1/0", "lab/l4-0/0"), 14.0),
+        },
+        wan_gb_per_iteration={"alps-jsc": 3.6, "alps-lab": 3.5},
     )

@@ -17,6 +17,31 @@ CHARACTERS = "\n 0123456789abcdefghijklmnopqrstuvwxyz+-*/=<>()[].,:;?!'\"#%|_"
 VOCABULARY = (*SPECIAL_TOKENS, *CHARACTERS)
 PAD_ID, END_ID, UNKNOWN_ID = 0, 1, 2
 
+_FIXED_CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "dtype": "float32",
+    "vocab_size": len(VOCABULARY),
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "bos_token_id": None,
+    "eos_token_id": END_ID,
+    "pad_token_id": PAD_ID,
+}
+_FIXED_TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "pad_token": PAD,
+    "eos_token": END,
+    "unk_token": UNKNOWN,
+    "clean_up_tokenization_spaces": False,
+}
+
 
 def write_tiny_model(
     directory: Path,
@@ -41,37 +66,16 @@ def write_tiny_model(
             f"head_dim {head_dim} must be a multiple of 32, heads {heads} a multiple of kv_heads {kv_heads}"
         )
     config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "dtype": "float32",
-        "vocab_size": len(VOCABULARY),
+        **_FIXED_CONFIG,
         "hidden_size": hidden,
         "intermediate_size": intermediate,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "max_position_embeddings": max_tokens,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "bos_token_id": None,
-        "eos_token_id": END_ID,
-        "pad_token_id": PAD_ID,
     }
-    tokenizer_config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_tokens,
-        "pad_token": PAD,
-        "eos_token": END,
-        "unk_token": UNKNOWN,
-        "clean_up_tokenization_spaces": False,
-    }
+    tokenizer_config = {**_FIXED_TOKENIZER_CONFIG, "model_max_length": max_tokens}
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", config)
     _write_json(directory / "generation_config.json", {"eos_token_id": END_ID, "pad_token_id": PAD_ID})
