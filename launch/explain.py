@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from hetrl.errors import HetrlError, UsageError
-from launch.planning import given_plan, problem_of
+from launch.planning import given_plan, objective_of, problem_of
 
 if TYPE_CHECKING:
     from hetrl.config import Problem
@@ -30,7 +30,8 @@ def explain_command(arguments: argparse.Namespace) -> int:
 
     problem = problem_of(arguments.config or _config_beside(arguments.plan))
     plan = given_plan(arguments.plan, problem)
-    asked = search.Problem(problem.topology, problem.workload)
+    objective = objective_of(problem, problem.experiment.planner)
+    asked = search.Problem(problem.topology, problem.workload, objective)
     talk = Console(stderr=True)
     with talk.status("asking the cost model"):
         found = with_choices(explain(plan, asked), asked)

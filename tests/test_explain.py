@@ -22,6 +22,7 @@ from hetrl.explain.what_if import UNCHANGED, questions, runner_up, study
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan import Plan
 from hetrl.search import solve
+from hetrl.search.objective import COST, Objective
 from hetrl.search.sha_ea import groupings
 from hetrl.search.space import Problem
 from hetrl.workload import Lengths, Workload
@@ -219,6 +220,23 @@ def test_the_study_answers_every_question_and_names_a_runner_up() -> None:
     assert other is not None
     assert sum(term.other_seconds for term in other.terms) == pytest.approx(other.seconds, rel=2e-3)
     assert sum(term.seconds for term in other.terms) == pytest.approx(found.predicted.iteration_seconds, rel=2e-3)
+
+
+def test_the_study_asks_for_what_the_objective_makes_least() -> None:
+    _, where, job = case("sync")
+    sites = (
+        replace(site, nodes=tuple(replace(node, price_per_gpu_hour=2.0) for node in site.nodes)) for site in where.sites
+    )
+    problem = Problem(replace(where, sites=tuple(sites)), job, Objective(COST))
+    found = solve(problem, "sha-ea", 0.5, 0)
+    study_of = study(found, problem, 0.5)
+    own = found.predicted.cost_per_iteration
+    assert own is not None and study_of.value == pytest.approx(own, rel=1e-3)
+    assert study_of.measure.name == "price of an iteration"
+    (doubled,) = [one for one in study_of.what_ifs if one.name == "link alps–lab doubled"]
+    assert doubled.value is not None and doubled.value <= study_of.value
+    bound = replace(problem, objective=Objective(COST, max_iteration_seconds=found.predicted.iteration_seconds / 2))
+    assert study(found, bound, 0.01).value is None
 
 
 def test_plans_of_the_same_kind_are_no_runner_up() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -42,7 +41,7 @@ from launch.probe_report import tables
 from launch.probe_stage import LOCAL, SLURM, ProbeSite, Wanted, remote_jobs, stage
 from launch.remote_task import RemoteTask, perform, read_tasks
 from launch.shell import Shell
-from tests.launch_cases import ROOT
+from tests.launch_cases import ROOT, until
 from tests.probe_cases import measured_links, probed
 from tests.profile_cases import measured
 from tests.runs import changed
@@ -258,14 +257,10 @@ def test_local_tasks_run_until_they_are_stopped(tmp_path: Path) -> None:
     assert name == "links"
     try:
         log = tmp_path / "logs" / "links.log"
-        deadline = time.monotonic() + 50
-        while not (log.exists() and "on" in log.read_text()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: log.exists() and "on" in log.read_text(), "a word of the task", 50)
     finally:
         bash(stop_script(site))
-    assert "on" in log.read_text()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(number), 0)
+    until(lambda: not Path(f"/proc/{number}").exists(), "the end of the task")  # where killed, its parent sees to it
 
 
 @pytest.mark.parametrize(("text", "says"), [("{", "not a file of tasks"), (None, "No such file")])

@@ -61,8 +61,12 @@ def explained() -> Explanation:
     found = with_choices(explain(plan(), problem), problem)
     terms = (Term("actor_training", 21.0, 25.0), Term("weight_sync", 0.5, 0.25))
     other = RunnerUp("verl", 45.0, (("actor_generation", "actor_training"),), ("alps", "jsc"), terms)
-    answers = (WhatIf("as it is", 41.25, True), WhatIf("without lab", 44.0), WhatIf("without alps", None))
-    return replace(found, study=Study(answers, other))
+    answers = (
+        WhatIf("as it is", 41.25, True, 41.25),
+        WhatIf("without lab", 44.0, value=44.0),
+        WhatIf("without alps", None),
+    )
+    return replace(found, study=Study(answers, other, found.plan.predicted.iteration_seconds))
 
 
 def explained_of_tests() -> str:

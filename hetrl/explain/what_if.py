@@ -10,6 +10,7 @@ Where the plan at hand still holds on a changed topology, it competes with what 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -19,8 +20,9 @@ from hetrl.errors import InfeasibleError
 from hetrl.explain.resources import Part, critical_path
 from hetrl.hardware import Site, Topology
 from hetrl.plan import Plan, site_of
-from hetrl.search import SOLVERS, solve
+from hetrl.search import solve, solvers_for
 from hetrl.search.baselines import SEARCHES
+from hetrl.search.objective import SECONDS, Measure, measure_of, plan_value
 from hetrl.search.space import Grouping, Problem
 
 UNCHANGED = "as it is, planned again"
@@ -37,14 +39,15 @@ class Question:
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The answer: the best iteration on the changed topology; None where no plan was found.
+    """The answer: the iteration of the best plan on the changed topology; None where no plan was found.
 
-    `same_plan` says that it is the plan at hand, which no other one beats.
+    `value` is what the objective makes least. `same_plan` says that it is the plan at hand, which no other one beats.
     """
 
     name: str
     seconds: float | None
     same_plan: bool = False
+    value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,15 @@ def _one_more_node(topology: Topology, site: Site) -> Iterator[Question]:
 
 @dataclass(frozen=True)
 class Study:
-    """The answers in the order of the questions, and the runner-up; None where no other kind of plan was found."""
+    """The answers in the order of the questions, and the runner-up; None where no other kind of plan was found.
+
+    `value` is that of the plan at hand, None where it breaks a bound of the objective; `measure` says of what.
+    """
 
     what_ifs: tuple[WhatIf, ...]
     runner_up: RunnerUp | None
+    value: float | None
+    measure: Measure = SECONDS
 
 
 def study(
@@ -106,16 +114,18 @@ def study(
     The runner-up is the best of what the searches without a site, sha-ea without the plan's grouping and the other
     solvers find; the searches among the baselines find nothing of another kind.
     """
-    made_by = plan.solver.name if plan.solver.name in SOLVERS else "sha-ea"
+    solvers = solvers_for(problem.objective)
+    made_by = plan.solver.name if plan.solver.name in solvers else "sha-ea"
     others: list[Plan] = []
     answers = []
     for question in questions(problem.topology):
         report(question.name)
-        found = _solved(Problem(question.topology, problem.workload), made_by, budget_seconds, seed)
-        answers.append(_answer(question, plan, found, problem))
+        changed = replace(problem, topology=question.topology)
+        found = _solved(changed, made_by, budget_seconds, seed)
+        answers.append(_answer(question, plan, found, changed))
         if found is not None and (question.dropped or question.name == UNCHANGED):
             others.append(found)
-    for solver in (name for name in SOLVERS if name not in (made_by, *SEARCHES)):
+    for solver in (name for name in solvers if name not in (made_by, *SEARCHES)):
         report(f"solver {solver}")
         if (found := _solved(problem, solver, budget_seconds, seed)) is not None:
             others.append(found)
@@ -123,7 +133,9 @@ def study(
     grouping = tuple(group.tasks for group in plan.groups)
     if (found := _solved(problem, "sha-ea", budget_seconds, seed, grouping)) is not None:
         others.append(found)
-    return Study(tuple(answers), runner_up(plan, others, problem))
+    value = plan_value(plan, problem.topology, problem.objective)
+    own = value if value < math.inf else None
+    return Study(tuple(answers), runner_up(plan, others, problem), own, measure_of(problem.objective))
 
 
 def _solved(
@@ -135,12 +147,16 @@ def _solved(
         return None
 
 
-def _answer(question: Question, plan: Plan, found: Plan | None, problem: Problem) -> WhatIf:
-    seconds = None if found is None else found.predicted.iteration_seconds
-    if question.name == UNCHANGED or violations(plan, question.topology, problem.workload):
-        return WhatIf(question.name, seconds)
-    same = with_prediction(plan, question.topology, problem.workload).predicted.iteration_seconds
-    return WhatIf(question.name, same, True) if seconds is None or same <= seconds else WhatIf(question.name, seconds)
+def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem) -> WhatIf:
+    value = math.inf if found is None else plan_value(found, changed.topology, changed.objective)
+    if question.name != UNCHANGED and not violations(plan, changed.topology, changed.workload):
+        same = with_prediction(plan, changed.topology, changed.workload)
+        own = plan_value(same, changed.topology, changed.objective)
+        if own <= value and own < math.inf:
+            return WhatIf(question.name, same.predicted.iteration_seconds, True, own)
+    if found is None:
+        return WhatIf(question.name, None)
+    return WhatIf(question.name, found.predicted.iteration_seconds, value=value)
 
 
 def kind_of(plan: Plan) -> tuple[frozenset[frozenset[str]], frozenset[str]]:
@@ -150,11 +166,11 @@ def kind_of(plan: Plan) -> tuple[frozenset[frozenset[str]], frozenset[str]]:
 
 
 def runner_up(plan: Plan, others: Sequence[Plan], problem: Problem) -> RunnerUp | None:
-    """Return the fastest of the plans that is of another kind than this one."""
+    """Return the best of the plans that is of another kind than this one."""
     found = [other for other in others if kind_of(other) != kind_of(plan)]
     if not found:
         return None
-    best = min(found, key=lambda other: other.predicted.iteration_seconds)
+    best = min(found, key=lambda other: plan_value(other, problem.topology, problem.objective))
     ours, theirs = (_by_name(critical_path(one, problem.topology, problem.workload)) for one in (plan, best))
     names = dict.fromkeys((*ours, *theirs))
     terms = tuple(Term(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)

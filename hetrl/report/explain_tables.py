@@ -15,9 +15,18 @@ from hetrl.explain.memory import Memory
 from hetrl.explain.resources import ITERATION
 from hetrl.hardware import Topology
 from hetrl.report.links import link_rows
-from hetrl.report.reasons import answer_text, change_text, idle_reason, runner_up_reason, training_reason, waits_for
+from hetrl.report.reasons import (
+    answer_text,
+    change_text,
+    idle_reason,
+    runner_up_reason,
+    training_reason,
+    value_text,
+    waits_for,
+)
 from hetrl.report.tables import add_row, new_table
 from hetrl.report.text import figure, spoken
+from hetrl.search.objective import SECONDS
 
 _BAR = 16
 
@@ -31,7 +40,7 @@ def explanation_tables(found: Explanation, topology: Topology) -> RenderableType
     for title, lines in _paragraphs(found):
         parts += [Text(title, style="italic"), *(Text(f"  {line}", overflow="fold") for line in lines), Text("")]
     if found.study is not None:
-        parts.append(_what_if_table(found.study, found.plan.predicted.iteration_seconds))
+        parts.append(_what_if_table(found.study))
     return Stack(*parts)
 
 
@@ -81,9 +90,11 @@ def _paragraphs(found: Explanation) -> Iterator[tuple[str, list[str]]]:
         yield "Runner-up", [runner_up_reason(found.study.runner_up, seconds)]
 
 
-def _what_if_table(study: Study, seconds: float) -> Table:
-    table = new_table("What if", "what", "iteration", "change", "by")
+def _what_if_table(study: Study) -> Table:
+    other = study.measure != SECONDS
+    table = new_table("What if", "what", "iteration", *([study.measure.name] if other else []), "change", "by")
     for answer in study.what_ifs:
-        value = "–" if answer.seconds is None else f"{figure(answer.seconds)} s"
-        add_row(table, answer.name, value, change_text(answer.seconds, seconds), answer_text(answer))
+        iteration = "–" if answer.seconds is None else f"{figure(answer.seconds)} s"
+        value = [value_text(answer.value, study.measure)] if other else []
+        add_row(table, answer.name, iteration, *value, change_text(answer.value, study.value), answer_text(answer))
     return table

@@ -82,6 +82,6 @@ def _colour(resource: str) -> str:
 
 
 def _longest_answer(found: Explanation | None) -> float:
-    """Return the seconds that the bars of the what-ifs are scaled to."""
+    """Return the value that the bars of the what-ifs are scaled to."""
     answers = found.study.what_ifs if found and found.study else ()
-    return max((answer.seconds for answer in answers if answer.seconds is not None), default=1.0)
+    return max((answer.value for answer in answers if answer.value is not None), default=1.0)

@@ -9,6 +9,7 @@ from hetrl.explain.resources import Part
 from hetrl.explain.training_sites import Spread, TrainingSites
 from hetrl.explain.what_if import RunnerUp, WhatIf
 from hetrl.report.text import compact_devices, figure, spoken
+from hetrl.search.objective import Measure
 
 _MOST = 3
 _LEAST = 0.05  # of a time: smaller parts are not named
@@ -64,11 +65,18 @@ def _signed(name: str, seconds: float) -> str:
     return f"{name} {'+' if seconds > 0 else '−'}{figure(abs(seconds))} s"
 
 
-def change_text(seconds: float | None, iteration_seconds: float) -> str:
-    """Return how much longer or shorter an iteration is: `−12 %`, `same` below half a per cent, `none found`."""
-    if seconds is None:
+def value_text(value: float | None, measure: Measure) -> str:
+    """Return what an objective makes least, with its unit."""
+    return "–" if value is None else f"{figure(value / measure.scale)} {measure.unit}".rstrip()
+
+
+def change_text(value: float | None, own: float | None) -> str:
+    """Return how much more or less than the plan's own it is: `−12 %`, `same` below half a per cent, `none found`."""
+    if value is None:
         return "none found"
-    change = seconds / iteration_seconds - 1
+    if own is None:
+        return "–"
+    change = value / own - 1
     return "same" if abs(change) < 0.005 else f"{'+' if change > 0 else '−'}{100 * abs(change):.0f} %"
 
 

@@ -44,7 +44,7 @@ def solve(
     """
     if solver not in SOLVERS:
         raise UsageError(f'unknown solver "{solver}"{nearest(solver, SOLVERS)}; known: {", ".join(sorted(SOLVERS))}')
-    if problem.objective.kind != THROUGHPUT and solver not in ("sha-ea", *baselines.SEARCHES):
+    if solver not in solvers_for(problem.objective):
         raise UsageError(
             f'solver "{solver}" plans for {THROUGHPUT} alone; for {problem.objective.kind} take planner.solver sha-ea'
         )
@@ -68,3 +68,8 @@ SOLVERS: Mapping[str, Callable[[Space, float, Made], Found]] = {
     "ilp": ilp.plan,
     **baselines.PLANS,
 }
+
+
+def solvers_for(objective: Objective) -> list[str]:
+    """Return the solvers that plan for an objective: all for throughput, the searches for any."""
+    return list(SOLVERS) if objective.kind == THROUGHPUT else ["sha-ea", *baselines.SEARCHES]

@@ -48,6 +48,18 @@ FASTEST = Objective()
 
 
 @dataclass(frozen=True)
+class Measure:
+    """What an objective makes least, for people: one `unit` is `scale` of what `plan_value` returns."""
+
+    name: str
+    unit: str = ""
+    scale: float = 1.0
+
+
+SECONDS = Measure("iteration", "s")
+
+
+@dataclass(frozen=True)
 class Bound:
     """What a plan has of something that is limited; `key` is where the limit was written, `unit` that of both."""
 
@@ -103,6 +115,15 @@ def _run_bounds(plan: Plan, topology: Topology, objective: Objective) -> Iterato
         limit = topology.site_by_name[site].budget_gpu_hours
         if limit is not None:
             yield Bound(f"{site}: budget_gpu_hours", "GPU-hours", hours[site], limit)
+
+
+def measure_of(objective: Objective) -> Measure:
+    """Return what the objective makes least."""
+    if objective.kind == TIME_TO_RESULT:
+        return Measure("until the result", "h", HOUR)
+    if objective.kind == COST and math.isinf(objective.budget_per_hour):
+        return Measure("price of an iteration")
+    return SECONDS
 
 
 def plan_value(plan: Plan, topology: Topology, objective: Objective) -> float:
