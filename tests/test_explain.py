@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetrl.config import read_problem
+from hetrl.cost.charges import held_devices
 from hetrl.cost.efficiency import changed, rates
 from hetrl.cost.iteration import predict, with_prediction
 from hetrl.explain import Explanation, explain, with_choices
@@ -168,6 +169,19 @@ def test_idle_devices_are_those_without_a_task() -> None:
     assert one.devices == ("jsc/l40s-1/1",) and one.gpu == "l40s"
     assert one.task in ("actor_generation", "reference_inference", "reward_inference")
     assert one.seconds is not None
+    assert one.better == (one.seconds < found.predicted.iteration_seconds)
+
+
+def test_idle_devices_are_worth_nothing_where_they_break_the_budget() -> None:
+    found, where, job = case("sync")
+    by_gpu = replace(where, sites=tuple(replace(site, allocation="gpu") for site in where.sites))
+    given_back = {"jsc/l40s-1/1"}
+    groups = (replace(one, devices=tuple(d for d in one.devices if d not in given_back)) for one in found.groups)
+    found = replace(found, groups=tuple(groups))
+    own = float(len(held_devices(found, by_gpu)))
+    for budget, better in ((own, False), (own + 1, True)):
+        (one,) = idle(found, Problem(by_gpu, job, Objective(COST, budget_per_hour=budget)), ())
+        assert set(one.devices) == given_back and one.better == better
 
 
 def test_gpus_that_nobody_can_reach_say_so() -> None:

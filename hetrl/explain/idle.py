@@ -12,6 +12,7 @@ from hetrl.explain.training_sites import shares
 from hetrl.hardware import Device
 from hetrl.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.search.assemble import Made, plan_of
+from hetrl.search.objective import plan_value
 from hetrl.search.space import Problem, linked, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES
 
@@ -21,7 +22,8 @@ class Idle:
     """Devices of one class without a task, and the best that a task could make of them.
 
     `task` is None where none of generation and the inferences can run there; `why_not` says why. `seconds` is the
-    iteration with these devices, `costs` what each resource then adds or saves, largest change first.
+    iteration with these devices, `costs` what each resource then adds or saves, largest change first; `better` says
+    whether the plan's objective gains by it.
     """
 
     gpu: str
@@ -30,6 +32,7 @@ class Idle:
     seconds: float | None = None
     costs: tuple[Part, ...] = ()
     why_not: str = ""
+    better: bool = False
 
 
 def idle(plan: Plan, problem: Problem, waits: Sequence[Part]) -> tuple[Idle, ...]:
@@ -56,7 +59,8 @@ def _idle(gpu: str, free: list[Device], plan: Plan, problem: Problem, waits: Seq
     if best is None:
         return Idle(gpu, names, why_not=broken or _no_way(free[0], plan, problem))
     seconds, task, other = best
-    return Idle(gpu, names, task, seconds, _changes(waits, other, problem))
+    ours, theirs = (plan_value(one, problem.topology, problem.objective) for one in (plan, other))
+    return Idle(gpu, names, task, seconds, _changes(waits, other, problem), better=theirs < ours)
 
 
 def _no_way(device: Device, plan: Plan, problem: Problem) -> str:

@@ -58,7 +58,8 @@ def idle_reason(idle: Idle, iteration_seconds: float) -> str:
         return f"{start}, no less: nobody waits for what they could do"
     if change > 0:
         return f"{start}, {figure(change)} s more: {changes}"
-    return f"{start}, {figure(-change)} s less ({changes}): a longer search may use them"
+    outcome = "a longer search may use them" if idle.better else "it costs more than the objective gains"
+    return f"{start}, {figure(-change)} s less ({changes}): {outcome}"
 
 
 def _signed(name: str, seconds: float) -> str:
