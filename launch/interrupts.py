@@ -1,4 +1,7 @@
-"""Ctrl-C and signals while a run is followed: noted when they come, answered when the follower looks."""
+"""Ctrl-C and signals: while a run is followed they are noted, and answered when the follower looks.
+
+A signal that was ignored when the command started stays so: `nohup` is how users say that a run outlives its terminal.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,42 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end what runs inside as Ctrl-C does, by an exception: SystemExit, 128 + the signal.
+
+    Only the first one counts, so that another does not end the cleaning up. Once a terminal is gone (SIGHUP), nothing
+    more is written to it: that would fail.
+    """
+    terminals = [stream for stream in (sys.stdout, sys.stderr) if stream.isatty()]
+    previous: dict[int, Any] = {}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for other in previous:
+            signal.signal(other, signal.SIG_IGN)
+        for terminal in terminals if number == signal.SIGHUP else ():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.fileno())
+        raise SystemExit(128 + number)
+
+    for number in _heeded(*_ENDING):
+        previous[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _heeded(*numbers: int) -> list[int]:
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class Interrupts:
@@ -31,7 +65,7 @@ class Interrupts:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in (signal.SIGINT, *_ENDING):
+        for number in _heeded(signal.SIGINT, *_ENDING):
             self._previous[number] = signal.signal(number, self._note)
         return self
 

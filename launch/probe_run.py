@@ -31,6 +31,7 @@ from hetrl.runtime.probe_nodes import NODES_FILE
 from hetrl.runtime.rendezvous import peer_endpoint
 from hetrl.sites import SiteFile
 from launch.discover import at_every_site
+from launch.interrupts import ended_by_signals
 from launch.probe_commands import (
     END_SECONDS,
     Look,
@@ -69,11 +70,16 @@ class Found:
 def measure(files: Sequence[SiteFile], executor: Executor, wanted: Wanted) -> Found:
     """Measure at all sites; what a site or a pair did not do is in the result's `skipped`.
 
-    Raises UsageError for sites that cannot be measured as they are described. Interrupted, it cancels first.
+    Raises UsageError for sites that cannot be measured as they are described. Interrupted or ended by a signal, it
+    cancels first.
     """
     run, found = f"probe-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", Found()
     talk = Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="hetrl-") as work, talk.status("starting at every site") as status:
+    with (
+        ended_by_signals(),
+        tempfile.TemporaryDirectory(prefix="hetrl-") as work,
+        talk.status("starting at every site") as status,
+    ):
         sites = stage(run, files, executor, Path(work), wanted)
         try:
             answers = _at(sites, start, found)

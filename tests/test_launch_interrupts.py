@@ -61,6 +61,50 @@ def test_signal_without_a_terminal_stops_everything_without_asking(driven, numbe
     assert phase_of(run) == "cancelled"
 
 
+def ignore_hangup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def test_a_run_under_nohup_outlives_its_terminal(driven):
+    process, run = driven(stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=ignore_hangup)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (ignored,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+    assert int(ignored, 16) & 1 << signal.SIGHUP - 1
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert left_of(run) == []
+
+
+CLEANING = """
+import signal, sys, time
+from launch.interrupts import ended_by_signals
+with ended_by_signals():
+    try:
+        print("on", flush=True)
+        time.sleep(60)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        print("cleaning up", file=sys.stderr, flush=True)
+        print("clean", file=open(sys.argv[1], "w"))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_what_a_signal_ends_cleans_up_once(number, code, tmp_path):
+    terminal = Terminal()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", CLEANING, str(tmp_path / "done")]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=terminal.theirs, text=True)
+    assert process.stdout.readline() == "on\n"
+    if number == signal.SIGHUP:
+        terminal.close()
+    process.send_signal(number)
+    assert process.wait(30) == code
+    assert (tmp_path / "done").read_text() == "clean\n"
+
+
 class Terminal:
     """The user's side of a pseudo-terminal; what was printed to it collects in `text`."""
 
@@ -71,6 +115,9 @@ class Terminal:
 
     def type(self, text):
         os.write(self._mine, text.encode())
+
+    def close(self):
+        os.close(self._mine)
 
     def shows(self, text):
         with contextlib.suppress(BlockingIOError):

@@ -152,14 +152,15 @@ def test_a_site_whose_job_does_not_start_is_named_and_the_rest_is_written(lab: L
     assert not queued(lab)
 
 
-def test_an_interrupt_cancels_what_is_queued(lab: Lab) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_cancels_what_is_queued(lab: Lab, number: int, code: int) -> None:
     home = describe(lab)
     drain(lab, "drain")
     with lab.popen("alpha", ["venv/bin/hetrl", "probe", "try.yaml", *PROBE], stderr=subprocess.PIPE) as probing:
         wait_until(lambda: "PD" in lab.run("beta", ["squeue", "--noheader"]).stdout, 120, lambda: queued(lab))
-        os.kill(only_child_of(probing.pid), signal.SIGINT)
+        os.kill(only_child_of(probing.pid), number)
         _, said = probing.communicate(timeout=COMMAND_SECONDS)
     drain(lab, "resume")
-    assert probing.returncode == 130, said
+    assert probing.returncode == code, said
     wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
     assert not list((home / "scratch").glob("hetrl/*"))
