@@ -101,6 +101,8 @@ def run_search(solver: str, problem: Problem, wall_seconds: float, seed: int) ->
             points.append(Point(time.monotonic() - began, progress.seconds, progress.evaluations))
 
     best = SEARCHES[solver](evaluator, Limits(began + wall_seconds), seed, note)
+    if best.interrupted:
+        raise KeyboardInterrupt
     note(Progress(best.seconds, evaluator.evaluations, 1))
     took = time.monotonic() - began
     return Run(solver, seed, tuple(points), took, evaluator.evaluations, tuple(best.x.tolist()))

@@ -127,6 +127,22 @@ def test_without_time_the_plan_of_sha_ea_is_returned_unproven() -> None:
     assert (found.seconds, found.bound, found.proven) == (start.seconds, 0.0, False)
 
 
+def test_an_interrupt_returns_the_plan_of_sha_ea_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = tuple(Site(name, (Node("n0", "a100-80gb", 2),)) for name in "ab")
+    asked = Problem(Topology(sites, ()), workload("grpo", "sync"))
+    began = []
+
+    def interrupt(*_: object) -> None:
+        began.append(True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hetrl.search.ilp.make_columns", interrupt)
+    plan = solve(asked, "ilp", 20.0, 0)
+    check(plan, asked.topology, asked.workload)
+    assert (plan.solver.status, plan.solver.bound_seconds) == ("feasible", None)
+    assert len(began) == 1  # the other site is not looked at
+
+
 def test_sets_of_sites_are_linked_and_cannot_grow() -> None:
     sites = tuple(Site(name, (Node("n0", "l4", 1),)) for name in "abcd")
     links = tuple(Link((a, b), 5.0, 1.0) for a, b in ("ab", "bc", "ac", "cd"))

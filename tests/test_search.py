@@ -14,6 +14,7 @@ from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan import Plan
 from hetrl.search import Problem, Progress, solve
 from hetrl.search.balance import balance
+from hetrl.search.objective import Objective
 from hetrl.search.space import Space, clique, set_partitions, stars
 from hetrl.workload import TASKS, Lengths, Workload, architecture
 from launch.show import progress_line
@@ -141,9 +142,19 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
         if progress.seconds < float("inf"):
             raise KeyboardInterrupt
 
-    problem = Problem(_two_sites(), _workload())
-    plan = solve(problem, "sha-ea", 3600.0, 0, report=interrupt)
-    check(plan, problem.topology, problem.workload)
+    for topology in (_two_sites(), replace(_two_sites(), links=())):  # without a link each site is searched by itself
+        problem = Problem(topology, _workload())
+        plan = solve(problem, "sha-ea", 3600.0, 0, report=interrupt)
+        check(plan, problem.topology, problem.workload)
+
+
+def test_an_interrupt_before_any_plan_is_passed_on() -> None:
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    tight = Objective("cost", max_iteration_seconds=1e-3)
+    with pytest.raises(KeyboardInterrupt):
+        solve(Problem(_two_sites(), _workload(), tight), "sha-ea", 3600.0, 0, report=interrupt)
 
 
 def test_verl_is_uniform_over_all_gpus() -> None:

@@ -39,7 +39,7 @@ class Outcome:
 
     `seconds` is the value of `x` by the full model, `composed` by the program's constants (infinite where it found no
     plan within the limit); no plan of S takes less than `bound` by these constants. `proven`: the program ran to its
-    end, so `bound` is the least value, or the limit where no plan is below that.
+    end, so `bound` is the least value, or the limit where no plan is below that. `interrupted`: Ctrl-C ended it.
     """
 
     x: Vector
@@ -48,15 +48,18 @@ class Outcome:
     bound: float
     proven: bool
     columns: int
+    interrupted: bool = False
 
 
 def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     """Return the best plan found, with status and bound, and how many plans sha-ea valued before.
 
-    Raises InfeasibleError where no plan was found.
+    Raises InfeasibleError where no plan was found. An interrupt (Ctrl-C) ends the search; it is passed on where there
+    is no plan yet.
     """
     deadline, compared, bound = time.monotonic() + budget_seconds, 0, np.inf
     best: tuple[float, Vector, Evaluator] | None = None
+    interrupted = False
     sets = [*linked_sets(space.problem.topology)]
     for index, sites in enumerate(sets):
         try:
@@ -67,13 +70,17 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
         end = now + (deadline - now) / (len(sets) - index)
         start = search(evaluator, Limits(now + START_SHARE * (end - now)), made.seed)
         compared += evaluator.evaluations
-        if np.isinf(start.seconds):
-            bound = 0.0  # without a limit the columns are too many
-            continue
-        found = best_in_space(evaluator, start.x, start.seconds, end)
+        found = Outcome(start.x, start.seconds, np.inf, 0.0, False, 0, start.interrupted)
+        if np.isfinite(start.seconds) and not start.interrupted:  # without a limit the columns are too many
+            found = best_in_space(evaluator, start.x, start.seconds, end)
         bound = min(bound, found.bound)
-        if best is None or found.seconds < best[0]:
+        if np.isfinite(found.seconds) and (best is None or found.seconds < best[0]):
             best = found.seconds, found.x, evaluator
+        if interrupted := found.interrupted:
+            bound = 0.0  # nothing is known of the sites that are left
+            break
+    if best is None and interrupted:
+        raise KeyboardInterrupt
     if best is None:
         raise explain_infeasible(space, budget_seconds)
     seconds, x, evaluator = best
@@ -93,8 +100,10 @@ def best_in_space(evaluator: Evaluator, start: Vector, limit: float, deadline: f
         menu = read_menu(evaluator, limit, deadline)
         columns = make_columns(menu, tables, limit, deadline)
         solution = solve_program(columns, menu, tables, limit, deadline)
-    except (UnfinishedError, KeyboardInterrupt):
+    except UnfinishedError:
         return Outcome(start, limit, np.inf, 0.0, False, 0)
+    except KeyboardInterrupt:
+        return Outcome(start, limit, np.inf, 0.0, False, 0, interrupted=True)
     if not solution.columns:
         return Outcome(start, limit, np.inf, solution.bound, solution.proven, len(columns.tasks))
     x = vector_of(columns, menu, solution, evaluator)

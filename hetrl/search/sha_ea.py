@@ -70,11 +70,13 @@ class Best:
     """The best candidate met so far: `value` of the objective, seconds of an iteration (infinite: not feasible).
 
     While nothing is feasible it is the one nearest to the objective's bounds (a `value` from `INFEASIBLE` on).
+    `interrupted` says that Ctrl-C ended the search.
     """
 
     value: float = np.inf
     seconds: float = np.inf
     x: Vector = field(default_factory=lambda: np.zeros(0, np.int32))
+    interrupted: bool = False
 
     def offer(self, value: float, x: Vector, evaluator: Evaluator) -> None:
         """Take a candidate that is better, unless it does not fit."""
@@ -133,10 +135,11 @@ def plan(
     """Return the best plan found by a method (`search` without one) and how many were valued.
 
     Each set of sites that one site can lead is searched by itself (one set, where all sites are linked). Raises
-    InfeasibleError where nothing was found. The time of the search begins when all is compiled. `narrow` keeps to the
-    plan space of the integer program (docs/ilp.md), where all used sites are linked with each other.
+    InfeasibleError where nothing was found. The time of the search begins when all is compiled. An interrupt (Ctrl-C)
+    ends it; it is passed on where no feasible plan was found yet. `narrow` keeps to the plan space of the integer
+    program (docs/ilp.md), where all used sites are linked with each other.
     """
-    compared, best, winner = 0, Best(), None
+    compared, best, winner, interrupted = 0, Best(), None, False
     joined = linked_sets if narrow else stars
     sets = [some for some in joined(space.problem.topology) if _has_all_engines(replace(space, sites=some))]
     deadline = time.monotonic() + budget_seconds
@@ -151,6 +154,10 @@ def plan(
         compared += evaluator.evaluations
         if found.value < best.value:
             best, winner = found, evaluator
+        if interrupted := found.interrupted:
+            break
+    if interrupted and best.seconds == np.inf:
+        raise KeyboardInterrupt
     if winner is None:
         raise explain_infeasible(space, budget_seconds)
     whole = winner.assemble(best.x, made)
@@ -178,7 +185,7 @@ def _has_all_engines(space: Space) -> bool:
 def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:
     """Return the best candidate found; its seconds are infinite where nothing is feasible.
 
-    An interrupt (Ctrl-C) ends the search early; it is passed on where no feasible plan was found yet.
+    An interrupt (Ctrl-C) ends the search early.
     """
     state, best, improved = seeded(seed), Best(), 0
     try:
@@ -190,8 +197,7 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
             if restart - improved >= PATIENCE:
                 break
     except KeyboardInterrupt:
-        if best.seconds == np.inf:
-            raise
+        best.interrupted = True
     return best
 
 

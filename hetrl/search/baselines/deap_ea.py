@@ -18,7 +18,6 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -73,8 +72,7 @@ def plan(
 def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:
     """Return the best plan found; its seconds are infinite where nothing is feasible.
 
-    An interrupt (Ctrl-C) ends the search early; it is passed on where no feasible plan was found yet. Raises
-    UsageError where DEAP is not installed.
+    An interrupt (Ctrl-C) ends the search early. Raises UsageError where DEAP is not installed.
     """
     algorithms, best = _library("algorithms"), Best()
     with _seeded(seed):
@@ -89,8 +87,7 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
                 population = toolbox.select(population + children, POPULATION)
                 children = algorithms.varOr(population, toolbox, OFFSPRING, CROSSOVER, 1 - CROSSOVER)
         except KeyboardInterrupt:
-            if best.seconds == inf:
-                raise
+            best.interrupted = True
     return best
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from math import inf
 
 from hetrl.search import sha_ea
 from hetrl.search.evaluate import Evaluator
@@ -22,7 +21,7 @@ SEEDS_APART = 1 << 32  # more plans than a run draws: no two seeds share one
 def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:
     """Return the best plan drawn; its seconds are infinite where none is feasible.
 
-    An interrupt (Ctrl-C) ends the search early; it is passed on where no feasible plan was found yet.
+    An interrupt (Ctrl-C) ends the search early.
     """
     best, numbers = Best(), count(seed * SEEDS_APART)
     try:
@@ -33,8 +32,7 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
             if report is not None:
                 report(Progress(best.seconds, evaluator.evaluations, 1))
     except KeyboardInterrupt:
-        if best.seconds == inf:
-            raise
+        best.interrupted = True
     return best
 
 
