@@ -14,8 +14,7 @@ from rich.console import Console
 from hetrl.config import read_experiment, seconds_of
 from hetrl.errors import HetrlError, UsageError
 from hetrl.measure.links import MeasuredLinks, Unprobed, file_name, write_measured_links
-from hetrl.measure.measured import Measured, write_measured
-from hetrl.measure.measured import file_name as machine_file_name
+from hetrl.measure.measured import Measured, file_name as machine_file_name, write_measured
 from launch.discover import raise_for
 from launch.probe_report import tables
 from launch.probe_run import Found, measure

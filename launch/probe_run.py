@@ -26,8 +26,7 @@ from hetrl.measure.files import parse
 from hetrl.measure.links import Probed
 from hetrl.measure.measured import Measured
 from hetrl.runtime.probe import GO_FILE, LINKS_FILE, Links, most_seconds
-from hetrl.runtime.probe_nodes import MOST_SECONDS as NODES_SECONDS
-from hetrl.runtime.probe_nodes import NODES_FILE
+from hetrl.runtime.probe_nodes import MOST_SECONDS as NODES_SECONDS, NODES_FILE
 from hetrl.runtime.rendezvous import peer_endpoint
 from hetrl.sites import SiteFile
 from launch.discover import at_every_site

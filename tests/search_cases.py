@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from hetrl.errors import HetrlError

@@ -11,8 +11,7 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.hardware import Link, Node, Site, Topology
 

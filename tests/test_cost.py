@@ -6,8 +6,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.cost.compute import (
     StageShape,
@@ -38,9 +37,7 @@ from hetrl.errors import UsageError
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology, gpu_catalogue
 from hetrl.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.workload import Lengths, Workload, architecture
-from tests.plan_cases import plan as whole_plan
-from tests.plan_cases import topology as three_sites
-from tests.plan_cases import workload as grpo
+from tests.plan_cases import plan as whole_plan, topology as three_sites, workload as grpo
 
 EIGHT_B = architecture("qwen3-8b")
 WHOLE = StageShape(EIGHT_B, 36, True, True, True, 1, "a100-40gb")

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrl.config import read_problem
 from hetrl.cost.charges import held_devices

@@ -6,8 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.files import write_private

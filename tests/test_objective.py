@@ -8,8 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrl.errors import InfeasibleError, UsageError
 from hetrl.hardware import Link, Node, Site, Topology
@@ -20,8 +19,7 @@ from hetrl.search.objective import COST, KINDS, TIME_TO_RESULT, bounds, plan_val
 from hetrl.search.space import Space
 from hetrl.search.value import INFEASIBLE, UNFIT
 from hetrl.workload import Workload
-from launch.cli import OBJECTIVES
-from launch.cli import SOLVERS as LISTED
+from launch.cli import OBJECTIVES, SOLVERS as LISTED
 from tests.search_cases import MADE, feasible, job, jobs, seeds, topologies
 
 pytestmark = pytest.mark.timeout(300)  # where nothing is compiled yet, the first test waits for that

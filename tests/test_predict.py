@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl import hardware
 from hetrl.cost import efficiency as shares
@@ -27,9 +26,7 @@ from hetrl.predict import decode_layer, generation, inference, prefill_layer, tr
 from hetrl.predict_sync import weight_sync
 from hetrl.workload import Architecture, Workload, architecture
 from launch.cli import main
-from tests.plan_cases import plan
-from tests.plan_cases import topology as plan_topology
-from tests.plan_cases import workload as plan_workload
+from tests.plan_cases import plan, topology as plan_topology, workload as plan_workload
 
 ROOT = Path(__file__).parents[1]
 SEVEN_B = architecture("qwen2.5-7b")

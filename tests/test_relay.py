@@ -16,12 +16,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, SiteUnreachableError, UsageError
-from hetrl.runtime import relay as relay_module
-from hetrl.runtime import relay_protocol, tcp
+from hetrl.runtime import relay as relay_module, relay_protocol, tcp
 from hetrl.runtime.relay import Relay
 from hetrl.runtime.relay_client import dial, enter, paired
 from hetrl.runtime.relay_protocol import DIAL, OFFER, Request, WrongKeyError, key_of_run

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrl.config import Data, Reward
 from hetrl.errors import HetrlError

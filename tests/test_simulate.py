@@ -7,8 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hetrl.cost.efficiency import rates
 from hetrl.cost.generation import prompts_seconds, server_of, step_seconds
@@ -21,9 +20,7 @@ from hetrl.simulate.pipelines import BACKWARD, FORWARD
 from hetrl.simulate.trace import Span
 from hetrl.workload import Lengths, Workload, architecture
 from launch.cli import main
-from tests.plan_cases import plan as three_site_plan
-from tests.plan_cases import topology as three_sites
-from tests.plan_cases import workload as three_site_workload
+from tests.plan_cases import plan as three_site_plan, topology as three_sites, workload as three_site_workload
 from tests.simulate_cases import (
     ACROSS,
     ONE_STAGE,

@@ -4,8 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.cost.compute import optimizer_seconds
 from hetrl.cost.training import micro_batch_times

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from hetrl.errors import UsageError
-from hetrl.hardware import Device, Link, Node, Site, Topology
-from hetrl.hardware import Path as Between
+from hetrl.hardware import Device, Link, Node, Path as Between, Site, Topology
 from hetrl.inventory import ClusterNode, Inventory, Partition, write_inventory
 from hetrl.sites import ScenarioFile, SiteFile, read_scenario, read_sites, topology_of
 

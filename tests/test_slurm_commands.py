@@ -8,8 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from launch.run_directory import Run
 from launch.slurm_commands import (

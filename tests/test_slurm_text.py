@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.inventory import Inventory, expand_hosts, node_groups, read_inventory, write_inventory

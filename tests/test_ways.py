@@ -14,12 +14,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, UsageError
-from hetrl.runtime import relay as relay_module
-from hetrl.runtime import ssh_tunnel, tcp, ways
+from hetrl.runtime import relay as relay_module, ssh_tunnel, tcp, ways
 from hetrl.runtime.http_proxy import status_of
 from hetrl.runtime.link_report import LinkReport
 from hetrl.runtime.relay import Relay

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import Group as Stack
-from rich.console import RenderableType
+from rich.console import Group as Stack, RenderableType
 from rich.table import Table
 from rich.text import Text
 

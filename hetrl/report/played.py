@@ -9,8 +9,7 @@ from hetrl.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
 from hetrl.report.page import SHORT, Mark, marks
 from hetrl.report.text import figure
-from hetrl.simulate import Simulated
-from hetrl.simulate import Span as Event
+from hetrl.simulate import Simulated, Span as Event
 
 GAP = 0.004  # of the width: shorter pauses are drawn over
 _LABEL = 6.0  # per cent of the width that a label needs

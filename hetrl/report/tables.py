@@ -7,8 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from rich import box
-from rich.console import Group as Stack
-from rich.console import RenderableType
+from rich.console import Group as Stack, RenderableType
 from rich.table import Table
 from rich.text import Text
 

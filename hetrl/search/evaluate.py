@@ -12,8 +12,7 @@ from hetrl.search.assemble import Made, plan_of
 from hetrl.search.chance import State, seeded
 from hetrl.search.decode import decode
 from hetrl.search.draw import draw
-from hetrl.search.encoding import Vector, repair, size_of
-from hetrl.search.encoding import bounds as encoding_bounds
+from hetrl.search.encoding import Vector, bounds as encoding_bounds, repair, size_of
 from hetrl.search.evolve import Population, evolve, hash_of, is_new, new_population
 from hetrl.search.mutate import mutate
 from hetrl.search.parts import Parts

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.search.encoding import ALIKE as STAGES_ALIKE
 from hetrl.search.encoding import (
+    ALIKE as STAGES_ALIKE,
     CACHE,
     CHOICES,
     IDLE,

@@ -16,8 +16,7 @@ import pytest
 from tests.lab.available import skip_unless_available
 from tests.lab.lab import Lab
 from tests.lab.processes import wait_until
-from tests.lab.shape import JOB_USER
-from tests.lab.shape import RUN_SITES as SITES
+from tests.lab.shape import JOB_USER, RUN_SITES as SITES
 from tests.lab.submission import CONFIG, SITE_FILES
 
 STEPS = 12

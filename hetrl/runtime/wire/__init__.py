@@ -1,0 +1,164 @@
+"""Everything that crosses between the members of a run: one schema.
+
+A message is a sequence of frames: a `Header`, one of the `Message` structs (both msgpack, by msgspec) and any
+number of raw buffers (tensor bytes) that the message describes. Nothing is unpickled.
+
+What members tell each other travels in channels: struct and buffers, one after the other, are cut into chunks, and each
+chunk is a header and its bytes (`hetrl.runtime.chunks`). What gateways say or hear, and the bookkeeping of the channels
+themselves, is a header and a struct.
+
+Members have addresses `site/role/instance`: `alpha/controller/0`, `alpha/actor_training/0` (rank 0 of the world of that
+role), `beta/actor_generation/2` (the replica's number in the plan). A header may name several receivers: every site
+among them gets the message once and its gateway hands it to each receiver there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from hetrl.runtime.wire.control import (
+    Abort as Abort,
+    Acknowledged as Acknowledged,
+    Ballast as Ballast,
+    ControlMessage,
+    Done as Done,
+    Echo as Echo,
+    EchoReply as EchoReply,
+    Failed as Failed,
+    Finish as Finish,
+    Go as Go,
+    Heartbeat as Heartbeat,
+    Hello as Hello,
+    Join as Join,
+    LinkCounters as LinkCounters,
+    LinkMeasured as LinkMeasured,
+    LinkRestored as LinkRestored,
+    LinkStats as LinkStats,
+    LinkStatsReply as LinkStatsReply,
+    Measure as Measure,
+    Probe as Probe,
+    Undeliverable as Undeliverable,
+)
+from hetrl.runtime.wire.group import (
+    Arrive as Arrive,
+    GroupMessage,
+    Leave as Leave,
+    Share as Share,
+    StoreAnswer as StoreAnswer,
+    StoreAsk as StoreAsk,
+    WanFailed as WanFailed,
+    WanPiece as WanPiece,
+    WanProbe as WanProbe,
+    WanProbed as WanProbed,
+    WanReady as WanReady,
+)
+from hetrl.runtime.wire.header import (
+    NO_ANSWER as NO_ANSWER,
+    WIRE_FORMAT as WIRE_FORMAT,
+    ArraySpec as ArraySpec,
+    Header as Header,
+    Place as Place,
+    Priority as Priority,
+    Tagged as Tagged,
+)
+from hetrl.runtime.wire.work import (
+    Generate as Generate,
+    Generated as Generated,
+    Publish as Publish,
+    Published as Published,
+    Sample as Sample,
+    Sampling as Sampling,
+    Save as Save,
+    Saved as Saved,
+    Score as Score,
+    Scored as Scored,
+    TensorSpec as TensorSpec,
+    Train as Train,
+    Trained as Trained,
+    VersionSpan as VersionSpan,
+    WeightsApplied as WeightsApplied,
+    WeightsBegin as WeightsBegin,
+    WeightsEnd as WeightsEnd,
+    WeightsRejected as WeightsRejected,
+    WeightsTensor as WeightsTensor,
+    WorkMessage,
+)
+
+Message = ControlMessage | WorkMessage | GroupMessage
+
+# The channel of each type that is not control; messages of one channel arrive in the order in which they were sent.
+_PRIORITIES: dict[type[Tagged], Priority] = {
+    Ballast: Priority.DATA,
+    Generate: Priority.DATA,
+    Generated: Priority.DATA,
+    Score: Priority.DATA,
+    Scored: Priority.DATA,
+    Train: Priority.DATA,
+    Trained: Priority.DATA,
+    WanPiece: Priority.DATA,
+    WeightsBegin: Priority.WEIGHTS,
+    WeightsTensor: Priority.WEIGHTS,
+    WeightsEnd: Priority.WEIGHTS,
+}
+
+_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(Header)
+_message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(header: Header, message: Message) -> list[bytes]:
+    """Return the first two frames of a message."""
+    return [_encoder.encode(header), _encoder.encode(message)]
+
+
+def encode_header(header: Header) -> bytes:
+    """Return the first frame of a chunk."""
+    return _encoder.encode(header)
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the struct of a message."""
+    return _encoder.encode(message)
+
+
+def decode_header(frame: bytes | memoryview) -> Header:
+    """Read a header; raises msgspec.MsgspecError on anything else, a foreign format included."""
+    header = _header_decoder.decode(frame)
+    if header.format != WIRE_FORMAT:
+        raise msgspec.ValidationError(f"wire format {header.format!r}, expected {WIRE_FORMAT!r}")
+    return header
+
+
+def decode_message(frame: bytes | memoryview) -> Message:
+    """Read a message; raises msgspec.MsgspecError on anything that is not one of the schema."""
+    return _message_decoder.decode(frame)
+
+
+def priority_of(message: Message) -> Priority:
+    """Return the channel that a message travels in."""
+    return _PRIORITIES.get(type(message), Priority.CONTROL)
+
+
+def address(site: str, role: str, instance: int = 0) -> str:
+    """Return the address of a member."""
+    return f"{site}/{role}/{instance}"
+
+
+def site_of(member: str) -> str:
+    """Return the site of a member's address."""
+    return member.split("/", 1)[0]
+
+
+def gateway_of(site: str) -> str:
+    """Return the address of the gateway of a site."""
+    return address(site, "gateway")
+
+
+def by_site(receivers: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Group receivers by site, order kept."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for receiver in receivers:
+        groups[site_of(receiver)] = (*groups.get(site_of(receiver), ()), receiver)
+    return groups

@@ -1,0 +1,196 @@
+"""What the tasks of a run do for each other: samples, weights, scores and training."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hetrl.runtime.wire.header import ArraySpec, Tagged
+
+# ---- rollouts
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample: `samples` continuations of at most `max_tokens`, ended by any of `stop_tokens`; seeded."""
+
+    samples: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop_tokens: tuple[int, ...] = ()
+
+
+class Generate(Tagged, frozen=True, tag=True):
+    """Sample continuations of one prompt; token ids in, token ids out."""
+
+    group: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Tokens [start, end) of a sample were drawn under this weight version."""
+
+    version: int
+    start: int
+    end: int
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One continuation: tokens, their log-probs under the sampling engine and the weight version of each token."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[VersionSpan, ...]
+    finish_reason: str  # stop | length | abort
+
+
+class Generated(Tagged, frozen=True, tag=True):
+    """The samples of one `Generate`."""
+
+    group: int
+    samples: tuple[Sample, ...]
+    seconds: float
+
+
+# ---- weights
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """One tensor under its Hugging Face name, `bytes` long."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class Publish(Tagged, frozen=True, tag=True):
+    """To a trainer: send the current weights as `version` to these members."""
+
+    version: int
+    receivers: tuple[str, ...]
+    encoding: str = "full"  # full | delta
+
+
+class WeightsBegin(Tagged, frozen=True, tag=True):
+    """A version starts to arrive; `base_version` is the version that a delta overwrites (None: a full set)."""
+
+    version: int
+    encoding: str
+    base_version: int | None = None
+
+
+class WeightsTensor(Tagged, frozen=True, tag=True):
+    """A piece of one tensor: the buffer holds its bytes from `offset`; `digest` (blake2b-128, hex) is of all of it."""
+
+    version: int
+    tensor: TensorSpec
+    offset: int
+    digest: str
+
+
+class WeightsEnd(Tagged, frozen=True, tag=True):
+    """All pieces of the version are sent: so many tensors, and the digest of their digests in name order."""
+
+    version: int
+    tensors: int
+    bytes: int
+    digest: str
+
+
+class WeightsApplied(Tagged, frozen=True, tag=True):
+    """A receiver serves this version from now on; `digest` is what it computed from what arrived."""
+
+    version: int
+    digest: str
+    seconds: float
+
+
+class WeightsRejected(Tagged, frozen=True, tag=True):
+    """A receiver refuses a version (digest, order, missing tensor); the sender sends the full set."""
+
+    version: int
+    cause: str
+
+
+class Published(Tagged, frozen=True, tag=True):
+    """Every receiver of a `Publish` applied the version."""
+
+    version: int
+    digest: str
+    bytes: int
+    seconds: float
+    apply_seconds: dict[str, float]
+
+
+# ---- scoring and training (arrays travel as buffers in the order of `arrays`)
+
+
+class Score(Tagged, frozen=True, tag=True):
+    """Log-probs (or values) of each sequence; arrays tokens [n, s] and lengths [n]; answered by `Scored`."""
+
+    step: int
+    what: str  # logprobs | values
+    arrays: tuple[ArraySpec, ...]
+    temperature: float = 1.0
+
+
+class Scored(Tagged, frozen=True, tag=True):
+    """Array scores [n, s], zero where a sequence has no token."""
+
+    step: int
+    arrays: tuple[ArraySpec, ...]
+    seconds: float
+
+
+class Train(Tagged, frozen=True, tag=True):
+    """One optimiser step on one minibatch with the loss of this name and its hyper-parameters."""
+
+    step: int
+    loss: str  # policy | supervised | value
+    hyper: dict[str, float | str]
+    arrays: tuple[ArraySpec, ...]
+
+
+class Save(Tagged, frozen=True, tag=True):
+    """To a trainer: write a checkpoint after this step of the run, keep the newest `keep`; answered by `Saved`."""
+
+    step: int
+    version: int
+    keep: int
+
+
+class Saved(Tagged, frozen=True, tag=True):
+    """The checkpoint is whole on the trainer's disk, at this place of its site's directory."""
+
+    step: int
+    directory: str
+    seconds: float
+
+
+class Trained(Tagged, frozen=True, tag=True):
+    """What the step measured (loss, gradient norm, KL, clip fraction, ...)."""
+
+    step: int
+    metrics: dict[str, float]
+    seconds: float
+
+
+WorkMessage = (
+    Generate
+    | Generated
+    | Publish
+    | WeightsBegin
+    | WeightsTensor
+    | WeightsEnd
+    | WeightsApplied
+    | WeightsRejected
+    | Published
+    | Score
+    | Scored
+    | Train
+    | Save
+    | Saved
+    | Trained
+)
