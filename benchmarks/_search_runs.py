@@ -18,7 +18,7 @@ from hetrl.search.baselines import deap_ea, random_plans, verl
 from hetrl.search.encoding import Vector
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.ilp import START_SHARE, best_in_space
-from hetrl.search.sha_ea import Limits, Progress
+from hetrl.search.limits import Limits, Progress
 from hetrl.search.space import Space
 
 BEST_KNOWN = ROOT / "benchmarks" / "data" / "best_known.json"

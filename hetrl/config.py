@@ -195,6 +195,7 @@ class Planner(Strict):
     budget_gpu_hours: Positive | None = None
     budget_seconds: Positive = 30.0
     seed: int = 0
+    processes: Annotated[int, Field(ge=1)] = 1
 
     @model_validator(mode="after")
     def _bounds_are_of_the_objective(self) -> Planner:

@@ -54,7 +54,9 @@ def planner_of(arguments: argparse.Namespace, planner: Planner) -> Planner:
     Another objective, or a bound of it, on the command line leaves no bound of the experiment. Raises UsageError for a
     bound that is not one of the objective.
     """
-    given = {key: getattr(arguments, key) for key in ("solver", "objective", "budget_seconds", "seed", *BOUNDS)}
+    given = {
+        key: getattr(arguments, key) for key in ("solver", "objective", "budget_seconds", "seed", "processes", *BOUNDS)
+    }
     given = {key: value for key, value in given.items() if value is not None}
     replaced = BOUNDS if {"objective", *BOUNDS} & given.keys() else ()
     try:
@@ -80,7 +82,16 @@ def solve_problem(problem: Problem, planner: Planner | None = None, narrow: bool
         def report(progress: search.Progress) -> None:
             status.update(progress_line(progress, solver, time.monotonic() - began, budget))
 
-        plan = search.solve(asked, solver, budget, planner.seed, problem.digests, report=report, narrow=narrow)
+        plan = search.solve(
+            asked,
+            solver,
+            budget,
+            planner.seed,
+            problem.digests,
+            report=report,
+            narrow=narrow,
+            processes=planner.processes,
+        )
     _tell_solver(plan)
     return plan
 

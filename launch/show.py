@@ -15,7 +15,7 @@ from hetrl.report.text import figure
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 
 if TYPE_CHECKING:  # numba, which the search brings, is slow to load
-    from hetrl.search.sha_ea import Progress
+    from hetrl.search.limits import Progress
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NAMES_ERROR = re.compile(r"(\b\w*(Error|Exception|Interrupt)\b|\berror\b|\bfatal\b)[:(\s]", re.IGNORECASE)

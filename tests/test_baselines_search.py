@@ -17,7 +17,7 @@ from hetrl.search import Problem, Progress, solve
 from hetrl.search.assemble import Made
 from hetrl.search.baselines import PLANS, SEARCHES, deap_ea, random_plans
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.sha_ea import Best, Limits
+from hetrl.search.limits import Best, Limits
 from hetrl.search.space import Space
 from hetrl.workload import Lengths, Workload, architecture
 

@@ -17,7 +17,8 @@ from hetrl.search.ilp import Outcome, best_in_space
 from hetrl.search.ilp_columns import make_columns
 from hetrl.search.ilp_model import composed_seconds, solve_program
 from hetrl.search.ilp_options import read_menu
-from hetrl.search.sha_ea import Limits, search
+from hetrl.search.limits import Limits
+from hetrl.search.sha_ea import search
 from hetrl.search.space import Problem, Space, linked_sets
 from tests.ilp_cases import BruteForce, problem, trimmed, workload
 

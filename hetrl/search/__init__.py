@@ -11,8 +11,8 @@ from hetrl.plan import Plan
 from hetrl.search import baselines, ilp, sha_ea
 from hetrl.search.assemble import Made, checked
 from hetrl.search.infeasible import refuse_impossible
+from hetrl.search.limits import Progress
 from hetrl.search.objective import THROUGHPUT, Objective
-from hetrl.search.sha_ea import Progress
 from hetrl.search.space import Grouping, Problem, Space
 from hetrl.suggest import nearest
 
@@ -32,15 +32,17 @@ def solve(
     report: Callable[[Progress], None] | None = None,
     excluded: Grouping | None = None,
     narrow: bool = False,
+    processes: int = 1,
 ) -> Plan:
     """Return a plan with its prediction that has passed `check`.
 
     `budget_seconds` bounds the search (the best so far is returned, on Ctrl-C too), `seed` fixes it; `inputs` are the
-    digests that the plan records. `evaluations` bounds the plans that are compared: where this ends the search, the
-    same seed gives the same plan. `report` is told how far the search is. No plan has the grouping `excluded`; `narrow`
-    keeps to the plan space of the solver ilp. These four are for sha-ea; objectives but throughput are for the searches
-    (sha-ea, deap, random). Raises UsageError for a solver that is unknown or does not do what is asked, InfeasibleError
-    where no plan can exist or none was found: it names the tightest constraint and the smallest remedy.
+    digests that the plan records. For sha-ea: `evaluations` bounds the plans that are compared, and where this ends the
+    search, the same seed gives the same plan; `report` is told how far the search is; no plan has the grouping
+    `excluded`; `narrow` keeps to the plan space of the solver ilp; `processes` search with a seed each. Objectives but
+    throughput are for the searches (sha-ea, deap, random). Raises UsageError for a solver that is unknown or does not
+    do what is asked, InfeasibleError where no plan can exist or none was found: it names the tightest constraint and
+    the smallest remedy.
     """
     if solver not in SOLVERS:
         raise UsageError(f'unknown solver "{solver}"{nearest(solver, SOLVERS)}; known: {", ".join(sorted(SOLVERS))}')
@@ -50,12 +52,16 @@ def solve(
         )
     if narrow and solver != "sha-ea":
         raise UsageError(f'only sha-ea can be kept to the plan space of ilp; solver "{solver}" has its own')
+    if processes > 1 and solver != "sha-ea":
+        raise UsageError(f'only sha-ea searches in several processes; solver "{solver}" has one')
     began = time.monotonic()
     space = Space(problem, excluded=excluded)
     refuse_impossible(space)
     made = Made(solver, seed, inputs or {})
     if solver == "sha-ea":
-        plan, compared = sha_ea.plan(space, budget_seconds, made, evaluations, report, narrow=narrow)
+        plan, compared = sha_ea.plan(
+            space, budget_seconds, made, evaluations, report, narrow=narrow, processes=processes
+        )
     else:
         plan, compared = SOLVERS[solver](space, budget_seconds, made)
     took = round(time.monotonic() - began, 3)

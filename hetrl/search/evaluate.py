@@ -28,7 +28,7 @@ class Evaluator:
 
     def __init__(self, space: Space, narrow: bool = False) -> None:
         """Read the problem's numbers from the cost model; `narrow`: for vectors of the integer program's plan space."""
-        self.space = space
+        self.space, self.narrow = space, narrow
         self.tables, self.rows = make_tables(space, narrow)
         self.bench = Bench(self.tables)
         self.size = size_of(self.tables)

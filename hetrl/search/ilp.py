@@ -26,7 +26,8 @@ from hetrl.search.ilp_columns import Columns, make_columns
 from hetrl.search.ilp_model import Solution, composed_seconds, solve_program
 from hetrl.search.ilp_options import Menu, UnfinishedError, read_menu
 from hetrl.search.infeasible import explain_infeasible
-from hetrl.search.sha_ea import Limits, search
+from hetrl.search.limits import Limits
+from hetrl.search.sha_ea import search
 from hetrl.search.space import Space, linked_sets
 
 START_SHARE = 0.2  # of the time, for sha-ea

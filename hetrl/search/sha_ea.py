@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -26,66 +26,20 @@ import numpy as np
 from hetrl.plan import Plan
 from hetrl.search.assemble import Made, finish
 from hetrl.search.chance import State, seeded
-from hetrl.search.encoding import Vector
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.evolve import Population, new_population
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
+from hetrl.search.limits import Best, Limits, Progress, Search
 from hetrl.search.objective import plan_value
+from hetrl.search.processes import search_apart
 from hetrl.search.space import Grouping, Problem, Space, linked_sets, set_partitions, stars
-from hetrl.search.value import INFEASIBLE, UNFIT
+from hetrl.search.value import INFEASIBLE
 
 START = 16
 POPULATIONS = 4
 CANDIDATES = 12
 PATIENCE = 4
-AT_ONCE = 2000  # children between two looks at the clock
 _EQUAL = 1e-9  # what rounding may make of equal values
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a search is: seconds of an iteration of the best plan (infinite: none yet), plans valued, arms alive."""
-
-    seconds: float
-    evaluations: int
-    arms: int
-
-
-@dataclass
-class Limits:
-    """When to stop: at a time of the monotonic clock, or after so many evaluations."""
-
-    deadline: float
-    evaluations: int | None = None
-
-    def left(self, evaluations: int) -> int:
-        """Return how many evaluations may follow at once; 0 ends the search."""
-        if time.monotonic() >= self.deadline:
-            return 0
-        return AT_ONCE if self.evaluations is None else min(AT_ONCE, max(self.evaluations - evaluations, 0))
-
-
-@dataclass
-class Best:
-    """The best candidate met so far: `value` of the objective, seconds of an iteration (infinite: not feasible).
-
-    While nothing is feasible it is the one nearest to the objective's bounds (a `value` from `INFEASIBLE` on).
-    `interrupted` says that Ctrl-C ended the search.
-    """
-
-    value: float = np.inf
-    seconds: float = np.inf
-    x: Vector = field(default_factory=lambda: np.zeros(0, np.int32))
-    interrupted: bool = False
-
-    def offer(self, value: float, x: Vector, evaluator: Evaluator) -> None:
-        """Take a candidate that is better, unless it does not fit."""
-        if value < min(self.value, UNFIT):
-            self.value, self.x = value, x.copy()
-            self.seconds = evaluator.iteration_seconds(x) if value < INFEASIBLE else np.inf
-
-
-Search = Callable[[Evaluator, Limits, int, Callable[[Progress], None] | None], Best]
 
 
 class Arm:
@@ -131,8 +85,9 @@ def plan(
     report: Callable[[Progress], None] | None = None,
     method: Search | None = None,
     narrow: bool = False,
+    processes: int = 1,
 ) -> tuple[Plan, int]:
-    """Return the best plan found by a method (`search` without one) and how many were valued.
+    """Return the best plan found by a method (`search` without one) in so many processes, and how many were valued.
 
     Each set of sites that one site can lead is searched by itself (one set, where all sites are linked). Raises
     InfeasibleError where nothing was found. The time of the search begins when all is compiled. An interrupt (Ctrl-C)
@@ -150,8 +105,13 @@ def plan(
             deadline = time.monotonic() + budget_seconds
         now, parts = time.monotonic(), len(sets) - index
         bound = None if evaluations is None else (evaluations - compared) // parts
-        found = (method or search)(evaluator, Limits(now + (deadline - now) / parts, bound), made.seed, report)
-        compared += evaluator.evaluations
+        limits = Limits(now + (deadline - now) / parts, bound)
+        if processes > 1:
+            found, valued = search_apart(method or search, evaluator, limits, made.seed, processes, report)
+        else:
+            found = (method or search)(evaluator, limits, made.seed, report)
+            valued = evaluator.evaluations
+        compared += valued
         if found.value < best.value:
             best, winner = found, evaluator
         if interrupted := found.interrupted:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hetrl.cost.compute import StageShape, has_language_head, optimizer_seconds
+from hetrl.cost.efficiency import remembered
 from hetrl.cost.memory import training_active_bytes, training_state_bytes
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
@@ -161,7 +161,7 @@ def _both(space: Space, shape: StageShape, kind: int) -> Floats:
     return _both_of(shape, peers, workload)
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _both_of(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
     found = np.zeros((2, 2, 4))
     for r, recompute in enumerate(RECOMPUTE):

@@ -27,7 +27,7 @@ from hetrl.plan import Plan
 from hetrl.search import sha_ea
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.sha_ea import Best, Limits, Progress
+from hetrl.search.limits import Best, Limits, Progress
 from hetrl.search.space import Space
 
 # Crossover and tournament as in DEAP's examples, the population is the best of three: docs/baselines.md.
