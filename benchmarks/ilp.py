@@ -3,8 +3,8 @@
 For each case: sha-ea in the same plan space for two seconds, then the integer program from its own sha-ea's plan until
 the limit. Values are predicted by our model: by the full one, and composed from the program's constants.
 
-Without FULL=1 (or --full) the cases up to 24 GPUs run, each for a minute at most; with it, each for five, and those of
-64 GPUs for ten.
+The cases up to 24 GPUs have a minute each at most, those of 64 GPUs (--large) ten; with FULL=1 (or --full) both run,
+and the small ones have five.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from itertools import product
 
 from _results import ROOT, write_result
 
@@ -32,7 +33,9 @@ SMALL = (
     *((name, kind) for name in ("small-8", "small-12", "small-16", "small-24") for kind in ("ppo", "grpo")),
     ("small-20-five-classes", "grpo"),
 )
+SMALL_SECONDS, FULL_SECONDS = 60.0, 300.0
 LARGE = (("single-region", "ppo"), ("multi-region-hybrid", "grpo"), ("multi-continent", "grpo"))
+LARGE_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -128,27 +131,32 @@ def page(proofs: list[Proof]) -> str:
 
 
 def main() -> None:
-    """Run all cases, write the result."""
+    """Run the cases asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--full", action="store_true", help="64 GPUs, too, and longer limits (also: FULL=1)")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds per case without --full")
+    parser.add_argument("--full", action="store_true", help="all cases, an hour and more (also: FULL=1)")
+    parser.add_argument("--large", action="store_true", help="those of 64 GPUs alone, an hour")
+    parser.add_argument("--limit", type=float, help="seconds per case instead")
     if os.environ.get("FULL") == "1" and "--full" not in sys.argv:
         sys.argv.append("--full")  # so that the result names the whole command
     arguments = parser.parse_args()
-    asked = [(case, arguments.limit) for case in SMALL]
-    if arguments.full:
-        asked = [(case, 300.0) for case in SMALL] + [(case, 600.0) for case in LARGE]
     prove(*SMALL[0], "sync", 1.0)  # compiles, and is not counted
+    if arguments.full or not arguments.large:
+        run("ilp-small", SMALL, arguments.limit or (FULL_SECONDS if arguments.full else SMALL_SECONDS))
+    if arguments.full or arguments.large:
+        run("ilp-large", LARGE, arguments.limit or LARGE_SECONDS)
+
+
+def run(name: str, cases: tuple[tuple[str, str], ...], limit_seconds: float) -> None:
+    """Run some cases, synchronous and asynchronous; write their result."""
     proofs = []
-    for (scenario, algorithm), limit_seconds in asked:
-        for mode in ("sync", "async"):
-            proofs.append(prove(scenario, algorithm, mode, limit_seconds))
-            print(proofs[-1], file=sys.stderr, flush=True)
+    for (scenario, algorithm), mode in product(cases, ("sync", "async")):
+        proofs.append(prove(scenario, algorithm, mode, limit_seconds))
+        print(proofs[-1], file=sys.stderr, flush=True)
     kept = [{**asdict(one), "gap": one.gap} for one in proofs]
     for one in kept:  # JSON has no infinity
         one.update({key: None for key, value in one.items() if value == float("inf")})
     table = page(proofs)
-    write_result("ilp" if arguments.full else "ilp-small", {"seed": SEED, "cases": kept}, table)
+    write_result(name, {"seed": SEED, "limit_seconds": limit_seconds, "cases": kept}, table)
     print(table)
 
 
