@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from hypothesis import settings
 # The same examples every time, and no limit on their time: a busy machine must not fail a test.
 settings.register_profile("hetrl", deadline=None, derandomize=True)
 settings.load_profile("hetrl")
+
+# A shell starts what runs in the background deaf to Ctrl-C and hangups, and what tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 # The layers of tests that start services, and the seconds that one test of each may take.
