@@ -13,8 +13,9 @@ from importlib import metadata
 from rich.console import Console
 from rich.table import Table
 
-from hetrl.config import read_problem, seconds_of
+from hetrl.config import read_problem
 from hetrl.errors import SiteUnreachableError
+from hetrl.experiment import seconds_of
 from hetrl.sites import SiteFile
 from launch.discover import at_every_site
 from launch.preconditions import PACKAGES, Finding, Wish, judge, questions, worst

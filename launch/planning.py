@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from rich.console import Console
 
-from hetrl.config import BOUNDS, Planner, Problem, read_problem, seconds_of
+from hetrl.config import Problem, read_problem
 from hetrl.errors import HetrlError, UsageError
+from hetrl.experiment import BOUNDS, Planner, seconds_of
 from hetrl.plan import Plan
 from hetrl.validation import explain
 from launch.measurements import put_in_force

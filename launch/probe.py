@@ -11,8 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.config import read_experiment, seconds_of
+from hetrl.config import read_experiment
 from hetrl.errors import HetrlError, UsageError
+from hetrl.experiment import seconds_of
 from hetrl.measure.links import MeasuredLinks, Unprobed, file_name, write_measured_links
 from hetrl.measure.measured import Measured, file_name as machine_file_name, write_measured
 from launch.discover import raise_for

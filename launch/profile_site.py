@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from hetrl.config import read_experiment, seconds_of
+from hetrl.config import read_experiment
 from hetrl.errors import UsageError
+from hetrl.experiment import seconds_of
 from hetrl.sites import SiteFile
 from hetrl.suggest import nearest
 from launch.probe import as_executor, gpu_seconds, say_where, write_machines

@@ -19,8 +19,8 @@ from typing import Any
 
 import yaml
 
-from hetrl.config import Experiment, seconds_of
 from hetrl.errors import HetrlError, UsageError
+from hetrl.experiment import Experiment, seconds_of
 from hetrl.files import replace_json, write_private
 from hetrl.plan import Plan
 from hetrl.runtime.keys import SiteKeys, write_keys

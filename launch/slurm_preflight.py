@@ -15,8 +15,9 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from hetrl.config import Launch, Problem, seconds_of
+from hetrl.config import Problem
 from hetrl.errors import HetrlError, SiteUnreachableError
+from hetrl.experiment import Launch, seconds_of
 from hetrl.plan import Plan
 from hetrl.sites import SiteFile
 from launch.discover import at_every_site, raise_for

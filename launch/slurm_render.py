@@ -16,8 +16,9 @@ from typing import Any
 
 import jinja2
 
-from hetrl.config import Problem, seconds_of
+from hetrl.config import Problem
 from hetrl.errors import UsageError
+from hetrl.experiment import seconds_of
 from hetrl.inventory import Inventory
 from hetrl.plan import Plan
 from hetrl.runtime.step import Row

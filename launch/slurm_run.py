@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hetrl.config import Problem, seconds_of
+from hetrl.config import Problem
 from hetrl.errors import HetrlError
+from hetrl.experiment import seconds_of
 from hetrl.files import replace_json
 from launch.run_directory import Run
 from launch.shell import Shell

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 from rich.console import Console
 
-from hetrl.config import Experiment, Problem
+from hetrl.config import Problem
 from hetrl.events import EventLog
+from hetrl.experiment import Experiment
 from hetrl.plan import Plan
 from hetrl.runtime.keys import make_run_keys
 from hetrl.runtime.support import check_runnable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.config import Experiment
+from hetrl.experiment import Experiment
 from hetrl.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from launch.local import carrying
 from launch.render import Job, Process

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hetrl.config import AlgorithmSection
+from hetrl.experiment import AlgorithmSection
 from hetrl.runtime.experience import hyper_of
 
 

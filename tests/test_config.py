@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from hetrl.config import Problem, read_problem, seconds_of
+from hetrl.config import Problem, read_problem
 from hetrl.errors import UsageError
+from hetrl.experiment import seconds_of
 from hetrl.workload import Lengths, architecture
 
 SITE: dict[str, Any] = {"name": "alps", "nodes": [{"name": "n", "gpu": "a100-40gb", "gpus": 4}]}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrl.config import Data
 from hetrl.errors import UsageError
+from hetrl.experiment import Data
 from hetrl.runtime.data import Prompt, arithmetic, larger_digit, open_source, read_prompts, shuffled
 
 DATA = Path(__file__).parent / "data"

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hetrl.config import Data
 from hetrl.errors import UsageError
+from hetrl.experiment import Data
 from hetrl.runtime.chat import encoder_of, read_chat_template
 from hetrl.runtime.data import Prompt
 from hetrl.runtime.tiny_model import write_tiny_model

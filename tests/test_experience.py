@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 
-from hetrl.config import AlgorithmSection
+from hetrl.experiment import AlgorithmSection
 from hetrl.runtime import wire
 from hetrl.runtime.data import Prompt
 from hetrl.runtime.experience import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.config import Experiment, seconds_of
 from hetrl.errors import HetrlError, UsageError
+from hetrl.experiment import Experiment, seconds_of
 from hetrl.files import replace_json
 from hetrl.plan_json import read_plan
 from hetrl.runtime.keys import make_run_keys, read_keys

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.config import Model
 from hetrl.errors import UsageError
+from hetrl.experiment import Model
 from hetrl.runtime.model_directory import TINY, ensure_model_directory
 from hetrl.workload import architecture, architecture_from_hf_config
 

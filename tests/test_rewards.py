@@ -16,8 +16,8 @@ import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.config import Data, Reward
 from hetrl.errors import HetrlError
+from hetrl.experiment import Data, Reward
 from hetrl.runtime.math_answer import last_boxed, marked
 from hetrl.runtime.math_scorer import ANSWER_CHARACTERS, MathScorer, final_answer
 from hetrl.runtime.rewards import (

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.config import Launch
 from hetrl.errors import GangTimeoutError, UsageError
+from hetrl.experiment import Launch
 from hetrl.inventory import write_inventory
 from hetrl.runtime import ssh_tunnel, ways
 from hetrl.runtime.context import read_context

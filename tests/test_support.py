@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hetrl.config import Experiment
 from hetrl.errors import UsageError
+from hetrl.experiment import Experiment
 from hetrl.runtime.support import check_runnable
 
 QUICKSTART = yaml.safe_load((Path(__file__).parents[1] / "configs/quickstart.yaml").read_text())

@@ -15,8 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from hetrl.config import Data
 from hetrl.errors import UsageError
+from hetrl.experiment import Data
 from hetrl.runtime.data import Prompt
 
 Encoder = Callable[[Prompt], tuple[int, ...]]

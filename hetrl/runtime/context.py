@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hetrl.config import Experiment, seconds_of
 from hetrl.errors import HetrlError
+from hetrl.experiment import Experiment, seconds_of
 from hetrl.plan import Plan, site_of
 from hetrl.plan_json import read_plan
 from hetrl.runtime import wire

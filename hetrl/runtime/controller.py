@@ -21,8 +21,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hetrl.config import seconds_of
 from hetrl.errors import HetrlError
+from hetrl.experiment import seconds_of
 from hetrl.runtime import wire
 from hetrl.runtime.chat import encoder_of
 from hetrl.runtime.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context

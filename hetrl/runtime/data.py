@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from hetrl.config import Data
 from hetrl.errors import UsageError
+from hetrl.experiment import Data
 from hetrl.runtime.data_files import files_of, rows_of
 from hetrl.runtime.data_formats import FORMATS, question_and_answer
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrl.config import AlgorithmSection
+from hetrl.experiment import AlgorithmSection
 from hetrl.runtime.advantages import GroupAdvantages, group_advantages
 from hetrl.runtime.importance import bounded_exp, importance_weights
 from hetrl.runtime.kl import kl_estimate

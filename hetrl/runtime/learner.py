@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.config import AlgorithmSection
+from hetrl.experiment import AlgorithmSection
 from hetrl.runtime.experience import (
     drawn_under,
     experience,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetrl.config import Model
 from hetrl.errors import UsageError
+from hetrl.experiment import Model
 from hetrl.runtime.tiny_model import write_tiny_model
 from hetrl.workload import Architecture
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from hetrl.config import Data, Reward
+from hetrl.experiment import Data, Reward
 
 
 class Verdict(Enum):

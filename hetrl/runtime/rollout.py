@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from hetrl.config import seconds_of
 from hetrl.errors import HetrlError
+from hetrl.experiment import seconds_of
 from hetrl.runtime import wire
 from hetrl.runtime.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.member import Envelope, Member

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from hetrl.config import Reward
 from hetrl.errors import HetrlError
+from hetrl.experiment import Reward
 from hetrl.runtime import wire
 from hetrl.runtime.chat import Encoder
 from hetrl.runtime.data import Prompt

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetrl.config import Experiment
 from hetrl.errors import UsageError
+from hetrl.experiment import Experiment
 from hetrl.runtime.data import open_source
 from hetrl.runtime.model_directory import TINY
 from hetrl.runtime.rewards import rule_of

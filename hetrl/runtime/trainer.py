@@ -28,8 +28,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetrl.config import seconds_of
 from hetrl.errors import HetrlError
+from hetrl.experiment import seconds_of
 from hetrl.runtime import wire
 from hetrl.runtime.arrays import pack, unpack
 from hetrl.runtime.batch import TokenBatch

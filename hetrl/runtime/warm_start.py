@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hetrl.config import WarmStart
 from hetrl.errors import HetrlError
+from hetrl.experiment import WarmStart
 from hetrl.runtime.experience import padded
 from hetrl.runtime.sampling import mean_reward
 

@@ -4,8 +4,8 @@ import numpy
 import pytest
 import torch
 
-from hetrl.config import AlgorithmSection
 from hetrl.errors import HetrlError
+from hetrl.experiment import AlgorithmSection
 from hetrl.runtime import losses
 from hetrl.runtime.experience import hyper_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from hetrl.config import AlgorithmSection
+from hetrl.experiment import AlgorithmSection
 from hetrl.runtime import losses
 from hetrl.runtime.experience import Arrays, hyper_of, minibatches, padded
 
