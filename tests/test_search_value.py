@@ -60,15 +60,18 @@ def test_what_a_change_did_not_touch_need_not_be_valued_again(
     topology: Topology, workload: Workload, seed: int
 ) -> None:
     from hetrl.search.chance import seeded
-    from hetrl.search.mutate import mutate
+    from hetrl.search.mutate import change_group, mutate
 
     evaluator = Evaluator(Space(Problem(topology, workload)))
     x = evaluator.random(seed)
     evaluator.graded(x)
     state, tables = seeded(seed), evaluator.bench.pointers[0]
-    for _ in range(20):
+    for change in [mutate, change_group] * 10:
         stale = np.zeros(len(workload.tasks), np.bool_)
-        mutate(x, stale, state, tables)
+        change(x, stale, state, tables)
+        repaired = x.copy()
+        evaluator.repair(repaired)
+        assert np.array_equal(x, repaired)
         while (row := value(x, stale, *evaluator.bench.pointers)) != VALUED:
             evaluator.rows.fill(evaluator.tables.serving, row)
         incremental = float(evaluator.bench.room.result[0])

@@ -58,11 +58,21 @@ class Evaluator:
         """Return how many distinct complete plans were valued."""
         return self._evaluations
 
-    def evolve(self, population: tuple[Population, Population], children: int, limit: int, state: State) -> None:
-        """Value so many children of a population (with its record), and let the better ones in; see `evolve`."""
+    def evolve(
+        self,
+        population: tuple[Population, Population],
+        children: int,
+        limit: int,
+        state: State,
+        regroup: float = 0.0,
+    ) -> None:
+        """Value so many children of a population (with its record), and let the better ones in; see `evolve`.
+
+        `regroup` is the share of them whose grouping changes.
+        """
         self._make_room(children)
         values, record = population
-        while (row := evolve(record, children, limit, state, *self.bench.pointers, self._seen)) != VALUED:
+        while (row := evolve(record, children, limit, regroup, state, *self.bench.pointers, self._seen)) != VALUED:
             self.rows.fill(self.tables.serving, row)
         self._evaluations += int(values.counters[1])
         values.counters[1] = 0

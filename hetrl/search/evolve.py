@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.search.chance import State, below
+from hetrl.search.chance import State, below, uniform
 from hetrl.search.draw import draw
 from hetrl.search.encoding import USED, Vector, size_of, views
 from hetrl.search.jit import njit
-from hetrl.search.mutate import mutate
+from hetrl.search.mutate import change_group, mutate
 from hetrl.search.parts import Parts
 from hetrl.search.record import record_of
 from hetrl.search.tables import Tables
@@ -109,6 +109,7 @@ def evolve(
     population: Population,
     budget: int,
     limit: int,
+    regroup: float,
     state: State,
     tables: Tables,
     room: Room,
@@ -117,14 +118,14 @@ def evolve(
 ) -> int:
     """Value `budget` children (drawn at random until `limit` candidates are there); return `VALUED` or a missing row.
 
-    `population.counters[1]` counts them. After a missing row call again with the same budget: the waiting child comes
-    first.
+    A share `regroup` of the children change the grouping. `population.counters[1]` counts the children. After a missing
+    row call again with the same budget: the waiting child comes first.
     """
     tries = 0
     while population.counters[1] < budget and tries < 20 * budget:
         if not population.counters[2]:
             tries += 1
-            if not _next_child(population, limit, state, tables, parts, seen):
+            if not _next_child(population, limit, regroup, state, tables, parts, seen):
                 continue
             population.counters[2] = 1
         row = value(population.child, population.stale, tables, room, parts)
@@ -137,7 +138,9 @@ def evolve(
 
 
 @njit
-def _next_child(population: Population, limit: int, state: State, tables: Tables, parts: Parts, seen: Hashes) -> bool:
+def _next_child(
+    population: Population, limit: int, regroup: float, state: State, tables: Tables, parts: Parts, seen: Hashes
+) -> bool:
     """Make the next child and bring its parent's parts along; False where it is a known plan."""
     x, child = population.x, population.child
     if population.counters[0] < limit:
@@ -149,7 +152,10 @@ def _next_child(population: Population, limit: int, state: State, tables: Tables
     parent = a if population.value[a] <= population.value[b] else b
     child[:] = x[parent]
     population.stale[:] = False
-    mutate(child, population.stale, state, tables)
+    if uniform(state) < regroup:
+        change_group(child, population.stale, state, tables)
+    else:
+        mutate(child, population.stale, state, tables)
     if not is_new(hash_of(child, tables), seen):
         return False
     parts.floats[:] = population.floats[parent]

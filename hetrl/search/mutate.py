@@ -1,5 +1,6 @@
 """Changes of a vector at one of the levels, as the evolution tries them.
 
+    level 1      a task goes to another group, or to one of its own: only where groupings may change (`change_group`)
     level 2, 3   devices of a class go from one group to another, or to and from the idle ones;
                  whole nodes, halves, quarters, one, or all; half the time as many of another class come back
     level 4      one choice of one task: TP, PP, shape, micro-batch, recomputation, sharding, idle state, KV cap,
@@ -48,6 +49,33 @@ def mutate(x: Vector, stale: Any, state: State, tables: Tables) -> None:
             _change_task(task, x, state, tables)
         if uniform(state) < 0.65:
             break
+    repair(x, tables)
+
+
+@njit
+def change_group(x: Vector, stale: Any, state: State, tables: Tables) -> None:
+    """Move a task in place to another group, or to one of its own with some of its group's devices; flag both groups.
+
+    A group that is left without a task gives its devices to the other one.
+    """
+    group, devices, classes, choice = views(x, tables.tasks, tables.classes)
+    groups, task = group.max() + 1, below(state, tables.tasks)
+    source, target = group[task], below(state, groups)
+    _touch(source, group, stale)
+    if target == source and groups < tables.tasks:
+        target = groups
+        for kind in range(tables.classes):
+            if uniform(state) < 0.5:
+                _shift(source, target, groups + 1, kind, devices[source, kind], devices)
+    group[task] = target
+    if not (group == source).any():
+        devices[target] += devices[source]
+        devices[source] = 0
+    _touch(target, group, stale)
+    if tables.is_training[task]:
+        draw_order(task, devices[target], classes[task], choice[task], state, tables)
+    _settle(source, group, devices, classes, choice, state, tables)
+    _settle(target, group, devices, classes, choice, state, tables)
     repair(x, tables)
 
 

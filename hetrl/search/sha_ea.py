@@ -8,6 +8,7 @@
             evolve each population by `budget` children                              (levels 3 to 5, `evolve`)
             keep the better half of the arms, each with its better half of populations
             budget = 2 x budget
+        evolve what is left with changes of the grouping, too: POLISH times the evaluations that the halving took
         START = 2 x START
 
 The best of all is kept. The search ends by itself after `PATIENCE` halvings in a row that found nothing better. The
@@ -39,6 +40,8 @@ START = 16
 POPULATIONS = 4
 CANDIDATES = 12
 PATIENCE = 4
+POLISH = 2
+REGROUP = 0.2  # share of the changes that change the grouping, while polishing
 _EQUAL = 1e-9  # what rounding may make of equal values
 
 
@@ -170,7 +173,7 @@ def _halve(
     report: Callable[[Progress], None] | None,
 ) -> bool:
     """Run one whole halving; False where a limit ended it."""
-    space = evaluator.space
+    space, began = evaluator.space, evaluator.evaluations
     arms = [Arm(evaluator, group, POPULATIONS) for group in groupings(space.problem.workload.tasks, space.excluded)]
     while True:
         for arm in arms:
@@ -182,22 +185,52 @@ def _halve(
         if report is not None:
             report(Progress(best.seconds, evaluator.evaluations, len(arms)))
         if len(arms) == 1:
-            return True
+            spent = evaluator.evaluations - began
+            return _polish(evaluator, arms[0], POLISH * spent, limits, state, best, report)
         arms = sorted(arms, key=lambda arm: arm.value)[: (len(arms) + 1) // 2]
         for arm in arms:
             arm.halve()
         budget *= 2
 
 
+def _polish(
+    evaluator: Evaluator,
+    arm: Arm,
+    budget: int,
+    limits: Limits,
+    state: State,
+    best: Best,
+    report: Callable[[Progress], None] | None,
+) -> bool:
+    """Evolve what is left of the last arm by so many children whose grouping may change; False where a limit ended it.
+
+    A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
+    """
+    regroup = REGROUP if evaluator.space.excluded is None else 0.0
+    for population in arm.populations:
+        going = _evolve(evaluator, population, budget // len(arm.populations), limits, state, regroup)
+        _note([arm], best, evaluator)
+        if report is not None:
+            report(Progress(best.seconds, evaluator.evaluations, 1))
+        if not going:
+            return False
+    return True
+
+
 def _evolve(
-    evaluator: Evaluator, population: tuple[Population, Population], budget: int, limits: Limits, state: State
+    evaluator: Evaluator,
+    population: tuple[Population, Population],
+    budget: int,
+    limits: Limits,
+    state: State,
+    regroup: float = 0.0,
 ) -> bool:
     """Evolve a population by so many children; False where a limit was met."""
     while budget > 0:
         children = min(budget, limits.left(evaluator.evaluations))
         if children == 0:
             return False
-        evaluator.evolve(population, children, CANDIDATES, state)
+        evaluator.evolve(population, children, CANDIDATES, state, regroup)
         budget -= children
     return True
 
