@@ -53,7 +53,7 @@ SHORT: dict[str, Effort] = {
     "random": (5.0, 1),
     "deap": (200.0, 1),
     "ilp": (15.0, 1),
-    "sha-ea": (10.0, 2),
+    "sha-ea": (10.0, 8),
 }
 LONG: dict[str, Effort] = {**SHORT, **dict.fromkeys(SEARCHES, (1800.0, 8)), "ilp": (600.0, 1)}
 AT_SECONDS = 10.0
