@@ -211,9 +211,13 @@ def _open_tasks(site: ProbeSite, look: Look, lead: str | None) -> list[str]:
 
 
 def _read(site: ProbeSite, look: Look, texts: Mapping[str, str], lead: str | None, found: Found) -> None:
-    """Take over what a site measured; of a task that failed, what its log says."""
+    """Take over what a site measured; of a task that failed, what its log says.
+
+    A probe that was up and then waited in vain, as no other site was there, has not failed: the others are named.
+    """
     for task, code in look.ended.items():
-        if code and task in site.tasks:
+        in_vain = task == LINKS and lead is None and look.endpoint is not None
+        if code and task in site.tasks and not in_vain:
             log = telling_line(texts.get(f"logs/{task}.log", "")) or f"exit code {code}"
             found.skip(_named(site, task), log)
     try:

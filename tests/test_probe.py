@@ -27,8 +27,10 @@ from hetrl.runtime.probe_load import (
 )
 from hetrl.runtime.wire import LinkMeasured
 from hetrl.sites import SiteFile
+from launch import probe_run
 from launch.cli import main
 from launch.probe_commands import (
+    Look,
     fetch_script,
     look_script,
     parse_fetched,
@@ -261,6 +263,14 @@ def test_local_tasks_run_until_they_are_stopped(tmp_path: Path) -> None:
     finally:
         bash(stop_script(site))
     until(lambda: not Path(f"/proc/{number}").exists(), "the end of the task")  # where killed, its parent sees to it
+
+
+def test_a_probe_that_waited_in_vain_has_not_failed() -> None:
+    site, logs = probe_site(ALPS, "/scratch"), {"logs/links.log": "waited 30 s for go.json"}
+    for endpoint, lead, skipped in (("tcp://10.0.0.1:7000", None, []), (None, None, ["alps"]), ("", "alps", ["alps"])):
+        found = probe_run.Found()
+        probe_run._read(site, Look(endpoint, {"links": 6}), logs, lead, found)
+        assert [*found.skipped] == skipped
 
 
 @pytest.mark.parametrize(("text", "says"), [("{", "not a file of tasks"), (None, "No such file")])
