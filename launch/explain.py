@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from hetrl.errors import HetrlError, UsageError
-from launch.planning import given_plan, objective_of, problem_of
+from launch.planning import given_plan, problem_of, search_problem
 
 if TYPE_CHECKING:
     from hetrl.config import Problem
@@ -24,14 +24,12 @@ _DIFFERS = 0.01  # a plan's prediction that is off by more was made by other rat
 
 def explain_command(arguments: argparse.Namespace) -> int:
     """Print the explanation of a plan file; write its page where one is asked for."""
-    from hetrl import search
     from hetrl.explain import explain, with_choices
     from hetrl.report.explain_tables import explanation_tables
 
     problem = problem_of(arguments.config or _config_beside(arguments.plan))
     plan = given_plan(arguments.plan, problem)
-    objective = objective_of(problem, problem.experiment.planner)
-    asked = search.Problem(problem.topology, problem.workload, objective)
+    asked = search_problem(problem, problem.experiment.planner)
     talk = Console(stderr=True)
     with talk.status("asking the cost model"):
         found = with_choices(explain(plan, asked), asked)

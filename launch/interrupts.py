@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -34,17 +34,22 @@ def ended_by_signals() -> Iterator[None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), terminal.fileno())
         raise SystemExit(128 + number)
 
-    for number in _heeded(*_ENDING):
-        previous[number] = signal.signal(number, end)
+    previous.update(_replace(end, *_ENDING))
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        _restore(previous)
 
 
-def _heeded(*numbers: int) -> list[int]:
-    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+def _replace(handler: Callable[[int, FrameType | None], None], *numbers: int) -> dict[int, Any]:
+    """Put a handler in the place of those of the signals that are heeded; return the former ones."""
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heeded}
+
+
+def _restore(previous: Mapping[int, Any]) -> None:
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 class Interrupts:
@@ -65,15 +70,13 @@ class Interrupts:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in _heeded(signal.SIGINT, *_ENDING):
-            self._previous[number] = signal.signal(number, self._note)
+        self._previous = _replace(self._note, signal.SIGINT, *_ENDING)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        _restore(self._previous)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:

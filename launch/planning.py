@@ -21,7 +21,7 @@ from launch.measurements import put_in_force
 from launch.show import charges_line, progress_line
 
 if TYPE_CHECKING:  # numba, which the search brings, is slow to load
-    from hetrl.search import Objective
+    from hetrl.search import Problem as SearchProblem
 
 
 def problem_of(path: Path) -> Problem:
@@ -77,7 +77,7 @@ def solve_problem(problem: Problem, planner: Planner | None = None, narrow: bool
     solver, budget = planner.solver, planner.budget_seconds
     talk = Console(stderr=True)
     with talk.status(f"planning with {solver}, at most {budget:g} s") as status:
-        asked = search.Problem(problem.topology, problem.workload, objective_of(problem, planner))
+        asked = search_problem(problem, planner)
         began = time.monotonic()
 
         def report(progress: search.Progress) -> None:
@@ -97,18 +97,19 @@ def solve_problem(problem: Problem, planner: Planner | None = None, narrow: bool
     return plan
 
 
-def objective_of(problem: Problem, planner: Planner) -> Objective:
-    """Return what the planner is asked for: the section's objective and bounds, the run's steps and times."""
+def search_problem(problem: Problem, planner: Planner) -> SearchProblem:
+    """Return what the planner is asked for: with the section's objective and bounds, the run's steps and times."""
     from hetrl import search
 
     launch = problem.experiment.launch
-    return search.Objective(
+    objective = search.Objective(
         planner.objective,
         steps=problem.experiment.steps,
         walltime_seconds=max(seconds_of(launch.walltime), 1),
         gang_timeout_seconds=max(seconds_of(launch.gang_timeout), 1),
         **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
     )
+    return search.Problem(problem.topology, problem.workload, objective)
 
 
 def _tell_solver(plan: Plan) -> None:

@@ -105,6 +105,11 @@ class Study:
     value: float | None
     measure: Measure = SECONDS
 
+    @property
+    def of_seconds(self) -> bool:
+        """Return whether the objective makes the seconds of an iteration least."""
+        return self.measure == SECONDS
+
 
 def study(
     plan: Plan, problem: Problem, budget_seconds: float, seed: int = 0, report: Callable[[str], None] = lambda _: None

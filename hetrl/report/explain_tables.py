@@ -90,10 +90,10 @@ def _paragraphs(found: Explanation) -> Iterator[tuple[str, list[str]]]:
 
 
 def _what_if_table(study: Study) -> Table:
-    other = study.measure != SECONDS
-    table = new_table("What if", "what", "iteration", *([study.measure.name] if other else []), "change", "by")
+    other = [] if study.of_seconds else [study.measure.name]
+    table = new_table("What if", "what", "iteration", *other, "change", "by")
     for answer in study.what_ifs:
-        iteration = "–" if answer.seconds is None else f"{figure(answer.seconds)} s"
+        iteration = value_text(answer.seconds, SECONDS)
         value = [value_text(answer.value, study.measure)] if other else []
         add_row(table, answer.name, iteration, *value, change_text(answer.value, study.value), answer_text(answer))
     return table

@@ -71,14 +71,13 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
         end = now + (deadline - now) / (len(sets) - index)
         start = search(evaluator, Limits(now + START_SHARE * (end - now)), made.seed)
         compared += evaluator.evaluations
-        found = Outcome(start.x, start.seconds, np.inf, 0.0, False, 0, start.interrupted)
+        found = _unproven(start.x, start.seconds, start.interrupted)
         if np.isfinite(start.seconds) and not start.interrupted:  # without a limit the columns are too many
             found = best_in_space(evaluator, start.x, start.seconds, end)
         bound = min(bound, found.bound)
         if np.isfinite(found.seconds) and (best is None or found.seconds < best[0]):
             best = found.seconds, found.x, evaluator
         if interrupted := found.interrupted:
-            bound = 0.0  # nothing is known of the sites that are left
             break
     if best is None and interrupted:
         raise KeyboardInterrupt
@@ -102,9 +101,9 @@ def best_in_space(evaluator: Evaluator, start: Vector, limit: float, deadline: f
         columns = make_columns(menu, tables, limit, deadline)
         solution = solve_program(columns, menu, tables, limit, deadline)
     except UnfinishedError:
-        return Outcome(start, limit, np.inf, 0.0, False, 0)
+        return _unproven(start, limit)
     except KeyboardInterrupt:
-        return Outcome(start, limit, np.inf, 0.0, False, 0, interrupted=True)
+        return _unproven(start, limit, interrupted=True)
     if not solution.columns:
         return Outcome(start, limit, np.inf, solution.bound, solution.proven, len(columns.tasks))
     x = vector_of(columns, menu, solution, evaluator)
@@ -114,6 +113,11 @@ def best_in_space(evaluator: Evaluator, start: Vector, limit: float, deadline: f
     if seconds > limit:
         x, seconds = start, limit
     return Outcome(x, seconds, composed, solution.bound, solution.proven, len(columns.tasks))
+
+
+def _unproven(x: Vector, seconds: float, interrupted: bool = False) -> Outcome:
+    """Return a plan of sha-ea of which the program says nothing, not even a bound."""
+    return Outcome(x, seconds, np.inf, 0.0, False, 0, interrupted)
 
 
 def vector_of(columns: Columns, menu: Menu, solution: Solution, evaluator: Evaluator) -> Vector:

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from math import inf
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Event
 
@@ -105,7 +104,7 @@ def _follow(
 
 def _together(latest: Mapping[int, Progress]) -> Progress:
     return Progress(
-        min((one.seconds for one in latest.values()), default=inf),
+        min(one.seconds for one in latest.values()),
         sum(one.evaluations for one in latest.values()),
         sum(one.arms for one in latest.values()),
     )
