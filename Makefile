@@ -52,7 +52,7 @@ $(DONE)/project: pyproject.toml | $(DONE)/planner
 	$(call phase,hetrl itself,$(PIP) --no-build-isolation -e .)
 
 # what the search compiles at its first use otherwise, in front of whoever waits for a plan
-$(DONE)/evaluator: $(wildcard hetrl/search/*.py) | $(DONE)/project
+$(DONE)/evaluator: $(wildcard hetrl/search/*.py hetrl/search/cpp/*) | $(DONE)/project
 	$(call phase,search compiled for this machine,$(BIN)/python -m hetrl.search.precompile)
 
 $(DONE)/runtime: requirements/runtime-cpu.lock | $(DONE)/project
@@ -99,9 +99,10 @@ test: setup-dev ## lint and all tests, layer by layer, with the seconds of each
 	@for layer in lint test-fast test-engines test-e2e test-slurm; do start=$$SECONDS; \
 	  $(MAKE) $$layer; printf '== %s: %d s\n\n' $$layer $$((SECONDS - start)); done
 
-lint: setup-dev ## ruff and mypy --strict
+lint: setup-dev ## ruff, clang-format and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/clang-format --dry-run --Werror hetrl/search/cpp/*.h hetrl/search/cpp/*.cpp
 	@$(BIN)/mypy --strict hetrl launch
 
 test-fast: setup-dev ## the tests that start no engine

@@ -96,11 +96,12 @@ def run_case(algorithm: str, mode: str, asked: Problem, efforts: dict[str, Effor
 
 
 def compile_seconds() -> float:
-    """Return how long a fresh copy of the sources takes to compile all solvers, imports included."""
+    """Return how long a fresh copy of the sources takes to compile the search, imports included."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "hetrl", Path(folder) / "hetrl", ignore=shutil.ignore_patterns("__pycache__"))
         began = time.monotonic()
-        subprocess.run([sys.executable, "-m", "hetrl.search.precompile"], cwd=folder, check=True)
+        alone = {**os.environ, "XDG_CACHE_HOME": folder}
+        subprocess.run([sys.executable, "-m", "hetrl.search.precompile"], cwd=folder, env=alone, check=True)
         return time.monotonic() - began
 
 

@@ -20,7 +20,7 @@ from hetrl.validation import explain
 from launch.measurements import put_in_force
 from launch.show import charges_line, progress_line
 
-if TYPE_CHECKING:  # numba, which the search brings, is slow to load
+if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
     from hetrl.search import Problem as SearchProblem
 
 

@@ -14,7 +14,7 @@ from hetrl.plan import Plan
 from hetrl.report.text import figure
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 
-if TYPE_CHECKING:  # numba, which the search brings, is slow to load
+if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
     from hetrl.search.limits import Progress
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -12,14 +12,14 @@ import numpy as np
 
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.search.ilp_options import Menu, Options
-from hetrl.search.ilp_space import (
-    ACTIVE,
+from hetrl.search.ilp_states import (
+    ACTIVE_GB,
     APART,
     CHAIN,
     EARLY,
-    HOST,
+    HOST_GB,
     INFERENCES,
-    RESIDENT,
+    RESIDENT_GB,
     RUNS,
     SECONDS,
     TOGETHER,
@@ -137,8 +137,8 @@ class BruteForce:
         ]
         for rows in product(*own):
             block = {name: [row[SECONDS + name * classes :][:classes] for row in rows] for name in range(6)}
-            held = sum(block[RESIDENT]) + np.max(block[ACTIVE], axis=0)
-            if (held > tables.usable_gb).any() or (sum(block[HOST]) > tables.node_gb / tables.per_node).any():
+            held = sum(block[RESIDENT_GB]) + np.max(block[ACTIVE_GB], axis=0)
+            if (held > tables.usable_gb).any() or (sum(block[HOST_GB]) > tables.node_gb / tables.per_node).any():
                 continue
             both = {tables.generation, tables.trainer} <= set(members)
             runs, together = sum(block[RUNS]), sum(block[TOGETHER])

@@ -81,7 +81,7 @@ def test_help_and_version_load_no_more_than_they_need():
         "import sys\n"
         "from launch import cli\n"
         "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'numpy', 'numba', 'pydantic', 'rich', 'torch', 'zmq', 'psutil', 'yaml'}\n"
+        "heavy = {'numpy', 'pulp', 'pydantic', 'rich', 'torch', 'zmq', 'psutil', 'yaml'}\n"
         "sys.exit(sorted(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

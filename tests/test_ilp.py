@@ -22,7 +22,6 @@ from hetrl.search.sha_ea import search
 from hetrl.search.space import Problem, Space, linked_sets
 from tests.ilp_cases import BruteForce, problem, trimmed, workload
 
-pytestmark = pytest.mark.timeout(300)  # the first one compiles the evaluator
 JOBS = [("grpo", "sync"), ("grpo", "async"), ("ppo", "sync"), ("ppo", "async")]
 MODES = [(algorithm, mode, seed) for algorithm, mode in JOBS for seed in range(13)]
 NEVER = math.inf

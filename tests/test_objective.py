@@ -22,8 +22,6 @@ from hetrl.workload import Workload
 from launch.cli import OBJECTIVES, SOLVERS as LISTED
 from tests.search_cases import MADE, feasible, job, jobs, seeds, topologies
 
-pytestmark = pytest.mark.timeout(300)  # where nothing is compiled yet, the first test waits for that
-
 limits = st.one_of(st.just(math.inf), st.floats(0.01, 300))
 
 

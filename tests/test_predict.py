@@ -313,7 +313,7 @@ def test_an_unknown_task_ends_with_the_code_of_usage() -> None:
 def test_an_answer_loads_neither_an_engine_nor_the_search() -> None:
     code = (
         "import sys; from launch.cli import main; main(sys.argv[1:]); "
-        "print([name for name in ('torch', 'vllm', 'megatron', 'numba', 'hetrl.search') if name in sys.modules])"
+        "print([name for name in ('torch', 'vllm', 'megatron', 'pulp', 'hetrl.search') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, *QUESTION], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -18,8 +18,6 @@ from hetrl.search.space import Space, clique, set_partitions, stars
 from hetrl.workload import TASKS, Lengths, Workload, architecture
 from launch.show import progress_line
 
-pytestmark = pytest.mark.timeout(300)  # where nothing is compiled yet, the first test waits for that
-
 ROOT = Path(__file__).parent.parent
 SCENARIOS = ("single-region", "multi-region-hybrid", "multi-country", "multi-continent")
 

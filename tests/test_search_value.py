@@ -11,13 +11,12 @@ from hypothesis import given, settings, strategies as st
 from hetrl.check import violations
 from hetrl.cost.efficiency import rates
 from hetrl.hardware import Node, Site, Topology
+from hetrl.search.core import mutate, regroup, value
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Problem, Space
-from hetrl.search.value import VALUED, value
+from hetrl.search.value import VALUED
 from hetrl.workload import Workload
 from tests.search_cases import MADE, feasible, job, jobs, seeds, topologies
-
-pytestmark = pytest.mark.timeout(300)  # where nothing is compiled yet, the first test waits for that
 
 
 @settings(max_examples=150)
@@ -60,13 +59,12 @@ def test_what_a_change_did_not_touch_need_not_be_valued_again(
     topology: Topology, workload: Workload, seed: int
 ) -> None:
     from hetrl.search.chance import seeded
-    from hetrl.search.mutate import change_group, mutate
 
     evaluator = Evaluator(Space(Problem(topology, workload)))
     x = evaluator.random(seed)
     evaluator.graded(x)
     state, tables = seeded(seed), evaluator.bench.pointers[0]
-    for change in [mutate, change_group] * 10:
+    for change in [mutate, regroup] * 10:
         stale = np.zeros(len(workload.tasks), np.bool_)
         change(x, stale, state, tables)
         repaired = x.copy()

@@ -10,6 +10,7 @@ from hetrl.errors import UsageError
 from hetrl.plan import Plan
 from hetrl.search import baselines, ilp, sha_ea
 from hetrl.search.assemble import Made, checked
+from hetrl.search.core import library
 from hetrl.search.infeasible import refuse_impossible
 from hetrl.search.limits import Progress
 from hetrl.search.objective import THROUGHPUT, Objective
@@ -54,6 +55,7 @@ def solve(
         raise UsageError(f'only sha-ea can be kept to the plan space of ilp; solver "{solver}" has its own')
     if processes > 1 and solver != "sha-ea":
         raise UsageError(f'only sha-ea searches in several processes; solver "{solver}" has one')
+    library()  # compiled now if it is not yet: that is no search
     began = time.monotonic()
     space = Space(problem, excluded=excluded)
     refuse_impossible(space)

@@ -8,17 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrl.plan import Plan
+from hetrl.search import core
 from hetrl.search.assemble import Made, plan_of
-from hetrl.search.chance import State, seeded
+from hetrl.search.chance import seeded
 from hetrl.search.decode import decode
-from hetrl.search.draw import draw
-from hetrl.search.encoding import Vector, bounds as encoding_bounds, repair, size_of
-from hetrl.search.evolve import Population, evolve, hash_of, is_new, new_population
-from hetrl.search.mutate import mutate
+from hetrl.search.encoding import Vector, bounds as encoding_bounds, size_of
 from hetrl.search.parts import Parts
+from hetrl.search.population import Population
+from hetrl.search.records import Packed, Words1
 from hetrl.search.space import Space
 from hetrl.search.tables import make_tables
-from hetrl.search.value import INFEASIBLE, VALUED, Bench, value
+from hetrl.search.value import INFEASIBLE, VALUED, Bench
 
 FIRST_REMEMBERED, MOST_REMEMBERED = 1 << 20, 1 << 24
 
@@ -36,21 +36,13 @@ class Evaluator:
         self._seen = np.zeros(FIRST_REMEMBERED, np.uint64)
         self._met = 0
 
-    def warm_up(self) -> None:
-        """Compile what a search needs, or load it as compiled before: seconds of it are no search."""
-        group = [0] * self.tables.tasks
-        evaluations, seen = self._evaluations, self._seen
-        self._seen = np.zeros(1 << 10, np.uint64)
-        self.evolve(new_population(self.tables, self.bench.parts, group, 2), 4, 2, seeded(0))
-        self._evaluations, self._seen = evaluations, seen
-
     def random(self, seed: int, group: Sequence[int] | None = None) -> Vector:
         """Return a random legal vector, of a given grouping (the group of each task) or of a random one."""
         x = np.zeros(self.size, np.int32)
         tasks = self.tables.tasks
         x[:tasks] = np.random.default_rng(abs(seed)).integers(0, tasks, tasks) if group is None else group
-        repair(x, self.bench.pointers[0])
-        draw(x, seeded(seed), self.bench.pointers[0])
+        core.repair(x, self.bench.pointers[0])
+        core.draw(x, seeded(seed), self.bench.pointers[0])
         return x
 
     @property
@@ -60,22 +52,22 @@ class Evaluator:
 
     def evolve(
         self,
-        population: tuple[Population, Population],
+        population: Packed[Population],
         children: int,
-        limit: int,
-        state: State,
+        state: Words1,
         regroup: float = 0.0,
+        temperature: float = 0.0,
     ) -> None:
-        """Value so many children of a population (with its record), and let the better ones in; see `evolve`.
+        """Value so many children of a population, and let the better ones in; see `hetrl.search.core.evolve`.
 
-        `regroup` is the share of them whose grouping changes.
+        `regroup` is the share of them whose grouping changes; with a temperature the population is annealed.
         """
         self._make_room(children)
-        values, record = population
-        while (row := evolve(record, children, limit, regroup, state, *self.bench.pointers, self._seen)) != VALUED:
+        asked = (population, children, regroup, temperature, state, *self.bench.pointers, self._seen)
+        while (row := core.evolve(*asked)) != VALUED:
             self.rows.fill(self.tables.serving, row)
-        self._evaluations += int(values.counters[1])
-        values.counters[1] = 0
+        self._evaluations += int(population.values.counters[1])
+        population.values.counters[1] = 0
 
     def _make_room(self, children: int) -> None:
         """Keep the set of plans met at most half full; above `MOST_REMEMBERED` it starts anew."""
@@ -97,7 +89,7 @@ class Evaluator:
         """Return the value of the objective, or `INFEASIBLE` and more, the farther from feasible the more."""
         found = self._result(x)[0]
         self._make_room(1)
-        self._evaluations += is_new(np.uint64(hash_of(x, self.bench.pointers[0])), self._seen)
+        self._evaluations += core.remember(x, self.bench.pointers[0], self._seen)
         return found
 
     def iteration_seconds(self, x: Vector) -> float:
@@ -106,7 +98,7 @@ class Evaluator:
 
     def _result(self, x: Vector) -> tuple[float, float]:
         stale = np.ones(self.tables.tasks, np.bool_)
-        while (row := value(x, stale, *self.bench.pointers)) != VALUED:
+        while (row := core.value(x, stale, *self.bench.pointers)) != VALUED:
             self.rows.fill(self.tables.serving, row)
         found, seconds = self.bench.room.result.tolist()
         return found, seconds
@@ -117,12 +109,12 @@ class Evaluator:
 
     def repair(self, x: Vector) -> None:
         """Make a vector legal in place."""
-        repair(x, self.bench.pointers[0])
+        core.repair(x, self.bench.pointers[0])
 
     def mutate(self, x: Vector, seed: int) -> Vector:
         """Return a changed copy, as the evolution of sha-ea changes candidates."""
         child = x.copy()
-        mutate(child, np.zeros(self.tables.tasks, np.bool_), seeded(seed), self.bench.pointers[0])
+        core.mutate(child, np.zeros(self.tables.tasks, np.bool_), seeded(seed), self.bench.pointers[0])
         return child
 
     @property

@@ -20,7 +20,8 @@ import numpy as np
 from hetrl.errors import InfeasibleError
 from hetrl.plan import Plan
 from hetrl.search.assemble import Made
-from hetrl.search.encoding import Vector, repair, views
+from hetrl.search.core import repair
+from hetrl.search.encoding import Vector, views
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.ilp_columns import Columns, make_columns
 from hetrl.search.ilp_model import Solution, composed_seconds, solve_program

@@ -15,22 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetrl.search.core import choose_states, fill_states
 from hetrl.search.ilp_options import Menu, UnfinishedError
-from hetrl.search.ilp_space import (
-    APART,
-    BLOCKS,
-    GENERATION,
-    INFERENCES,
-    RUNS,
-    SECONDS,
-    TRAININGS,
-    Floats,
-    Ints,
-    at,
-    dominated,
-)
-from hetrl.search.ilp_states import Fixed, bound, fill
-from hetrl.search.jit import njit
+from hetrl.search.ilp_space import Floats, Ints, undominated_rows
+from hetrl.search.ilp_states import APART, BLOCKS, GENERATION, INFERENCES, RUNS, SECONDS, TRAININGS, Fixed, at
+from hetrl.search.records import pack
 from hetrl.search.tables import Tables
 
 MOST_STATES = 200_000  # of one allotment
@@ -61,7 +50,7 @@ def make_columns(menu: Menu, tables: Tables, limit: float, deadline: float) -> C
         numbers = np.concatenate([menu.options[t].numbers[part] for t, part in zip(order, own, strict=True)])
         starts = np.zeros((1 << tables.tasks) + 1, np.int64)
         rest_least = menu.least[order, rest[a]]
-        filled = fill(numbers, first, menu.least[order, a], rest_least, fixed, pool, trace, starts)
+        filled = fill_states(numbers, first, menu.least[order, a], rest_least, pack(fixed), pool, trace, starts)
         if filled == MOST_STATES or time.monotonic() > deadline:
             raise UnfinishedError
         places = _columns_of(rest_least, fixed, pool[:filled], starts)
@@ -96,46 +85,28 @@ def _rest_of(menu: Menu, tables: Tables) -> Ints:
     return np.ravel_multi_index(places, [len(counts) for counts in menu.counts])
 
 
-@njit
 def _noticed(rows: Floats, classes: int) -> Floats:
     """Return the numbers of states that other groups notice: memory is nobody else's concern."""
-    found = np.zeros((rows.shape[0], SECONDS + 2 * classes))
-    found[:, :SECONDS] = rows[:, :SECONDS]
-    for kind in range(classes):
-        found[:, SECONDS + kind] = rows[:, at(APART, kind, classes)]
-        found[:, SECONDS + classes + kind] = rows[:, at(RUNS, kind, classes)]
-    return found
+    apart, runs = at(APART, 0, classes), at(RUNS, 0, classes)
+    return np.hstack([rows[:, :SECONDS], rows[:, apart : apart + classes], rows[:, runs : runs + classes]])
 
 
-@njit
 def _columns_of(rest_least: Floats, fixed: Fixed, pool: Floats, starts: Ints) -> Ints:
     """Return the states that are columns, those of each set of tasks in a row."""
-    places, count = np.zeros(pool.shape[0], np.int64), 0
-    noticed, nowhere = _noticed(pool, fixed.classes), np.full(rest_least.size, np.inf)
-    kept = np.zeros_like(noticed)
-    for members in range(1, starts.size - 1):
-        begin = count
-        some = noticed[starts[members] : starts[members + 1]]
-        for n in np.argsort(some[:, :SECONDS].sum(axis=1), kind="mergesort"):
-            state = starts[members] + n
-            if bound(pool[state], members, nowhere, rest_least, fixed) > fixed.limit:
-                continue
-            if not dominated(some[n], kept[begin:], count - begin, some.shape[1]):
-                kept[count], places[count] = some[n], state
-                count += 1
-    return places[:count]
+    noticed, places = _noticed(pool, fixed.classes), np.empty(len(pool), np.int64)
+    members = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    order = np.lexsort((noticed[:, :SECONDS].sum(axis=1), members))
+    return places[: choose_states(rest_least, pack(fixed), pool, noticed, order, starts, places)]
 
 
-@njit
 def _picks(places: Ints, trace: Ints, first: Ints, offset: Ints, tasks: int) -> Ints:
     """Return the option of every task of these states, as rows of `Options`."""
-    picks = np.full((places.size, tasks), -1)
-    for n in range(places.size):
-        state = places[n]
-        while state > 0:
-            task = np.searchsorted(first, trace[state, 1], side="right") - 1
-            picks[n, task] = trace[state, 1] - first[task] + offset[task]
-            state = trace[state, 0]
+    picks, states = np.full((places.size, tasks), -1), places.copy()
+    while (rows := np.flatnonzero(states)).size:
+        option = trace[states[rows], 1]
+        task = np.searchsorted(first, option, side="right") - 1
+        picks[rows, task] = option - first[task] + offset[task]
+        states[rows] = trace[states[rows], 0]
     return picks
 
 
@@ -147,17 +118,6 @@ def _thinned(columns: Columns, menu: Menu) -> Columns:
     places = []
     for members in np.unique(columns.tasks):
         own = np.flatnonzero(columns.tasks == members)
-        places.append(own[_best(rows[own])])
+        places.append(own[undominated_rows(rows[own], np.argsort(rows[own].sum(axis=1), kind="stable"))])
     kept = np.sort(np.concatenate(places))
     return Columns._make(part[kept] for part in columns)
-
-
-@njit
-def _best(rows: Floats) -> Ints:
-    order = np.argsort(rows.sum(axis=1), kind="mergesort")
-    kept, places, count = np.empty_like(rows), np.empty(rows.shape[0], np.int64), 0
-    for n in order:
-        if not dominated(rows[n], kept, count, rows.shape[1]):
-            kept[count], places[count] = rows[n], n
-            count += 1
-    return places[:count]

@@ -31,7 +31,8 @@ import pulp
 
 from hetrl.search.ilp_columns import Columns
 from hetrl.search.ilp_options import Menu
-from hetrl.search.ilp_space import CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRAININGS, TRANSFER, Floats, Ints
+from hetrl.search.ilp_space import Floats, Ints
+from hetrl.search.ilp_states import CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRAININGS, TRANSFER
 from hetrl.search.tables import Tables
 
 PRICED = 5_000  # columns to start the relaxation with, and to add at most in one round

@@ -10,24 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetrl.search.core import value_options
 from hetrl.search.encoding import CHOICES, views
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.ilp_space import (
-    BLOCKS,
-    CHAIN,
-    EARLY,
-    GENERATION,
-    INFERENCES,
-    SECONDS,
-    TRANSFER,
-    Floats,
-    Genes,
-    Ints,
-    device_counts,
-    genes_of,
-    pareto,
-    value_options,
-)
+from hetrl.search.ilp_space import Floats, Genes, Ints, device_counts, genes_of, pareto
+from hetrl.search.ilp_states import BLOCKS, CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRANSFER
 from hetrl.search.tables import Tables
 from hetrl.search.value import VALUED
 
@@ -131,12 +118,10 @@ def _value(task: int, row: tuple[int, ...], genes: Genes, evaluator: Evaluator) 
     numbers = np.zeros((len(genes), SECONDS + BLOCKS * tables.classes))
     x = np.zeros(evaluator.size, np.int32)
     views(x, tables.tasks, tables.classes)[1][0] = row
-    done = 0
-    while True:
-        missing, done = value_options(task, x, genes, done, *evaluator.bench.pointers, numbers)
-        if missing == VALUED:
-            return numbers
+    place = np.zeros(1, np.int64)
+    while (missing := value_options(task, x, genes, place, *evaluator.bench.pointers, numbers)) != VALUED:
         evaluator.rows.fill(tables.serving, missing)
+    return numbers
 
 
 def _least(options: Options, sizes: list[int]) -> Floats:

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hetrl.search.core import undominated
 from hetrl.search.encoding import (
     ALIKE as STAGES_ALIKE,
     CACHE,
@@ -41,34 +41,16 @@ from hetrl.search.encoding import (
     STAGES_BY_CLASS,
     TENSOR,
     USED,
-    views,
 )
-from hetrl.search.jit import njit
-from hetrl.search.parts import Parts
-from hetrl.search.serving_value import replicas_of
+from hetrl.search.ilp_states import CHAIN, SECONDS
 from hetrl.search.space import Space, powers_of_two
-from hetrl.search.sync_value import sync_seconds
 from hetrl.search.tables import Tables
-from hetrl.search.tables_serving import LAST, PROMPT, REFILL, WHOLE
-from hetrl.search.value import VALUED, Room, value_task
 
 MOST_ALLOTMENTS = 20_000
-
-# An option's numbers: seconds, then blocks of one number per class.
-# CHAIN: of generation in mode async, from a batch's admission to its last sample; EARLY: see `ilp_options`.
-GENERATION, INFERENCES, TRAININGS, CHAIN, TRANSFER, EARLY = range(6)
-RESIDENT, ACTIVE, HOST, APART, TOGETHER, RUNS = range(6)
-SECONDS, BLOCKS = 6, 6
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Genes = npt.NDArray[np.int32]
-
-
-@njit
-def at(block: int, kind: int, classes: int) -> int:
-    """Return the place of a class in a block of an option's numbers."""
-    return SECONDS + block * classes + kind
 
 
 def device_counts(space: Space) -> list[Ints]:
@@ -133,116 +115,14 @@ def _serving_genes(task: int, used: tuple[int, ...], tables: Tables) -> Iterator
         yield classes + choice
 
 
-@njit
-def value_options(
-    task: int, x: Any, genes: Genes, first: int, tables: Tables, room: Room, parts: Parts, out: Floats
-) -> tuple[int, int]:
-    """Fill the options' numbers from row `first` on; infinite seconds where the devices do not carry the task.
-
-    Return (`VALUED`, rows), or the row of `ServingTables.seconds` that must be filled first and the place to go on.
-    """
-    _, _, classes, choice = views(x, tables.tasks, tables.classes)
-    for n in range(first, genes.shape[0]):
-        classes[task] = genes[n, : tables.classes]
-        choice[task] = genes[n, tables.classes :]
-        missing = value_task(task, x, tables, room, parts)
-        if missing != VALUED and not tables.is_training[task]:
-            return missing, n
-        out[n] = 0.0
-        phase = TRAININGS if tables.is_training[task] else INFERENCES if tables.is_inference[task] else GENERATION
-        out[n, phase] = parts.seconds[task] + parts.switch_seconds[task]
-        for kind in range(tables.classes):
-            resident, host = parts.resident_gb[task, kind], parts.host_gb[task, kind]
-            out[n, at(RESIDENT, kind, tables.classes)] = resident
-            out[n, at(ACTIVE, kind, tables.classes)] = parts.peak_gb[task, kind] - resident
-            out[n, at(HOST, kind, tables.classes)] = host
-            full = parts.peak_gb[task, kind] > tables.usable_gb[kind]
-            if full or host * tables.per_node[kind] > tables.node_gb[kind]:
-                out[n, phase] = np.inf
-        if np.isfinite(out[n, phase]) and task == tables.trainer:
-            _note_transfers(x, tables, parts, out[n])
-        if np.isfinite(out[n, phase]) and task == tables.generation:
-            _note_generation(x, tables, parts, out[n])
-    return VALUED, genes.shape[0]
-
-
-@njit
-def _note_generation(x: Any, tables: Tables, parts: Parts, out: Floats) -> None:
-    """Add the pause of a version; in mode async note what `ilp_options` makes of the admission rule.
-
-    WHOLE lies under INFERENCES, LAST under CHAIN, the pause under TRANSFER and PROMPT under EARLY until then.
-    """
-    group, devices, classes, _ = views(x, tables.tasks, tables.classes)
-    _, pause = sync_seconds(group, devices, classes, tables, parts)
-    for kind in range(tables.classes):
-        out[at(RUNS, kind, tables.classes)] = 1.0 if parts.runs[tables.generation, kind] > 0 else 0.0
-    out[GENERATION] += pause
-    if tables.staleness > 0:
-        out[GENERATION] += parts.rollouts[REFILL]
-        out[INFERENCES], out[CHAIN] = parts.rollouts[WHOLE], parts.rollouts[LAST]
-        out[TRANSFER], out[EARLY] = pause, parts.rollouts[PROMPT]
-
-
-@njit
-def _note_transfers(x: Any, tables: Tables, parts: Parts, out: Floats) -> None:
-    """Set the seconds of a version's way to rollouts on each class alone: of another group, and of the same one.
-
-    Rollouts of the same group are taken to use all its nodes of the class.
-    """
-    group, devices, classes, _ = views(x, tables.tasks, tables.classes)
-    trainer, generation = tables.trainer, tables.generation
-    owner, row = group[generation], devices[1].copy()
-    option_row, runs = classes[generation].copy(), parts.runs[generation].copy()
-    for kind in range(tables.classes):
-        if tables.serving.options[generation, kind] == 0:
-            continue
-        classes[generation] = 0
-        classes[generation, kind] = 1
-        parts.runs[generation] = 0
-        single = tables.devices[kind] == tables.per_node[kind]
-        parts.runs[generation, kind] = 1
-        devices[1] = 0
-        devices[1, kind] = 1 if single else tables.per_node[kind]
-        group[generation] = 1
-        out[at(APART, kind, tables.classes)], _ = sync_seconds(group, devices, classes, tables, parts)
-        if devices[group[trainer], kind] > 0:
-            group[generation] = group[trainer]
-            carried = replicas_of(generation, kind, 1, devices[group[trainer], kind], tables)
-            parts.runs[generation, kind] = max(carried, 1)
-            out[at(TOGETHER, kind, tables.classes)], _ = sync_seconds(group, devices, classes, tables, parts)
-        else:
-            out[at(TOGETHER, kind, tables.classes)] = out[at(APART, kind, tables.classes)]
-    group[generation] = owner
-    devices[1], classes[generation], parts.runs[generation] = row, option_row, runs
-
-
-@njit
-def dominated(row: Floats, kept: Floats, count: int, width: int) -> bool:
-    """Return whether one of the kept rows is nowhere larger in the first `width` numbers."""
-    for n in range(count):
-        better = True
-        for place in range(width):
-            if kept[n, place] > row[place]:
-                better = False
-                break
-        if better:
-            return True
-    return False
-
-
-@njit
-def pareto(rows: Floats, phase_limit: float) -> Ints:
-    """Return the rows that no other one is nowhere worse than, without those beyond the limit of seconds."""
+def pareto(rows: Floats, limit: float) -> Ints:
+    """Return the options that no other one is nowhere worse than, without those with a phase beyond so many seconds."""
     total = rows[:, :SECONDS].sum(axis=1)
-    order = np.argsort(total, kind="mergesort")
-    kept = np.empty_like(rows)
-    places = np.empty(rows.shape[0], np.int64)
-    count = 0
-    for n in order:
-        if rows[n, :CHAIN].max() > phase_limit or not np.isfinite(total[n]):
-            continue
-        if not dominated(rows[n], kept, count, rows.shape[1]):
-            kept[count] = rows[n]
-            places[count] = n
-            count += 1
-    return places[:count]
+    within = np.flatnonzero((rows[:, :CHAIN].max(axis=1) <= limit) & np.isfinite(total))
+    return undominated_rows(rows, within[np.argsort(total[within], kind="stable")])
+
+
+def undominated_rows(rows: Floats, order: Ints) -> Ints:
+    """Return the indices of the rows, of those in `order`, that none before it is nowhere larger than."""
+    places = np.empty(len(order), np.int64)
+    return places[: undominated(rows, order, places)]

@@ -123,7 +123,6 @@ def _search(
 ) -> tuple[Best, int]:
     (shared,) = _shared
     evaluator = Evaluator(space, narrow)
-    evaluator.warm_up()
     limits = Limits(time.monotonic() + seconds, evaluations, shared.stop.is_set)
 
     def report(progress: Progress) -> None:

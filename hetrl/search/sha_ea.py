@@ -8,7 +8,7 @@
             evolve each population by `budget` children                              (levels 3 to 5, `evolve`)
             keep the better half of the arms, each with its better half of populations
             budget = 2 x budget
-        evolve what is left with changes of the grouping, too: POLISH times the evaluations that the halving took
+        anneal what is left, its grouping changing, too: POLISH times the evaluations that the halving took
         START = 2 x START
 
 The best of all is kept. The search ends by itself after `PATIENCE` halvings in a row that found nothing better. The
@@ -26,13 +26,14 @@ import numpy as np
 
 from hetrl.plan import Plan
 from hetrl.search.assemble import Made, finish
-from hetrl.search.chance import State, seeded
+from hetrl.search.chance import seeded
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.evolve import Population, new_population
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
 from hetrl.search.limits import Best, Limits, Progress, Search
 from hetrl.search.objective import plan_value
+from hetrl.search.population import Population, new_population
 from hetrl.search.processes import search_apart
+from hetrl.search.records import Packed, Words1
 from hetrl.search.space import Grouping, Problem, Space, linked_sets, set_partitions, stars
 from hetrl.search.value import INFEASIBLE
 
@@ -40,8 +41,9 @@ START = 16
 POPULATIONS = 4
 CANDIDATES = 12
 PATIENCE = 4
-POLISH = 2
-REGROUP = 0.2  # share of the changes that change the grouping, while polishing
+POLISH = 4
+REGROUP = 0.1  # share of the changes that change the grouping, while polishing
+HOT, COOLING = 0.03, 32  # first temperature, as a share of the value, and the steps in which it falls
 _EQUAL = 1e-9  # what rounding may make of equal values
 
 
@@ -56,11 +58,11 @@ class Arm:
     @property
     def value(self) -> float:
         """Return the objective of the arm's best candidate."""
-        return min(float(population.value.min()) for population, _ in self.populations)
+        return min(float(population.values.value.min()) for population in self.populations)
 
     def halve(self) -> None:
         """Keep the better half of the populations."""
-        self.populations.sort(key=lambda pair: float(pair[0].value.min()))
+        self.populations.sort(key=lambda population: float(population.values.value.min()))
         del self.populations[max((len(self.populations) + 1) // 2, 1) :]
 
 
@@ -93,9 +95,9 @@ def plan(
     """Return the best plan found by a method (`search` without one) in so many processes, and how many were valued.
 
     Each set of sites that one site can lead is searched by itself (one set, where all sites are linked). Raises
-    InfeasibleError where nothing was found. The time of the search begins when all is compiled. An interrupt (Ctrl-C)
-    ends it; it is passed on where no feasible plan was found yet. `narrow` keeps to the plan space of the integer
-    program (docs/ilp.md), where all used sites are linked with each other.
+    InfeasibleError where nothing was found. The time of the search begins when the problem's numbers are read. An
+    interrupt (Ctrl-C) ends it; it is passed on where no feasible plan was found yet. `narrow` keeps to the plan space
+    of the integer program (docs/ilp.md), where all used sites are linked with each other.
     """
     compared, best, winner, interrupted = 0, Best(), None, False
     joined = linked_sets if narrow else stars
@@ -104,7 +106,6 @@ def plan(
     for index, sites in enumerate(sets):
         evaluator = Evaluator(replace(space, sites=sites), narrow)
         if index == 0:
-            evaluator.warm_up()
             deadline = time.monotonic() + budget_seconds
         now, parts = time.monotonic(), len(sets) - index
         bound = None if evaluations is None else (evaluations - compared) // parts
@@ -168,7 +169,7 @@ def _halve(
     evaluator: Evaluator,
     limits: Limits,
     budget: int,
-    state: State,
+    state: Words1,
     best: Best,
     report: Callable[[Progress], None] | None,
 ) -> bool:
@@ -198,48 +199,52 @@ def _polish(
     arm: Arm,
     budget: int,
     limits: Limits,
-    state: State,
+    state: Words1,
     best: Best,
     report: Callable[[Progress], None] | None,
 ) -> bool:
-    """Evolve what is left of the last arm by so many children whose grouping may change; False where a limit ended it.
+    """Anneal what is left of the last arm, by so many children; False where a limit ended it.
 
     A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
     """
     regroup = REGROUP if evaluator.space.excluded is None else 0.0
     for population in arm.populations:
-        going = _evolve(evaluator, population, budget // len(arm.populations), limits, state, regroup)
-        _note([arm], best, evaluator)
-        if report is not None:
-            report(Progress(best.seconds, evaluator.evaluations, 1))
-        if not going:
-            return False
+        children = budget // len(arm.populations) // COOLING
+        for step in range(COOLING):
+            temperature = HOT * (1 - step / COOLING) ** 2
+            going = _evolve(evaluator, population, children, limits, state, regroup, temperature)
+            _note([arm], best, evaluator)
+            if not going:
+                return False
+            if report is not None:
+                report(Progress(best.seconds, evaluator.evaluations, 1))
     return True
 
 
 def _evolve(
     evaluator: Evaluator,
-    population: tuple[Population, Population],
+    population: Packed[Population],
     budget: int,
     limits: Limits,
-    state: State,
+    state: Words1,
     regroup: float = 0.0,
+    temperature: float = 0.0,
 ) -> bool:
     """Evolve a population by so many children; False where a limit was met."""
     while budget > 0:
         children = min(budget, limits.left(evaluator.evaluations))
         if children == 0:
             return False
-        evaluator.evolve(population, children, CANDIDATES, state, regroup)
+        evaluator.evolve(population, children, state, regroup, temperature)
         budget -= children
     return True
 
 
 def _note(arms: list[Arm], best: Best, evaluator: Evaluator) -> None:
-    for population, _ in _all_populations(arms):
-        place = int(population.value.argmin())
-        best.offer(float(population.value[place]), population.x[place], evaluator)
+    for population in _all_populations(arms):
+        place = int(population.values.value.argmin())
+        best.offer(float(population.values.value[place]), population.values.x[place], evaluator)
 
 
-def _all_populations(arms: list[Arm]) -> Iterator[tuple[Population, Population]]:
-    return (pair for arm in arms for pair in arm.populations)
+def _all_populations(arms: list[Arm]) -> Iterator[Packed[Population]]:
+    return (population for arm in arms for population in arm.populations)

@@ -1,4 +1,4 @@
-"""Numbers of the cost model per device class, as arrays that compiled code can read.
+"""Numbers of the cost model per device class, as arrays that the compiled core reads.
 
 Every number comes from calling `hetrl.cost`, so that the physics stands there alone: what is linear (in layers, tokens,
 parameters, micro-batches in flight) is called at two points and kept as coefficients, what is not (generation, forward
@@ -11,52 +11,37 @@ serving task (1.., 0 is none), h KV cap (`cache_gb`), i idle state (resident, of
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetrl.cost.efficiency import rates
 from hetrl.cost.network import NO_PATH, path
 from hetrl.cost.stages import model_of
 from hetrl.hardware import Node, Path, Topology, gpu_type
-from hetrl.search.jit import njit
-from hetrl.search.record import record_of
+from hetrl.search.records import Flags1, Flags2, Floats1, Floats2, Ints1
 from hetrl.search.space import Space, linked
-from hetrl.search.tables_objective import ObjectiveTables, objective_record, objective_tables
-from hetrl.search.tables_serving import Rows, ServingTables, serving_record, serving_tables
-from hetrl.search.tables_training import MAX_STAGES, TrainingTables, training_record, training_tables
+from hetrl.search.tables_objective import ObjectiveTables, objective_tables
+from hetrl.search.tables_serving import Rows, ServingTables, serving_tables
+from hetrl.search.tables_training import MAX_STAGES, TrainingTables, training_tables
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
 
 __all__ = ["MAX_STAGES", "Tables", "make_tables"]
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 
 
 class NetworkTables(NamedTuple):
     """What lies between devices, one direction; infinite where there is no link."""
 
-    node_delay: Floats  # [c] seconds, inside a node
-    peer: Floats  # [c] seconds per byte, GPU to GPU inside a node
-    delay: Floats  # [c, c] seconds, between different nodes of two classes
-    byte: Floats  # [c, c] seconds per byte, likewise
-    nic: Floats  # [c] seconds per byte through a node's network interface
-    uplink: Floats  # [c] seconds per byte from a node out of its site
-    link_delay: Floats  # [s, s] seconds, 0 inside a site
-    link_byte: Floats  # [s, s] seconds per byte of the link alone, 0 inside a site
-    linked: Flags  # [s, s]
-    site_delay: Floats  # [s] seconds, between nodes
-
-
-_NetworkTables = record_of(NetworkTables)
-
-
-@njit
-def network_record(values: NetworkTables) -> Any:
-    """Return the record of these values."""
-    return _NetworkTables(*values)
+    node_delay: Floats1  # [c] seconds, inside a node
+    peer: Floats1  # [c] seconds per byte, GPU to GPU inside a node
+    delay: Floats2  # [c, c] seconds, between different nodes of two classes
+    byte: Floats2  # [c, c] seconds per byte, likewise
+    nic: Floats1  # [c] seconds per byte through a node's network interface
+    uplink: Floats1  # [c] seconds per byte from a node out of its site
+    link_delay: Floats2  # [s, s] seconds, 0 inside a site
+    link_byte: Floats2  # [s, s] seconds per byte of the link alone, 0 inside a site
+    linked: Flags2  # [s, s]
+    site_delay: Floats1  # [s] seconds, between nodes
 
 
 class Tables(NamedTuple):
@@ -65,19 +50,19 @@ class Tables(NamedTuple):
     tasks: int
     classes: int
     sites: int
-    is_training: Flags  # [t]
-    is_inference: Flags  # [t]
+    is_training: Flags1  # [t]
+    is_inference: Flags1  # [t]
     generation: int  # the task's index
     trainer: int
-    layers: Ints  # [t] of the task's model
-    site: Ints  # [c]
-    per_node: Ints  # [c]
-    devices: Ints  # [c]
-    usable: Flags  # [t, c]
-    usable_gb: Floats  # [c]
-    node_gb: Floats  # [c] host memory of a node
-    host_byte: Floats  # [c] seconds per byte between a device and its host
-    version_seconds: Floats  # [c] fixed pause of a weight version
+    layers: Ints1  # [t] of the task's model
+    site: Ints1  # [c]
+    per_node: Ints1  # [c]
+    devices: Ints1  # [c]
+    usable: Flags2  # [t, c]
+    usable_gb: Floats1  # [c]
+    node_gb: Floats1  # [c] host memory of a node
+    host_byte: Floats1  # [c] seconds per byte between a device and its host
+    version_seconds: Floats1  # [c] fixed pause of a weight version
     samples_per_prompt: int
     staleness: int
     narrow: bool  # whether vectors stay inside the plan space of `hetrl.search.ilp_space`
@@ -85,15 +70,6 @@ class Tables(NamedTuple):
     network: NetworkTables
     training: TrainingTables
     serving: ServingTables
-
-
-_Tables = record_of(Tables)
-
-
-@njit
-def tables_record(values: Tables) -> Any:
-    """Return the record of these values."""
-    return _Tables(*values)
 
 
 def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
@@ -134,17 +110,6 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
     return tables, rows
 
 
-def compiled(tables: Tables) -> Any:
-    """Return the tables as one record for compiled code; it shares the arrays."""
-    inner: dict[str, Any] = {
-        "objective": objective_record(tables.objective),
-        "network": network_record(tables.network),
-        "training": training_record(tables.training),
-        "serving": serving_record(tables.serving),
-    }
-    return tables_record(tables._replace(**inner))
-
-
 def _network(space: Space, nodes: list[Node]) -> NetworkTables:
     topology = space.problem.topology
     names = [site.name for site in topology.sites]
@@ -171,5 +136,5 @@ def _between_nodes(topology: Topology, space: Space, kind: int, other: int) -> P
     return NO_PATH if source == target else path(topology, source, target)
 
 
-def _per_byte(gbps: list[float]) -> Floats:
+def _per_byte(gbps: list[float]) -> Floats1:
     return 8 / (np.array(gbps) * 1e9)

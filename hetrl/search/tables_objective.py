@@ -1,21 +1,17 @@
-"""Numbers of the objective per device class (c) and site (s), as compiled code reads them."""
+"""Numbers of the objective per device class (c) and site (s), as the compiled core reads them."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetrl.cost.charges import has_prices
 from hetrl.cost.iteration import HOUR
-from hetrl.search.jit import njit
 from hetrl.search.objective import KINDS
-from hetrl.search.record import record_of
+from hetrl.search.records import Flags1, Floats1
 from hetrl.search.space import Space
-
-Floats = npt.NDArray[np.float64]
 
 
 class ObjectiveTables(NamedTuple):
@@ -28,19 +24,10 @@ class ObjectiveTables(NamedTuple):
     walltime_seconds: float
     gang_timeout_seconds: float
     budget_gpu_hours: float
-    price: Floats  # [c] of a device and hour
-    whole_nodes: npt.NDArray[np.bool_]  # [c] whether Slurm grants the nodes of the class as a whole
-    start: Floats  # [s] seconds until a job begins
-    site_gpu_hours: Floats  # [s] the most that a run may spend
-
-
-_ObjectiveTables = record_of(ObjectiveTables)
-
-
-@njit
-def objective_record(values: ObjectiveTables) -> Any:
-    """Return the record of these values."""
-    return _ObjectiveTables(*values)
+    price: Floats1  # [c] of a device and hour
+    whole_nodes: Flags1  # [c] whether Slurm grants the nodes of the class as a whole
+    start: Floats1  # [s] seconds until a job begins
+    site_gpu_hours: Floats1  # [s] the most that a run may spend
 
 
 def objective_tables(space: Space) -> ObjectiveTables:

@@ -13,7 +13,7 @@ in rows over the units of work, which are filled the first time that they are as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ from hetrl.cost.memory import footprint, kv_cache_gb
 from hetrl.cost.stages import Placed, model_of, place
 from hetrl.cost.training import forward_pipeline_seconds
 from hetrl.plan import Replica, Stage, TaskPlan
-from hetrl.search.jit import njit
-from hetrl.search.record import record_of
+from hetrl.search.records import Flags1, Floats1, Floats2, Floats3, Floats5, Ints1, Ints2, Ints3, Ints4
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Architecture, Workload
 
@@ -37,39 +36,31 @@ MOST_UNITS = 512
 CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a hundredth of it
 IDLE_STATES = ("resident", "offload", "sleep")
 
-# Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, and what work is shared out by (never falling).
-WHOLE, BUSY, PROMPT, LAST, REFILL, ENDS = range(6)
+# Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
+WHOLE, BUSY, PROMPT, LAST, REFILL = range(5)
+ROLLOUTS = 5  # how many they are
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class ServingTables(NamedTuple):
     """What each option of each serving task is and costs; axes as in `hetrl.search.tables`."""
 
-    options: Ints  # [t, c] how many options there are
-    tensor: Ints  # [t, c, o]
-    pipeline: Ints  # [t, c, o]
-    nodes: Ints  # [t, c, o] nodes per replica
-    resident_gb: Floats  # [t, c, o, h, i] of the fullest device
-    peak_gb: Floats  # [t, c, o, h, i] of the fullest device while the task runs; infinite: too little for a KV cache
-    host_gb: Floats  # [t, c, o, h, i] per device
-    switch_seconds: Floats  # [t, c, o, h, i]
-    row: Ints  # [t, c, o, h] index into `seconds`
-    units: Ints  # [t] units of work of an iteration
-    unit_samples: Ints  # [t]
-    cache_gb: Floats  # [h]
-    ready: npt.NDArray[np.bool_]  # [row] whether it is filled
-    seconds: Floats  # [row, units + 1, 6] of a replica with so many units, columns below
-
-
-_ServingTables = record_of(ServingTables)
-
-
-@njit
-def serving_record(values: ServingTables) -> Any:
-    """Return the record of these values."""
-    return _ServingTables(*values)
+    options: Ints2  # [t, c] how many options there are
+    tensor: Ints3  # [t, c, o]
+    pipeline: Ints3  # [t, c, o]
+    nodes: Ints3  # [t, c, o] nodes per replica
+    resident_gb: Floats5  # [t, c, o, h, i] of the fullest device
+    peak_gb: Floats5  # [t, c, o, h, i] of the fullest device while the task runs; infinite: too little for a KV cache
+    host_gb: Floats5  # [t, c, o, h, i] per device
+    switch_seconds: Floats5  # [t, c, o, h, i]
+    row: Ints4  # [t, c, o, h] index into `seconds`
+    units: Ints1  # [t] units of work of an iteration
+    unit_samples: Ints1  # [t]
+    cache_gb: Floats1  # [h]
+    ready: Flags1  # [row] whether it is filled
+    seconds: Floats3  # [row, units + 1, ROLLOUTS] of a replica with so many units, columns above
+    ends: Floats2  # [row, units + 1] by what of these work is shared out; never falling
 
 
 class Rows:
@@ -98,9 +89,9 @@ class Rows:
         task = self._workload.tasks.index(name)
         unit = int(tables.unit_samples[task])
         for units in range(1, int(tables.units[task]) + 1):
-            tables.seconds[row, units, :ENDS] = self._seconds(name, placed, limit, units * unit)
+            tables.seconds[row, units] = self._seconds(name, placed, limit, units * unit)
         paced = tables.seconds[row, :, BUSY if self._workload.staleness else WHOLE]
-        tables.seconds[row, :, ENDS] = np.maximum.accumulate(paced)
+        tables.ends[row] = np.maximum.accumulate(paced)
         tables.ready[row] = True
 
     def _seconds(self, name: str, placed: tuple[Placed, ...], limit: int, samples: int) -> tuple[float, ...]:
@@ -152,8 +143,9 @@ def serving_tables(space: Space) -> tuple[ServingTables, Rows]:
         tables.options[t, kind] = len(options)
         for o, placed in enumerate(options, start=1):
             _enter(tables, rows, (t, kind, o), placed, workload)
-    seconds = np.zeros((len(rows), int(tables.units.max()) + 1, ENDS + 1))
-    return tables._replace(ready=np.zeros(len(rows), np.bool_), seconds=seconds), rows
+    shape = (len(rows), int(tables.units.max()) + 1)
+    ready, seconds, ends = np.zeros(len(rows), np.bool_), np.zeros((*shape, ROLLOUTS)), np.zeros(shape)
+    return tables._replace(ready=ready, seconds=seconds, ends=ends), rows
 
 
 def _empty(workload: Workload, kinds: int, options: int, caches: Sequence[float]) -> ServingTables:
@@ -177,6 +169,7 @@ def _empty(workload: Workload, kinds: int, options: int, caches: Sequence[float]
         cache_gb=np.array(caches),
         ready=np.zeros(0, np.bool_),
         seconds=np.zeros((0, 0, 0)),
+        ends=np.zeros((0, 0)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import GRADIENT_BYTES, activation_bytes, expected_largest, micro_batch_times, variation
 from hetrl.hardware import Path
-from hetrl.search.jit import njit
-from hetrl.search.record import record_of
+from hetrl.search.records import Floats1, Floats2, Floats5, Floats6, Ints1
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import TRAININGS, Workload
 
@@ -36,33 +35,24 @@ class TrainingTables(NamedTuple):
     Axes as in `hetrl.search.tables`; f, l: whether the stage is the first, the last of its pipeline.
     """
 
-    both: Floats  # [t, c, k, r, l, 4] forward + backward: 1, layers, tokens, layers x tokens
-    hop_bytes: Floats  # [t] per token between two stages
-    parameters: Floats  # [t, k, f, l, 2] of one rank
-    active: Floats  # [t, k, r, l, 4] bytes per token: 1, layers, in flight, layers x in flight
-    update: Floats  # [c, 2] seconds of one optimiser step: constant, per parameter of a shard
-    state_bytes: Floats  # [2] per parameter: weights with gradients; optimiser
+    both: Floats6  # [t, c, k, r, l, 4] forward + backward: 1, layers, tokens, layers x tokens
+    hop_bytes: Floats1  # [t] per token between two stages
+    parameters: Floats5  # [t, k, f, l, 2] of one rank
+    active: Floats5  # [t, k, r, l, 4] bytes per token: 1, layers, in flight, layers x in flight
+    update: Floats2  # [c, 2] seconds of one optimiser step: constant, per parameter of a shard
+    state_bytes: Floats1  # [2] per parameter: weights with gradients; optimiser
     weight_bytes: float  # per parameter
     gradient_bytes: float  # per parameter, in the reduction
     tied_bytes: float  # of the actor's second copy of a tied embedding, in a pipeline
-    micro_batches: Ints  # [m] sizes to choose from
-    most_tensor: Ints  # [t] largest k that divides heads and key-value heads
+    micro_batches: Ints1  # [m] sizes to choose from
+    most_tensor: Ints1  # [t] largest k that divides heads and key-value heads
     samples: int
     steps: int  # optimiser steps per iteration
     minibatches: int
-    largest: Floats  # [n] expected largest of n standard normal values
+    largest: Floats1  # [n] expected largest of n standard normal values
     variation: float  # of the tokens of one sample: deviation / mean
     mean_tokens: float  # of a sequence
     max_tokens: float
-
-
-_TrainingTables = record_of(TrainingTables)
-
-
-@njit
-def training_record(values: TrainingTables) -> Any:
-    """Return the record of these values."""
-    return _TrainingTables(*values)
 
 
 def training_tables(space: Space) -> TrainingTables:

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from hetrl.search import precompile
 from tests.lab.available import skip_unless_available
 from tests.lab.lab import Accounting, Lab
 from tests.lab.shape import JOB_USER
@@ -35,28 +34,22 @@ def federation(_federation: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def _strangers(_compiled: None) -> Iterator[Lab]:
+def _strangers() -> Iterator[Lab]:
     yield from _clusters("none")
 
 
 @pytest.fixture(scope="module")
-def _accounted(_compiled: None) -> Iterator[Lab]:
+def _accounted() -> Iterator[Lab]:
     yield from _clusters("slurmdbd")
 
 
 @pytest.fixture(scope="module")
-def _federation(_compiled: None) -> Iterator[Lab]:
+def _federation() -> Iterator[Lab]:
     yield from _clusters("federation")
 
 
-@pytest.fixture(scope="session")
-def _compiled() -> None:
-    """Compile the search unless that is done: a launcher in the lab would need minutes, against a test's deadline."""
-    skip_unless_available()
-    precompile.main()
-
-
 def _clusters(accounting: Accounting) -> Iterator[Lab]:
+    skip_unless_available()
     with Lab(slurm=True, accounting=accounting) as lab:
         yield lab
 

@@ -1,0 +1,173 @@
+// Steady-state evolution of one population: tournament, mutation, replace the worst.
+//
+//     repeat `budget` times:
+//         child = mutate(the better of two drawn from the population)
+//         value it, unless a plan like it has been valued before
+//         replace the worst of the population if the child is better
+//
+// With a temperature the candidates are chains of simulated annealing instead: a child is of any one, and replaces
+// that.
+//
+// A set of hashes remembers all plans that were valued: what is met again costs nothing and does not count.
+#pragma once
+
+#include "mutate.h"
+#include "value.h"
+
+// Return a hash of what a vector says: genes that have no effect do not count. FNV-1a (Fowler, Noll, Vo).
+inline Word hash_vector(const Genes& x, const Tables& tables) {
+    const auto [group, devices, classes, choice] = view(x, tables);
+    Word state = 14695981039346656037ULL;
+    const auto mix = [&state](Int value) { state = (state ^ Word(value)) * 1099511628211ULL; };
+    for (Int task = 0; task < tables.tasks; ++task) {
+        const bool training = tables.is_training[task];
+        const Genes own = devices[group[task]], genes = choice[task];
+        mix(group[task]);
+        for (Int gene = 0; gene < CHOICES; ++gene) {
+            if (gene != USED || !training) {
+                mix(genes[gene]);
+            }
+        }
+        const Int end = training ? genes[USED] : tables.classes;
+        for (Int position = 0; position < end; ++position) {
+            const Int kind = training ? classes[task][position] : position;
+            if (own[kind] > 0 && tables.usable[task][kind]) {
+                mix(kind);
+                mix(own[kind]);
+                mix(classes[task][position]);
+            }
+        }
+        mix(255);
+    }
+    return state | 1;
+}
+
+// Insert a hash into the set (open addressing, 0 is empty); false where it was there. A full set forgets.
+inline bool insert_hash(Word mark, const Hashes& seen) {
+    constexpr Int TRIES = 32;
+    Int slot = Int(mark >> 20) % (seen.size() - 1);
+    for (Int tries = 0; tries < TRIES; ++tries) {
+        if (seen[slot] == mark) {
+            return false;
+        }
+        if (seen[slot] == 0) {
+            break;
+        }
+        slot = (slot + 1) % (seen.size() - 1);
+    }
+    seen[slot] = mark;
+    return true;
+}
+
+// Places in `Population.counters`.
+constexpr Int CANDIDATES = 0, CHILDREN = 1, WAITS = 2, PARENT = 3;
+
+inline Int room_for(const Population& population) {
+    return population.value.size() - 1;
+}
+
+inline bool is_full(const Population& population) {
+    return population.counters[CANDIDATES] == room_for(population);
+}
+
+// Draw a parent: the better of two, or in annealing any one.
+inline Int draw_parent(const Population& population, bool annealing, const Hashes& state) {
+    const Int a = below(state, room_for(population));
+    if (annealing) {
+        return a;
+    }
+    const Int b = below(state, room_for(population));
+    return population.value[a] <= population.value[b] ? a : b;
+}
+
+// Make the next child and bring its parent's parts along; false where it is a known plan.
+inline bool next_child(const Population& population, double regroup, double temperature, const Hashes& state,
+                       const Tables& tables, const Parts& parts, const Hashes& seen) {
+    const Genes& child = population.child;
+    if (!is_full(population)) {
+        std::copy_n(population.x[0].begin(), tables.tasks, child.begin());
+        draw_vector(child, state, tables);
+        fill(population.stale, true);
+        return insert_hash(hash_vector(child, tables), seen);
+    }
+    const Int parent = draw_parent(population, temperature > 0, state);
+    population.counters[PARENT] = parent;
+    copy(population.x[parent], child);
+    fill(population.stale, false);
+    if (uniform(state) < regroup) {
+        regroup_vector(child, population.stale, state, tables);
+    } else {
+        mutate_vector(child, population.stale, state, tables);
+    }
+    if (!insert_hash(hash_vector(child, tables), seen)) {
+        return false;
+    }
+    copy(population.floats[parent], parts.floats);
+    copy(population.ints[parent], parts.ints);
+    return true;
+}
+
+// Put the child in a candidate's place.
+inline void enter(const Population& population, Int place, double found, const Parts& parts) {
+    copy(population.child, population.x[place]);
+    population.value[place] = found;
+    copy(parts.floats, population.floats[place]);
+    copy(parts.ints, population.ints[place]);
+}
+
+// Add the child while there is room; then let it replace the worst if it is no worse.
+inline void admit(const Population& population, double found, const Parts& parts) {
+    if (!is_full(population)) {
+        enter(population, population.counters[CANDIDATES], found, parts);
+        ++population.counters[CANDIDATES];
+        return;
+    }
+    const double* first = population.value.begin();
+    const Int worst = std::max_element(first, first + room_for(population)) - first;
+    if (found <= population.value[worst]) {
+        enter(population, worst, found, parts);
+    }
+}
+
+// Let the child replace its parent if it is better, or with the probability exp(-rise / T) of simulated annealing
+// (Kirkpatrick, Gelatt, Vecchi, Science 220, 1983); `rise` is relative to the parent. The candidates' T are steps up to
+// the temperature, the first one's least. The best child of all is kept behind the candidates.
+inline void admit_annealed(const Population& population, double found, double temperature, const Hashes& state,
+                           const Parts& parts) {
+    const Int parent = population.counters[PARENT], best = room_for(population);
+    const double own = temperature * double(parent + 1) / double(best);
+    if (found < population.value[best]) {
+        enter(population, best, found, parts);
+    }
+    if (found <= population.value[parent] * (1 - own * std::log(uniform(state)))) {
+        enter(population, parent, found, parts);
+    }
+}
+
+// See `hetrl.search.core.evolve`.
+inline Int evolve_population(const Population& population, Int budget, double regroup, double temperature,
+                             const Hashes& state, const Tables& tables, const Room& room, const Parts& parts,
+                             const Hashes& seen) {
+    const View child = view(population.child, tables);
+    for (Int tries = 0; population.counters[CHILDREN] < budget && tries < 20 * budget;) {
+        if (!population.counters[WAITS]) {
+            ++tries;
+            if (!next_child(population, regroup, temperature, state, tables, parts, seen)) {
+                continue;
+            }
+            population.counters[WAITS] = 1;
+        }
+        const Int row = value_plan(child, population.stale, tables, room, parts);
+        if (row != VALUED) {
+            return row;
+        }
+        population.counters[WAITS] = 0;
+        ++population.counters[CHILDREN];
+        if (temperature > 0 && is_full(population)) {
+            admit_annealed(population, room.result[0], temperature, state, parts);
+        } else {
+            admit(population, room.result[0], parts);
+        }
+    }
+    return VALUED;
+}

@@ -1,0 +1,46 @@
+// What a task costs and needs, as `hetrl.search.parts` holds it.
+#pragma once
+
+#include "records.h"
+
+// Forget what a task costs and needs.
+inline void clear_task(Int task, const Parts& parts) {
+    parts.seconds[task] = INFINITE;
+    parts.switch_seconds[task] = 0.0;
+    fill(parts.resident_gb[task], 0.0);
+    fill(parts.peak_gb[task], 0.0);
+    fill(parts.host_gb[task], 0.0);
+    fill(parts.runs[task], Int(0));
+    parts.links[task] = 0;
+}
+
+// Add to what a training sends over a direction between sites.
+inline void add_bytes(Int task, Int direction, double moved, const Parts& parts) {
+    Int& links = parts.links[task];
+    for (Int d = 0; d < links; ++d) {
+        if (parts.direction[task][d] == direction) {
+            parts.direction_bytes[task][d] += moved;
+            return;
+        }
+    }
+    parts.direction[task][links] = direction;
+    parts.direction_bytes[task][links] = moved;
+    ++links;
+}
+
+// Return whether a training uses a direction.
+inline bool uses(Int task, Int direction, const Parts& parts) {
+    for (Int d = 0; d < parts.links[task]; ++d) {
+        if (parts.direction[task][d] == direction) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Take note of a device of a class: the fullest one counts.
+inline void hold(Int task, Int kind, double resident, double peak, double host, const Parts& parts) {
+    parts.resident_gb[task][kind] = std::max(parts.resident_gb[task][kind], resident);
+    parts.peak_gb[task][kind] = std::max(parts.peak_gb[task][kind], peak);
+    parts.host_gb[task][kind] = std::max(parts.host_gb[task][kind], host);
+}

@@ -1,0 +1,209 @@
+// Seconds and memory of a training laid out in columns: `hetrl.cost.training` and `.memory`, summed up by classes.
+//
+// Each formula's source stands at its function in `hetrl.cost`; here they are put together from `TrainingTables` for
+// columns instead of single replicas. `tests/test_search_value.py` holds both against each other.
+#pragma once
+
+#include "pipeline_value.h"
+#include "reduction_value.h"
+
+// Bytes of one rank of a stage.
+struct Held {
+    double state;   // weights, gradients and optimiser
+    double active;  // activations
+};
+
+inline Held held_bytes(const Training& training, Int i, Int replicas, double layers) {
+    const auto& [task, choice, tables] = training;
+    const TrainingTables& numbers = tables.training;
+    const Int in_flight = choice[PIPELINE] - i, last = i == choice[PIPELINE] - 1;
+    const double shards = choice[SHARDING] ? double(replicas) : 1.0;
+    const double state = numbers.state_bytes[0] + numbers.state_bytes[1] / shards;
+    const auto active = numbers.active[task][choice[TENSOR]][choice[RECOMPUTE]][last];
+    const double kept =
+        active[0] + active[1] * layers + active[2] * double(in_flight) + active[3] * layers * double(in_flight);
+    const double tokens = double(numbers.micro_batches[choice[MICRO_BATCH]]) * numbers.max_tokens;
+    return {state * stage_parameters(training, i, layers), tokens * kept};
+}
+
+// Set for each stage the most layers that its smallest device holds, and the seconds of its slowest one.
+inline void limit_stages(const Training& training, Int found, const Columns& columns) {
+    const auto& [task, choice, tables] = training;
+    const TrainingTables& numbers = tables.training;
+    const Int replicas = sum(columns.replicas, found);
+    const double tokens = double(numbers.micro_batches[choice[MICRO_BATCH]]) * numbers.mean_tokens;
+    for (Int i = 0; i < choice[PIPELINE]; ++i) {
+        const Int last = i == choice[PIPELINE] - 1;
+        double usable = INFINITE, layer = 0.0, beside = 0.0;
+        for (Int q = 0; q < found; ++q) {
+            const Int kind = columns.kind[q][i];
+            const auto both = numbers.both[task][kind][choice[TENSOR]][choice[RECOMPUTE]][last];
+            layer = std::max(layer, both[1] + both[3] * tokens);
+            beside = std::max(beside, both[0] + both[2] * tokens);
+            usable = std::min(usable, tables.usable_gb[kind]);
+        }
+        columns.layer[i] = layer;
+        columns.beside[i] = beside;
+        const Held none = held_bytes(training, i, replicas, 0.0), one = held_bytes(training, i, replicas, 1.0);
+        columns.capacity[i] =
+            std::floor((usable * 1e9 - none.state - none.active) / (one.state + one.active - none.state - none.active));
+    }
+}
+
+inline void hold_memory(const Training& training, Int found, const Columns& columns, const Parts& parts) {
+    const auto& [task, choice, tables] = training;
+    const TrainingTables& numbers = tables.training;
+    const Int replicas = sum(columns.replicas, found);
+    const double shards = choice[SHARDING] ? double(replicas) : 1.0;
+    for (Int i = 0; i < choice[PIPELINE]; ++i) {
+        const double layers = double(columns.layers[i]);
+        const Held held = held_bytes(training, i, replicas, layers);
+        const double peak = (held.state + held.active) / 1e9;
+        double resident = held.state / 1e9, host = 0.0;
+        if (choice[IDLE] == OFFLOAD) {  // gradients are dropped
+            resident = 0.0;
+            host =
+                stage_parameters(training, i, layers) * (numbers.weight_bytes + numbers.state_bytes[1] / shards) / 1e9;
+        }
+        for (Int q = 0; q < found; ++q) {
+            const Int kind = columns.kind[q][i];
+            hold(task, kind, resident, peak, host, parts);
+            parts.runs[task][kind] += columns.replicas[q];
+            const double seconds = 2 * host * 1e9 * tables.host_byte[kind];
+            parts.switch_seconds[task] = std::max(parts.switch_seconds[task], seconds);
+        }
+    }
+}
+
+// Return the samples that are shared out at once: whole micro-batches of every minibatch if possible.
+inline Int unit_of(Int replicas, const Training& training) {
+    const TrainingTables& numbers = training.tables.training;
+    const Int micro_batch = numbers.micro_batches[training.choice[MICRO_BATCH]];
+    const Int unit = micro_batch * numbers.minibatches;
+    return numbers.samples % unit == 0 && numbers.samples / unit >= replicas ? unit : micro_batch;
+}
+
+// Share the samples out by the time of a full micro-batch on each column, alone on its links.
+inline void share_by_pipelines(const Training& training, Int found, const Columns& columns) {
+    const auto& [task, choice, tables] = training;
+    const TrainingTables& numbers = tables.training;
+    const Int micro_batch = numbers.micro_batches[choice[MICRO_BATCH]], stages = choice[PIPELINE];
+    const Int unit = unit_of(sum(columns.replicas, found), training);
+    const double variation = numbers.variation / std::sqrt(double(micro_batch));
+    const double tokens = double(micro_batch) * numbers.mean_tokens;
+    for (Int q = 0; q < found; ++q) {
+        set_stages(training, q, tokens, columns);
+        for (Int i = 0; i + 1 < stages; ++i) {
+            const double flows = double(count_flows(training, q, i, found, columns));
+            columns.hop[i] = hop_seconds(training, q, i, 0, tokens, flows, columns);
+        }
+        const double one = pipeline_seconds(stages, stages, variation, tables, columns);
+        const double two = pipeline_seconds(stages, stages + 1, variation, tables, columns);
+        columns.slope[q] = (two - one) * double(unit) / double(micro_batch * numbers.minibatches);
+        columns.start[q] = one - double(stages) * (two - one);
+    }
+    share_samples(found, numbers.samples / unit, unit, columns);
+}
+
+// Add what the hops between sites send in an iteration, forward and back.
+inline void add_activations(const Training& training, Int found, const Columns& columns, const Parts& parts) {
+    const auto& [task, choice, tables] = training;
+    const TrainingTables& numbers = tables.training;
+    const Int unit = unit_of(sum(columns.replicas, found), training);
+    for (Int q = 0; q < found; ++q) {
+        const double samples = double(columns.samples[q] * columns.replicas[q] + columns.extra[q] * unit);
+        const double moved = double(numbers.steps) * samples / double(numbers.minibatches) * numbers.mean_tokens *
+                             numbers.hop_bytes[task];
+        for (Int i = 0; i + 1 < choice[PIPELINE]; ++i) {
+            const Int a = tables.site[columns.kind[q][i]], b = tables.site[columns.kind[q][i + 1]];
+            if (a != b) {
+                add_bytes(task, a * tables.sites + b, moved, parts);
+                add_bytes(task, b * tables.sites + a, moved, parts);
+            }
+        }
+    }
+}
+
+// Take note of where the trainer's first replica holds which weights: they are sent from there.
+inline void note_first_replica(const Training& training, const Columns& columns, const Parts& parts) {
+    const auto& [task, choice, tables] = training;
+    const double ranks = double(Int(1) << choice[TENSOR]);
+    fill(parts.stage_kind, Int(-1));
+    fill(parts.node_bytes, 0.0);
+    fill(parts.site_bytes, 0.0);
+    fill(parts.version, 0.0);
+    for (Int i = 0; i < choice[PIPELINE]; ++i) {
+        const Int kind = columns.kind[0][i];
+        parts.stage_kind[i] = kind;
+        parts.stage_node[i] = columns.offset[0][i] / (tables.per_node[kind] >> choice[TENSOR]);
+        double share = stage_parameters(training, i, double(columns.layers[i])) * tables.training.weight_bytes;
+        if (i > 0 && i == choice[PIPELINE] - 1) {  // the copy of a tied embedding is not sent
+            share -= tables.training.tied_bytes / ranks;
+        }
+        parts.version[0] += share * ranks;
+        parts.version[1] = std::max(parts.version[1], share * tables.host_byte[kind]);
+        Int same_node = i, same_site = i;
+        for (Int j = i - 1; j >= 0; --j) {
+            const Int before = parts.stage_kind[j];
+            same_node = before == kind && parts.stage_node[j] == parts.stage_node[i] ? j : same_node;
+            same_site = tables.site[before] == tables.site[kind] ? j : same_site;
+        }
+        parts.node_bytes[same_node] += share * ranks;
+        parts.site_bytes[same_site] += share * ranks;
+    }
+}
+
+// Return the seconds of a laid-out training beside `other`, which uses its directions too (itself: alone). `fresh`: the
+// bytes of its reduction are added to its parts.
+inline double training_seconds(const Training& training, Int found, const Columns& columns, const Parts& parts,
+                               Int other, bool fresh) {
+    const auto& [task, choice, tables] = training;
+    const TrainingTables& numbers = tables.training;
+    const Int replicas = sum(columns.replicas, found), unit = unit_of(replicas, training);
+    double slowest = 0.0;
+    for (Int q = 0; q < found; ++q) {
+        for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
+            const Int first = more ? 0 : columns.extra[q], end = more ? columns.extra[q] : columns.replicas[q];
+            if (first < end) {
+                const double share = double(columns.samples[q] + more * unit) / double(numbers.minibatches);
+                const double seconds = slowest_instance(training, q, first, end, share, found, columns, parts, other);
+                const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
+                slowest = std::max(slowest, seconds * (1 + behind));
+            }
+        }
+    }
+    const double reduction = reduction_seconds(training, found, columns, parts, other, fresh);
+    const double shards = choice[SHARDING] ? double(replicas) : 1.0;
+    double update = 0.0;
+    for (Int i = 0; i < choice[PIPELINE]; ++i) {
+        const double parameters = stage_parameters(training, i, double(columns.layers[i]));
+        for (Int q = 0; q < found; ++q) {
+            const auto step = numbers.update[columns.kind[q][i]];
+            update = std::max(update, step[0] + step[1] * parameters / shards);
+        }
+    }
+    return double(numbers.steps) * (slowest + reduction + update);
+}
+
+// Fill a training's parts, alone on its links; return its number of columns, 0 where it does not fit.
+inline Int value_training(const Training& training, const Genes& devices, const Genes& order, const Columns& columns,
+                          const Parts& parts) {
+    const auto& [task, choice, tables] = training;
+    clear_task(task, parts);
+    const Int found = lay_out(task, devices, order, choice, tables, columns);
+    if (found == 0) {
+        return 0;
+    }
+    limit_stages(training, found, columns);
+    if (!split_layers(choice[PIPELINE], tables.layers[task], columns)) {
+        return 0;
+    }
+    hold_memory(training, found, columns, parts);
+    share_by_pipelines(training, found, columns);
+    add_activations(training, found, columns, parts);
+    if (task == tables.trainer) {
+        note_first_replica(training, columns, parts);
+    }
+    parts.seconds[task] = training_seconds(training, found, columns, parts, task, true);
+    return found;
+}

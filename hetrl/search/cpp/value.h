@@ -1,0 +1,222 @@
+// The value of a complete plan: its tasks' parts put together, with memory, links and the objective's bounds checked.
+//
+//     parts of every task that is to be valued anew       training_value.h, serving_value.h
+//     memory of each class, links between used sites      memory_excess, all_joined
+//     trainings that share directions are slowed          slow_down
+//     weight synchronisation and the iteration            hetrl.cost.weight_sync, hetrl.cost.iteration
+//     what the plan is chosen for                         objective_value.h
+//
+// Memory is bounded by class: a device of a class counts as holding the fullest stage that each task of its group has
+// on the class. So what fits here fits on every device; a plan whose tasks keep clear of each other inside a class may
+// fit although it does not here.
+#pragma once
+
+#include "objective_value.h"
+#include "serving_value.h"
+#include "training_value.h"
+
+constexpr double NOT_CARRIED = 100.0;  // excess of a task that its devices do not carry at all
+
+// Fill the parts of one task, and its columns or shares in the workspace. Return a training's number of columns; for
+// another task `VALUED`, or the row that must be filled first.
+inline Int value_one_task(Int task, const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+    const Genes own = x.devices[x.group[task]];
+    if (tables.is_training[task]) {
+        return value_training({task, x.choice[task], tables}, own, x.classes[task], room.columns, parts);
+    }
+    return value_serving(task, own, x.classes[task], x.choice[task], tables, room.shares, parts);
+}
+
+// Return by what share device and host memory are exceeded, summed over tasks and classes; 0 where all fits.
+inline double memory_excess(const View& x, const Tables& tables, const Parts& parts) {
+    double excess = 0.0;
+    for (Int kind = 0; kind < tables.classes; ++kind) {
+        double worst = 0.0, total = 0.0;
+        for (Int g = 0; g < tables.tasks; ++g) {
+            const Int owned = x.devices[g][kind];
+            if (owned == 0) {
+                continue;
+            }
+            double resident = 0.0, host = 0.0;
+            for (Int task = 0; task < tables.tasks; ++task) {
+                if (x.group[task] == g) {
+                    resident += parts.resident_gb[task][kind];
+                    host += parts.host_gb[task][kind];
+                }
+            }
+            for (Int task = 0; task < tables.tasks; ++task) {
+                if (x.group[task] == g && parts.runs[task][kind] > 0) {
+                    const double needed = parts.peak_gb[task][kind] + resident - parts.resident_gb[task][kind];
+                    excess += std::max(needed / tables.usable_gb[kind] - 1, 0.0);
+                }
+            }
+            worst = std::max(worst, host);
+            total += host * double(owned);
+        }
+        const double needed = std::min(worst * double(tables.per_node[kind]), total);
+        excess += std::max(needed / tables.node_gb[kind] - 1, 0.0);
+    }
+    return excess;
+}
+
+// Return whether the controller's site reaches every used one, and a training's sites and weights each other.
+inline bool all_joined(const Tables& tables, const Parts& parts) {
+    const auto& linked = tables.network.linked;
+    const Int lead = tables.site[parts.stage_kind[0]];
+    for (Int kind = 0; kind < tables.classes; ++kind) {
+        const Int site = tables.site[kind];
+        for (Int task = 0; task < tables.tasks; ++task) {
+            if (parts.runs[task][kind] == 0) {
+                continue;
+            }
+            if (!linked[lead][site]) {
+                return false;
+            }
+            for (Int i = 0; task == tables.generation && i < parts.stage_kind.size(); ++i) {
+                if (parts.stage_kind[i] >= 0 && !linked[tables.site[parts.stage_kind[i]]][site]) {
+                    return false;
+                }
+            }
+            for (Int other = 0; tables.is_training[task] && other < kind; ++other) {
+                if (parts.runs[task][other] > 0 && !linked[tables.site[other]][site]) {
+                    return false;
+                }
+            }
+        }
+    }
+    return true;
+}
+
+// Value trainings of different groups anew that use the same directions between sites: each gets half of a link.
+inline void slow_down(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+    for (Int task = 0; task < tables.tasks; ++task) {
+        for (Int other = 0; other < tables.tasks; ++other) {
+            if (!tables.is_training[task] || !tables.is_training[other] || x.group[task] == x.group[other]) {
+                continue;
+            }
+            bool meet = false;
+            for (Int d = 0; d < parts.links[task]; ++d) {
+                meet = meet || uses(other, parts.direction[task][d], parts);
+            }
+            if (meet) {
+                const Int found = value_one_task(task, x, tables, room, parts);
+                const Training training{task, x.choice[task], tables};
+                room.seconds[task] = training_seconds(training, found, room.columns, parts, other, false);
+            }
+        }
+    }
+}
+
+// Return the least time of generation: `hetrl.cost.admission._least_running`.
+inline double least_running(double ways, double needed, double stopped, double rest) {
+    const double linear = ways * stopped - rest - needed;
+    return (std::sqrt(linear * linear + 4 * ways * needed * stopped) - linear) / (2 * ways);
+}
+
+// Return the period that the rule of admission sustains: `hetrl.cost.admission.period_seconds`.
+inline double admitted_period(double stopped, double rest, const Tables& tables, const Parts& parts) {
+    const double ways = 1.0 + double(tables.staleness);
+    const Floats& rollouts = parts.rollouts;
+    const double waiting = (1 - double(tables.samples_per_prompt) / double(tables.training.samples)) / 2;
+    const double whole = std::max(least_running(ways, rollouts[WHOLE], stopped, rest), rollouts[WHOLE]);
+    const double running = std::min({least_running(ways, rollouts[LAST], stopped, rest),
+                                     least_running(ways - waiting, rollouts[PROMPT], stopped, rest), whole});
+    return stopped + std::max(running, rollouts[BUSY]);
+}
+
+// Return the time of all that crosses the busiest link in an iteration, in one direction: trainings and weights.
+inline double busiest_link(const Tables& tables, const Parts& parts) {
+    Local<double> load(tables.sites * tables.sites, 0.0);
+    const Ints rollouts = parts.runs[tables.generation];
+    for (Int task = 0; task < tables.tasks; ++task) {
+        for (Int d = 0; d < parts.links[task]; ++d) {
+            load[parts.direction[task][d]] += parts.direction_bytes[task][d];
+        }
+    }
+    for (Int i = 0; i < parts.stage_kind.size(); ++i) {
+        if (parts.site_bytes[i] == 0) {
+            continue;
+        }
+        const Int source = tables.site[parts.stage_kind[i]];
+        for (Int kind = 0; kind < tables.classes; ++kind) {
+            if (tables.site[kind] != source && first_rollouts(kind, rollouts, tables.site)) {
+                load[source * tables.sites + tables.site[kind]] += parts.site_bytes[i];
+            }
+        }
+    }
+    double slowest = 0.0;
+    for (Int a = 0; a < tables.sites; ++a) {
+        for (Int b = 0; b < tables.sites; ++b) {
+            slowest = std::max(slowest, load[a * tables.sites + b] * tables.network.link_byte[a][b]);
+        }
+    }
+    return slowest;
+}
+
+// Return the seconds between two weight versions: `hetrl.cost.iteration.iteration_seconds`.
+inline double iteration_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+    const Sync sync = sync_seconds(x, tables, parts);
+    const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
+    double inferences = 0.0, trainings = 0.0, busiest = 0.0, own_inferences = 0.0, own_trainings = 0.0;
+    for (Int g = 0; g < tables.tasks; ++g) {
+        double inference = 0.0, training = 0.0;
+        for (Int task = 0; task < tables.tasks; ++task) {
+            if (x.group[task] == g && tables.is_training[task]) {
+                training += room.seconds[task] + parts.switch_seconds[task];
+            } else if (x.group[task] == g && tables.is_inference[task]) {
+                inference += room.seconds[task] + parts.switch_seconds[task];
+            }
+        }
+        inferences = std::max(inferences, inference);
+        trainings = std::max(trainings, training);
+        if (g == x.group[tables.generation]) {
+            own_inferences = inference;
+            own_trainings = training;
+        }
+        busiest = std::max(busiest, inference + training);
+    }
+    if (tables.staleness == 0) {
+        return generation + inferences + trainings + sync.transfer + sync.pause;
+    }
+    Int stops = Int(own_inferences > 0) + Int(own_trainings > 0);
+    if (stops == 2 && own_inferences == inferences) {
+        stops = 1;
+    }
+    const double stopped = own_inferences + own_trainings + sync.pause + double(stops) * parts.rollouts[REFILL];
+    const double rest = inferences - own_inferences + trainings - own_trainings + sync.transfer;
+    const double least = std::max({generation + stopped, sync.transfer, busiest_link(tables, parts), busiest,
+                                   generation + own_inferences + own_trainings});
+    return std::max(least, admitted_period(stopped, rest, tables, parts));
+}
+
+// Set `room.result` to what the objective wants least and the seconds of an iteration; see `hetrl.search.core.value`.
+inline Int value_plan(const View& x, const Flags& stale, const Tables& tables, const Room& room, const Parts& parts) {
+    for (Int task = 0; task < tables.tasks; ++task) {
+        if (!stale[task]) {
+            continue;
+        }
+        const Int row = value_one_task(task, x, tables, room, parts);
+        if (row != VALUED && !tables.is_training[task]) {
+            return row;
+        }
+        stale[task] = false;
+    }
+    double missing = memory_excess(x, tables, parts);
+    for (Int task = 0; task < tables.tasks; ++task) {
+        missing += std::isfinite(parts.seconds[task]) ? 0.0 : NOT_CARRIED;
+    }
+    if (missing == 0.0 && !all_joined(tables, parts)) {
+        missing = NOT_CARRIED;
+    }
+    room.result[0] = UNFIT * (1 + missing);
+    room.result[1] = INFINITE;
+    if (missing == 0.0) {
+        copy(parts.seconds, room.seconds);
+        slow_down(x, tables, room, parts);
+        const double seconds = iteration_seconds(x, tables, room, parts);
+        const Found found = objective_value(seconds, x, tables, parts);
+        room.result[0] = found.excess == 0.0 ? found.value : INFEASIBLE * (1 + found.excess / (1 + found.excess));
+        room.result[1] = seconds;
+    }
+    return VALUED;
+}
