@@ -32,7 +32,8 @@ def load(header: str) -> ctypes.CDLL:
 
     Raises HetrlError where there is no compiler, where it fails, or where what it made cannot be loaded.
     """
-    name, flags = _name(header), _flags()
+    flags = (*FLAGS, f"-D{CHECKED}") if os.environ.get(CHECKED) else FLAGS
+    name = _name(header, flags)
     places = (SOURCES / "__pycache__", _user_cache())
     found = next((place / name for place in places if (place / name).is_file()), None)
     path = found or _compile(header, flags, _writable(places) / name)
@@ -42,13 +43,9 @@ def load(header: str) -> ctypes.CDLL:
         raise HetrlError(f"{path}: {error}; it was compiled for another machine? Remove it and try again.") from error
 
 
-def _flags() -> tuple[str, ...]:
-    return (*FLAGS, f"-D{CHECKED}") if os.environ.get(CHECKED) else FLAGS
-
-
-def _name(header: str) -> str:
+def _name(header: str, flags: tuple[str, ...]) -> str:
     """Return the file of these sources: another state of them, or another kind of machine, has another file."""
-    digest = hashlib.sha256(" ".join([platform.machine(), *_flags(), header]).encode())
+    digest = hashlib.sha256(" ".join([platform.machine(), *flags, header]).encode())
     for path in sorted(SOURCES.iterdir()):
         if path.is_file():
             digest.update(path.read_bytes())

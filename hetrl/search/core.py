@@ -17,6 +17,7 @@ from hetrl.search.ilp_states import Fixed
 from hetrl.search.parts import Parts
 from hetrl.search.population import Population
 from hetrl.search.records import (
+    SCALARS,
     Flags1,
     Floats1,
     Floats2,
@@ -37,7 +38,6 @@ from hetrl.search.value import Room
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_RETURNS: dict[Any, Any] = {int: ctypes.c_int64, bool: ctypes.c_bool, type(None): None}
 _functions: dict[str, Any] = {}
 
 
@@ -49,7 +49,7 @@ def _compiled(function: Function) -> Function:
     def prepared() -> tuple[Any, list[Callable[[Any], Any]]]:
         hints = dict(hints_of(function))
         found = getattr(library(), function.__name__)
-        found.restype = _RETURNS[hints.pop("return")]
+        _, found.restype = SCALARS[hints.pop("return")]
         return found, [_converter(hint) for hint in hints.values()]
 
     @wraps(function)
@@ -67,7 +67,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         return lambda array: ctypes.byref(make(array))
     if get_origin(hint) is Packed:
         return lambda packed: ctypes.byref(packed.struct)
-    return ctypes.c_double if hint is float else ctypes.c_int64
+    return SCALARS[hint][1]  # type: ignore[no-any-return]
 
 
 @_compiled
@@ -208,10 +208,9 @@ def _prototype(name: str, function: Any) -> str:
     parameters = []
     for parameter, hint in hints.items():
         inner = hint.__args__[0] if get_origin(hint) is Packed else hint
-        by_value = inner in (int, float)
-        parameters.append(f"{cpp_type(inner)} {parameter}" if by_value else f"const {cpp_type(inner)}& {parameter}")
-    result = "void" if returned is type(None) else cpp_type(returned)
-    return f"{result} {name}({', '.join(parameters)});\n"
+        kind = cpp_type(inner) if inner in SCALARS else f"const {cpp_type(inner)}&"
+        parameters.append(f"{kind} {parameter}")
+    return f"{cpp_type(returned)} {name}({', '.join(parameters)});\n"
 
 
 def header() -> str:

@@ -19,7 +19,7 @@ from hetrl.search.core import choose_states, fill_states
 from hetrl.search.ilp_options import Menu, UnfinishedError
 from hetrl.search.ilp_space import Floats, Ints, undominated_rows
 from hetrl.search.ilp_states import APART, BLOCKS, GENERATION, INFERENCES, RUNS, SECONDS, TRAININGS, Fixed, at
-from hetrl.search.records import pack
+from hetrl.search.records import Packed, pack
 from hetrl.search.tables import Tables
 
 MOST_STATES = 200_000  # of one allotment
@@ -40,7 +40,7 @@ def make_columns(menu: Menu, tables: Tables, limit: float, deadline: float) -> C
     Raises UnfinishedError after the deadline, or where an allotment has more than `MOST_STATES` states.
     """
     order = np.argsort(tables.is_inference, kind="stable")  # inferences last: most have room whatever they choose
-    fixed, rest = _fixed(order, tables, limit), _rest_of(menu, tables)
+    fixed, rest = pack(_fixed(order, tables, limit)), _rest_of(menu, tables)
     width, none = SECONDS + BLOCKS * tables.classes, np.zeros(0, np.int64)
     pool, trace = np.zeros((MOST_STATES, width)), np.zeros((MOST_STATES, 2), np.int64)
     found = [Columns(none, none, np.zeros((0, SECONDS + 2 * tables.classes)), np.zeros((0, tables.tasks), np.int64))]
@@ -50,15 +50,16 @@ def make_columns(menu: Menu, tables: Tables, limit: float, deadline: float) -> C
         numbers = np.concatenate([menu.options[t].numbers[part] for t, part in zip(order, own, strict=True)])
         starts = np.zeros((1 << tables.tasks) + 1, np.int64)
         rest_least = menu.least[order, rest[a]]
-        filled = fill_states(numbers, first, menu.least[order, a], rest_least, pack(fixed), pool, trace, starts)
+        filled = fill_states(numbers, first, menu.least[order, a], rest_least, fixed, pool, trace, starts)
         if filled == MOST_STATES or time.monotonic() > deadline:
             raise UnfinishedError
-        places = _columns_of(rest_least, fixed, pool[:filled], starts)
+        noticed = _noticed(pool[:filled], tables.classes)
+        places = _columns_of(rest_least, fixed, pool[:filled], noticed, starts)
         sets = np.searchsorted(starts, places, side="right") - 1
         picks = np.empty((len(places), tables.tasks), np.int64)
         picks[:, order] = _picks(places, trace, first, np.array([part.start for part in own]), tables.tasks)
         members = ((sets[:, None] >> np.arange(tables.tasks) & 1) << order).sum(axis=1)
-        found.append(Columns(members, np.full(len(places), a), _noticed(pool[places], tables.classes), picks))
+        found.append(Columns(members, np.full(len(places), a), noticed[places], picks))
     return _thinned(Columns._make(np.concatenate(parts) for parts in zip(*found, strict=True)), menu)
 
 
@@ -91,12 +92,12 @@ def _noticed(rows: Floats, classes: int) -> Floats:
     return np.hstack([rows[:, :SECONDS], rows[:, apart : apart + classes], rows[:, runs : runs + classes]])
 
 
-def _columns_of(rest_least: Floats, fixed: Fixed, pool: Floats, starts: Ints) -> Ints:
+def _columns_of(rest_least: Floats, fixed: Packed[Fixed], pool: Floats, noticed: Floats, starts: Ints) -> Ints:
     """Return the states that are columns, those of each set of tasks in a row."""
-    noticed, places = _noticed(pool, fixed.classes), np.empty(len(pool), np.int64)
+    places = np.empty(len(pool), np.int64)
     members = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     order = np.lexsort((noticed[:, :SECONDS].sum(axis=1), members))
-    return places[: choose_states(rest_least, pack(fixed), pool, noticed, order, starts, places)]
+    return places[: choose_states(rest_least, fixed, pool, noticed, order, starts, places)]
 
 
 def _picks(places: Ints, trace: Ints, first: Ints, offset: Ints, tasks: int) -> Ints:
@@ -115,9 +116,10 @@ def _thinned(columns: Columns, menu: Menu) -> Columns:
     if len(columns.tasks) == 0:
         return columns
     rows = np.hstack([columns.numbers, menu.allotments[columns.allotment]])
+    total = rows.sum(axis=1)
     places = []
     for members in np.unique(columns.tasks):
         own = np.flatnonzero(columns.tasks == members)
-        places.append(own[undominated_rows(rows[own], np.argsort(rows[own].sum(axis=1), kind="stable"))])
+        places.append(undominated_rows(rows, own[np.argsort(total[own], kind="stable")]))
     kept = np.sort(np.concatenate(places))
     return Columns._make(part[kept] for part in columns)

@@ -32,10 +32,11 @@ Genes2 = Annotated[npt.NDArray[np.int32], 2]
 Words1 = Annotated[npt.NDArray[np.uint64], 1]
 
 _ELEMENTS = {np.int64: "Int", np.float64: "double", np.bool_: "bool", np.int32: "std::int32_t", np.uint64: "Word"}
-_SCALARS: dict[Any, tuple[str, Any]] = {
+SCALARS: dict[Any, tuple[str, Any]] = {  # as C++ and ctypes know them
     int: ("Int", ctypes.c_int64),
     float: ("double", ctypes.c_double),
     bool: ("bool", ctypes.c_bool),
+    type(None): ("void", None),
 }
 
 Values = TypeVar("Values")
@@ -57,8 +58,8 @@ def hints_of(annotated: Hashable) -> dict[str, Any]:
 
 def cpp_type(hint: Any) -> str:
     """Return the C++ type of an annotation."""
-    if hint in _SCALARS:
-        return _SCALARS[hint][0]
+    if hint in SCALARS:
+        return SCALARS[hint][0]
     if get_origin(hint) is Annotated:
         element, dimensions = _array(hint)
         return f"Array<{_ELEMENTS[element]}, {dimensions}>"
@@ -116,8 +117,8 @@ def _struct_type(record: Any) -> Any:
 
 
 def _field_type(hint: Any) -> Any:
-    if hint in _SCALARS:
-        return _SCALARS[hint][1]
+    if hint in SCALARS:
+        return SCALARS[hint][1]
     return _array_type(_array(hint)[1]) if get_origin(hint) is Annotated else _struct_type(hint)
 
 
@@ -125,7 +126,7 @@ def _fill(values: Any) -> ctypes.Structure:
     found = []
     record: Any = type(values)
     for (name, hint), value in zip(hints_of(record).items(), values, strict=True):
-        if hint in _SCALARS:
+        if hint in SCALARS:
             found.append(value)
         elif get_origin(hint) is Annotated:
             try:

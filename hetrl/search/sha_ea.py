@@ -18,7 +18,7 @@ clock is read only to stop: with a bound on evaluations the same seed gives the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -58,12 +58,16 @@ class Arm:
     @property
     def value(self) -> float:
         """Return the objective of the arm's best candidate."""
-        return min(float(population.values.value.min()) for population in self.populations)
+        return min(map(_best_value, self.populations))
 
     def halve(self) -> None:
         """Keep the better half of the populations."""
-        self.populations.sort(key=lambda population: float(population.values.value.min()))
+        self.populations.sort(key=_best_value)
         del self.populations[max((len(self.populations) + 1) // 2, 1) :]
+
+
+def _best_value(population: Packed[Population]) -> float:
+    return float(population.values.value.min())
 
 
 def groupings(tasks: tuple[str, ...], excluded: Grouping | None = None) -> list[list[int]]:
@@ -208,8 +212,8 @@ def _polish(
     A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
     """
     regroup = REGROUP if evaluator.space.excluded is None else 0.0
+    children = budget // len(arm.populations) // COOLING
     for population in arm.populations:
-        children = budget // len(arm.populations) // COOLING
         for step in range(COOLING):
             temperature = HOT * (1 - step / COOLING) ** 2
             going = _evolve(evaluator, population, children, limits, state, regroup, temperature)
@@ -241,10 +245,7 @@ def _evolve(
 
 
 def _note(arms: list[Arm], best: Best, evaluator: Evaluator) -> None:
-    for population in _all_populations(arms):
-        place = int(population.values.value.argmin())
-        best.offer(float(population.values.value[place]), population.values.x[place], evaluator)
-
-
-def _all_populations(arms: list[Arm]) -> Iterator[Packed[Population]]:
-    return (population for arm in arms for population in arm.populations)
+    for arm in arms:
+        for population in arm.populations:
+            place = int(population.values.value.argmin())
+            best.offer(float(population.values.value[place]), population.values.x[place], evaluator)

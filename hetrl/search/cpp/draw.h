@@ -7,10 +7,6 @@
 // How much of the devices a task tends to want: the seconds of equal devices, training 6 N, decode slow per token.
 constexpr double LIGHT = 1.0, HEAVY = 4.0;
 
-inline void swap_at(const Genes& order, Int a, Int b) {
-    std::swap(order[a], order[b]);
-}
-
 // Put 0 .. size - 1 in random order.
 inline void shuffle(Local<Int>& order, Int size, const Hashes& state) {
     for (Int index = 0; index < size; ++index) {

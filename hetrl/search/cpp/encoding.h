@@ -19,6 +19,11 @@ inline View view(const Genes& x, const Tables& tables) {
     return {{x.data, {tasks}}, {devices, {tasks, kinds}}, {classes, {tasks, kinds}}, {choice, {tasks, CHOICES}}};
 }
 
+// Return the ranks of a replica of a serving task's option.
+inline Int ranks_of(Int task, Int kind, Int option, const Tables& tables) {
+    return tables.serving.tensor[task][kind][option] * tables.serving.pipeline[task][kind][option];
+}
+
 // Number the groups by their first task, move their rows along, and return how many there are.
 inline Int renumber(const Genes& group, const Genes2& devices) {
     const Int tasks = group.size(), kinds = devices.sizes[1];
@@ -51,7 +56,51 @@ inline Int renumber(const Genes& group, const Genes2& devices) {
     return count;
 }
 
-// Drop the remainders (devices beyond whole nodes) that find no node: largest first, each into the first room.
+// Deal the remainders of a class (devices beyond whole nodes) to shared nodes, as `Space.pack` does: largest first,
+// each into the first room. `take(g, node)` is told where that of a group goes and returns whether it may.
+template <class Take>
+void deal_remainders(const Genes2& devices, Int groups, Int kind, Int size, Take take) {
+    Local<Int> rooms(groups, 0);
+    Local<bool> done(groups, false);
+    Int opened = 0;
+    for (Int turn = 0; turn < groups; ++turn) {
+        Int largest = -1;
+        for (Int g = 0; g < groups; ++g) {
+            if (!done[g] && (largest < 0 || devices[g][kind] % size > devices[largest][kind] % size)) {
+                largest = g;
+            }
+        }
+        done[largest] = true;
+        const Int rest = devices[largest][kind] % size;
+        if (rest == 0) {
+            return;  // so have all that are left
+        }
+        Int place = 0;
+        while (place < opened && rooms[place] < rest) {
+            ++place;
+        }
+        if (!take(largest, place)) {
+            continue;
+        }
+        if (place == opened) {
+            rooms[place] = size;
+            ++opened;
+        }
+        rooms[place] -= rest;
+    }
+}
+
+// Return which of the shared nodes of a class holds a group's remainder; -1 where it has none.
+inline Int remainder_node(Int wanted, Int kind, const Genes2& devices, Int size) {
+    Int found = -1;
+    deal_remainders(devices, devices.size(), kind, size, [&](Int g, Int node) {
+        found = g == wanted ? node : found;
+        return true;
+    });
+    return found;
+}
+
+// Drop the remainders that find no node.
 inline void fit_remainders(const Genes2& devices, Int count, Int kind, const Tables& tables) {
     const Int node = tables.per_node[kind];
     Int free = tables.devices[kind] / node, torn = 0;
@@ -62,35 +111,12 @@ inline void fit_remainders(const Genes2& devices, Int count, Int kind, const Tab
     if (torn <= free) {
         return;
     }
-    Local<Int> rooms(count, 0);
-    Local<bool> done(count, false);
-    Int opened = 0;
-    for (Int turn = 0; turn < count; ++turn) {
-        Int largest = -1;
-        for (Int g = 0; g < count; ++g) {
-            if (!done[g] && (largest < 0 || devices[g][kind] % node > devices[largest][kind] % node)) {
-                largest = g;
-            }
+    deal_remainders(devices, count, kind, node, [&](Int g, Int place) {
+        if (place == free) {
+            devices[g][kind] -= std::int32_t(devices[g][kind] % node);
         }
-        done[largest] = true;
-        const Int rest = devices[largest][kind] % node;
-        if (rest == 0) {
-            continue;
-        }
-        Int place = 0;
-        while (place < opened && rooms[place] < rest) {
-            ++place;
-        }
-        if (place == opened) {
-            if (opened == free) {
-                devices[largest][kind] -= std::int32_t(rest);
-                continue;
-            }
-            rooms[place] = node;
-            ++opened;
-        }
-        rooms[place] -= rest;
-    }
+        return place < free;
+    });
 }
 
 // Cut what is too much of each class, and remainders that would be torn over two nodes.

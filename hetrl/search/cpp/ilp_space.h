@@ -98,39 +98,48 @@ inline Int value_all_options(Int task, const View& x, const Genes2& genes, const
     return VALUED;
 }
 
-// See `hetrl.search.core.undominated`.
-inline Int keep_undominated(const Numbers& rows, const Ints& order, const Ints& places) {
-    std::vector<double> memory(order.size() * rows.sizes[1]);
-    const Numbers kept{memory.data(), {order.size(), rows.sizes[1]}};
-    Int count = 0;
-    for (const Int n : order) {
-        if (!is_dominated(rows[n], kept, 0, count)) {
-            copy(rows[n], kept[count]);
-            places[count] = n;
+// Rows that are kept, and which ones they are.
+struct Kept {
+    Kept(Int most, Int width, const Ints& places) : places(places), memory(most * width), width(width) {}
+
+    // Keep a row unless one that was kept from `begin` on is nowhere larger.
+    void offer(Int index, const Floats& row, Int begin) {
+        const Numbers rows{memory.data(), {places.size(), width}};
+        if (!is_dominated(row, rows, begin, count)) {
+            copy(row, rows[count]);
+            places[count] = index;
             ++count;
         }
     }
-    return count;
+
+    const Ints& places;
+    std::vector<double> memory;
+    Int width;
+    Int count = 0;
+};
+
+// See `hetrl.search.core.undominated`.
+inline Int keep_undominated(const Numbers& rows, const Ints& order, const Ints& places) {
+    Kept kept(order.size(), rows.sizes[1], places);
+    for (const Int n : order) {
+        kept.offer(n, rows[n], 0);
+    }
+    return kept.count;
 }
 
 // See `hetrl.search.core.choose_states`.
 inline Int choose_from_pool(const Floats& rest_least, const Fixed& fixed, const Numbers& pool, const Numbers& noticed,
                             const Ints& order, const Ints& starts, const Ints& places) {
     Local<double> nowhere(rest_least.size(), INFINITE);
-    std::vector<double> memory(noticed.size() * noticed.sizes[1]);
-    const Numbers kept{memory.data(), {noticed.sizes[0], noticed.sizes[1]}};
-    Int count = 0;
+    Kept kept(order.size(), noticed.sizes[1], places);
     for (Int members = 1; members + 1 < starts.size(); ++members) {
-        const Int begin = count;
+        const Int begin = kept.count;
         for (Int index = starts[members]; index < starts[members + 1]; ++index) {
             const Int state = order[index];
-            const bool within = bound(pool[state], members, nowhere.all(), rest_least, fixed) <= fixed.limit;
-            if (within && !is_dominated(noticed[state], kept, begin, count)) {
-                copy(noticed[state], kept[count]);
-                places[count] = state;
-                ++count;
+            if (bound(pool[state], members, nowhere.all(), rest_least, fixed) <= fixed.limit) {
+                kept.offer(state, noticed[state], begin);
             }
         }
     }
-    return count;
+    return kept.count;
 }

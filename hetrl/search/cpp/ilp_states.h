@@ -10,16 +10,15 @@ inline Int at(Int block, Int kind, Int classes) {
     return SECONDS + block * classes + kind;
 }
 
+// Return whether no number of a row is larger than that of another.
+inline bool nowhere_larger(const Floats& row, const Floats& other) {
+    return std::equal(row.begin(), row.end(), other.begin(), [](double one, double two) { return one <= two; });
+}
+
 // Return whether one of the kept rows, from `begin` to `end`, is nowhere larger than the row.
 inline bool is_dominated(const Floats& row, const Numbers& kept, Int begin, Int end) {
-    const Int width = row.size();
     for (Int n = begin; n < end; ++n) {
-        const Floats other = kept[n];
-        Int place = 0;
-        while (place < width && other[place] <= row[place]) {
-            ++place;
-        }
-        if (place == width) {
+        if (nowhere_larger(kept[n], row)) {
             return true;
         }
     }
@@ -147,11 +146,7 @@ inline Int insert_state(const Floats& row, Int parent, Int option, Int begin, In
                         const Array<Int, 2>& trace) {
     Int end = begin;
     for (Int n = begin; n < filled; ++n) {
-        Int place = 0;
-        while (place < row.size() && pool[n][place] >= row[place]) {
-            ++place;
-        }
-        if (place < row.size()) {
+        if (!nowhere_larger(row, pool[n])) {
             copy(pool[n], pool[end]);
             copy(trace[n], trace[end]);
             ++end;

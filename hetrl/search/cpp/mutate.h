@@ -135,9 +135,9 @@ inline void change_order(Int task, const View& x, const Hashes& state, const Tab
         choice[USED] = std::int32_t(uniform(state) < 0.5 ? used + 1 : used - 1);
     } else if (drawn == 2 || drawn == 3) {
         const Int a = below(state, used), b = below(state, drawn == 2 ? tables.classes : used);
-        swap_at(order, a, b);
+        std::swap(order[a], order[b]);
     } else {  // the last one used leaves, another class takes its place
-        swap_at(order, below(state, used), used - 1);
+        std::swap(order[below(state, used)], order[used - 1]);
         choice[USED] = std::int32_t(used - 1);
     }
 }

@@ -26,13 +26,11 @@ inline Units units_of(Int task, Int kind, const View& x, const Tables& tables, c
         const Int tensor = x.choice[task][TENSOR];
         return {units, Int(1) << tensor, size >> tensor};
     }
-    const ServingTables& serving = tables.serving;
-    const Int option = x.classes[task][kind], tensor = serving.tensor[task][kind][option];
-    const Int nodes = serving.nodes[task][kind][option];
+    const Int option = x.classes[task][kind], nodes = tables.serving.nodes[task][kind][option];
     if (nodes > 1) {  // a stage on each node
-        return {units * nodes, tensor, 1};
+        return {units * nodes, tables.serving.tensor[task][kind][option], 1};
     }
-    const Int ranks = tensor * serving.pipeline[task][kind][option];
+    const Int ranks = ranks_of(task, kind, option, tables);
     return {units, ranks, size / ranks};
 }
 

@@ -11,18 +11,26 @@ struct Training {
     Int task;
     Genes choice;
     const Tables& tables;
+    Int found;     // columns
+    Int replicas;  // of all columns
+
+    // Return by how many ranks the optimiser's state is shared.
+    double shards() const { return choice[SHARDING] ? double(replicas) : 1.0; }
+
+    // Return how many units a node of a class has room for.
+    Int units_per_node(Int kind) const { return tables.per_node[kind] >> choice[TENSOR]; }
 };
 
 // Return the parameters of one rank of a stage.
 inline double stage_parameters(const Training& training, Int i, double layers) {
-    const auto& [task, choice, tables] = training;
+    const auto& [task, choice, tables, found, replicas] = training;
     const auto parameters = tables.training.parameters[task][choice[TENSOR]][i == 0][i == choice[PIPELINE] - 1];
     return parameters[0] + parameters[1] * layers;
 }
 
 // Set forward plus backward of one micro-batch on each stage of a column.
 inline void set_stages(const Training& training, Int q, double tokens, const Columns& columns) {
-    const auto& [task, choice, tables] = training;
+    const auto& [task, choice, tables, found, replicas] = training;
     const Int stages = choice[PIPELINE];
     for (Int i = 0; i < stages; ++i) {
         const auto both =
@@ -35,7 +43,7 @@ inline void set_stages(const Training& training, Int q, double tokens, const Col
 
 // Return whether the hop behind stage i leaves the node, for one replica of a column inside one class.
 inline bool crosses_node(const Training& training, Int q, Int i, Int instance, const Columns& columns) {
-    const Int units = training.tables.per_node[columns.kind[q][i]] >> training.choice[TENSOR];
+    const Int units = training.units_per_node(columns.kind[q][i]);
     const Int here = columns.offset[q][i] + instance * columns.stride[q][i];
     const Int there = columns.offset[q][i + 1] + instance * columns.stride[q][i + 1];
     return here / units != there / units;
@@ -54,14 +62,14 @@ inline double hop_seconds(const Training& training, Int q, Int i, Int instance, 
 }
 
 // Count the hops, forward or backward, that use the link behind stage i of column q in one direction.
-inline Int count_flows(const Training& training, Int q, Int i, Int found, const Columns& columns) {
+inline Int count_flows(const Training& training, Int q, Int i, const Columns& columns) {
     const Ints& site = training.tables.site;
     const Int here = site[columns.kind[q][i]], following = site[columns.kind[q][i + 1]];
     if (here == following) {
         return 1;
     }
     Int count = 0;
-    for (Int other = 0; other < found; ++other) {
+    for (Int other = 0; other < training.found; ++other) {
         for (Int j = 0; j + 1 < training.choice[PIPELINE]; ++j) {
             const Int a = site[columns.kind[other][j]], b = site[columns.kind[other][j + 1]];
             if ((a == here && b == following) || (a == following && b == here)) {
@@ -102,9 +110,9 @@ inline double pipeline_seconds(Int stages, Int micro_batches, double variation, 
 
 // Return the time of one minibatch on the slowest of the replicas first .. end - 1 of a column. They differ in which of
 // their hops leave a node, and that repeats with the units of a node.
-inline double slowest_instance(const Training& training, Int q, Int first, Int end, double share, Int found,
+inline double slowest_instance(const Training& training, Int q, Int first, Int end, double share,
                                const Columns& columns, const Parts& parts, Int other) {
-    const auto& [task, choice, tables] = training;
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int stages = choice[PIPELINE];
     const Int micro_batches = Int(std::ceil(share / double(numbers.micro_batches[choice[MICRO_BATCH]])));
@@ -116,10 +124,10 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
         const Int kind = columns.kind[q][i], following = columns.kind[q][i + 1];
         if (kind == following) {
             inner |= Int(1) << i;
-            repeats = std::lcm(repeats, tables.per_node[kind] >> choice[TENSOR]);
+            repeats = std::lcm(repeats, training.units_per_node(kind));
             continue;
         }
-        double sharing = double(count_flows(training, q, i, found, columns));
+        double sharing = double(count_flows(training, q, i, columns));
         if (other != task && uses(other, tables.site[kind] * tables.sites + tables.site[following], parts)) {
             sharing *= 2;
         }

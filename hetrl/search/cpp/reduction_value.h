@@ -14,20 +14,20 @@ struct Ring {
 };
 
 // Return what a ring of stage i touches, and set `sites` to the indices of its sites in order.
-inline Ring ring_of(const Training& training, Int i, Int found, const Columns& columns, Local<Int>& sites) {
-    const auto& [task, choice, tables] = training;
+inline Ring ring_of(const Training& training, Int i, const Columns& columns, Local<Int>& sites) {
+    const auto& [task, choice, tables, found, replicas] = training;
     Int nodes = 0, count = 0;
     Local<Int> members(tables.sites, 0);
     for (Int q = 0; q < found; ++q) {
-        const Int kind = columns.kind[q][i], site = tables.site[kind], replicas = columns.replicas[q];
+        const Int kind = columns.kind[q][i], site = tables.site[kind], own = columns.replicas[q];
         if (members[site] == 0) {
             sites[count] = site;
             ++count;
         }
-        members[site] += replicas;
-        const Int units = tables.per_node[kind] >> choice[TENSOR];
+        members[site] += own;
+        const Int units = training.units_per_node(kind);
         const Int offset = columns.offset[q][i], stride = columns.stride[q][i], start = offset / units;
-        nodes += stride >= units ? replicas : (offset + (replicas - 1) * stride) / units - start + 1;
+        nodes += stride >= units ? own : (offset + (own - 1) * stride) / units - start + 1;
         for (Int before = q - 1; before >= 0; --before) {
             if (columns.kind[before][i] ==
                 kind) {  // it stands before this column in the class: they may meet in a node
@@ -48,8 +48,8 @@ inline Ring ring_of(const Training& training, Int i, Int found, const Columns& c
 }
 
 // Return the seconds per byte between the best-connected classes of two sites: the gateways stand there.
-inline double best_byte(const Training& training, Int a, Int b, Int found, const Columns& columns) {
-    const auto& [task, choice, tables] = training;
+inline double best_byte(const Training& training, Int a, Int b, const Columns& columns) {
+    const auto& [task, choice, tables, found, replicas] = training;
     double best = INFINITE;
     for (Int q = 0; q < found; ++q) {
         for (Int i = 0; i < choice[PIPELINE]; ++i) {
@@ -72,8 +72,8 @@ inline double best_byte(const Training& training, Int a, Int b, Int found, const
 
 // Return the time of the busiest node of one run of stages; nodes repeat after as many as it has stages.
 inline double run_interfaces(const Training& training, Int q, Int first, Int run, const Columns& columns) {
-    const auto& [task, choice, tables] = training;
-    const Int kind = columns.kind[q][first], units = tables.per_node[kind] >> choice[TENSOR];
+    const auto& [task, choice, tables, found, replicas] = training;
+    const Int kind = columns.kind[q][first], units = training.units_per_node(kind);
     const Int begin = columns.offset[q][first], end = begin + run * columns.replicas[q], last = (end - 1) / units;
     double slowest = 0.0;
     Int node = begin / units;
@@ -98,11 +98,11 @@ inline double run_interfaces(const Training& training, Int q, Int first, Int run
 }
 
 // Return the time of the busiest node's network interface: all rings of the stages that the node holds.
-inline double interface_seconds(const Training& training, Int found, const Columns& columns) {
+inline double interface_seconds(const Training& training, const Columns& columns) {
     double slowest = 0.0;
     fill(columns.cursor, Int(-1));  // the node that the last run of the class ends in
     fill(columns.held, Int(0));     // its stages, as bits
-    for (Int q = 0; q < found; ++q) {
+    for (Int q = 0; q < training.found; ++q) {
         Int first = 0;
         while (first < training.choice[PIPELINE]) {
             const Int run = training.choice[SHAPE] >= ALIKE ? 1 : columns.stride[q][first];
@@ -116,10 +116,10 @@ inline double interface_seconds(const Training& training, Int found, const Colum
 // Return the time of one reduction beside the task `other`, which uses its directions too (itself: alone).
 //
 // The slowest of lanes inside nodes, network interfaces and links between sites, and the latency of the slowest ring.
-inline double reduction_seconds(const Training& training, Int found, const Columns& columns, const Parts& parts,
-                                Int other, bool fresh) {
-    const auto& [task, choice, tables] = training;
-    const Int replicas = sum(columns.replicas, found), places = tables.sites;
+inline double reduction_seconds(const Training& training, const Columns& columns, const Parts& parts, Int other,
+                                bool fresh) {
+    const auto& [task, choice, tables, found, replicas] = training;
+    const Int places = tables.sites;
     if (replicas < 2) {
         return 0.0;
     }
@@ -133,7 +133,7 @@ inline double reduction_seconds(const Training& training, Int found, const Colum
         const double gradient = parameters * numbers.gradient_bytes, weights = parameters * numbers.weight_bytes;
         const double moved =
             double(replicas - 1) / double(replicas) * (gradient + (choice[SHARDING] ? weights : gradient));
-        const Ring ring = ring_of(training, i, found, columns, sites);
+        const Ring ring = ring_of(training, i, columns, sites);
         if (ring.nodes < replicas) {
             for (Int q = 0; q < found; ++q) {
                 lanes = std::max(lanes, moved * tables.network.peer[columns.kind[q][i]]);
@@ -156,12 +156,12 @@ inline double reduction_seconds(const Training& training, Int found, const Colum
     for (Int direction = 0; direction < places * places; ++direction) {
         if (load[direction] > 0) {
             const double shared = other != task && uses(other, direction, parts) ? 2.0 : 1.0;
-            const double byte = best_byte(training, direction / places, direction % places, found, columns);
+            const double byte = best_byte(training, direction / places, direction % places, columns);
             wan = std::max(wan, load[direction] * shared * byte);
             if (fresh) {
                 add_bytes(task, direction, double(numbers.steps) * load[direction], parts);
             }
         }
     }
-    return std::max({lanes, interface_seconds(training, found, columns), wan}) + latency;
+    return std::max({lanes, interface_seconds(training, columns), wan}) + latency;
 }

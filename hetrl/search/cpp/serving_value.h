@@ -15,7 +15,7 @@ inline Int replicas_of(Int task, Int kind, Int option, Int devices, const Tables
     if (nodes > 1) {
         return devices / size / nodes;
     }
-    const Int needed = tables.serving.tensor[task][kind][option] * tables.serving.pipeline[task][kind][option];
+    const Int needed = ranks_of(task, kind, option, tables);
     return (devices / size) * (size / needed) + devices % size / needed;
 }
 

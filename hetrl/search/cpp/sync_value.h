@@ -72,36 +72,6 @@ inline double uplink_seconds(const Tables& tables, const Parts& parts) {
     return slowest;
 }
 
-// Return which of the shared nodes of a class holds a group's remainder; they are dealt as `Space.pack` does.
-inline Int remainder_node(Int wanted, Int kind, const Genes2& devices, Int size) {
-    const Int groups = devices.size();
-    Local<Int> rooms(groups, 0);
-    Local<bool> done(groups, false);
-    Int opened = 0;
-    for (Int turn = 0; turn < groups; ++turn) {
-        Int largest = -1;
-        for (Int g = 0; g < groups; ++g) {
-            if (!done[g] && (largest < 0 || devices[g][kind] % size > devices[largest][kind] % size)) {
-                largest = g;
-            }
-        }
-        done[largest] = true;
-        Int place = 0;
-        while (place < opened && rooms[place] < devices[largest][kind] % size) {
-            ++place;
-        }
-        if (place == opened) {
-            rooms[place] = size;
-            ++opened;
-        }
-        if (largest == wanted) {
-            return place;
-        }
-        rooms[place] -= devices[largest][kind] % size;
-    }
-    return -1;  // not reached: every group gets its turn
-}
-
 // Return how many nodes of a class have rollout replicas: they fill the group's nodes in order.
 inline Int rollout_nodes(Int kind, const View& x, const Tables& tables, const Parts& parts) {
     const ServingTables& serving = tables.serving;
@@ -109,8 +79,7 @@ inline Int rollout_nodes(Int kind, const View& x, const Tables& tables, const Pa
     if (serving.nodes[generation][kind][option] > 1) {
         return runs * serving.nodes[generation][kind][option];
     }
-    const Int needed = serving.tensor[generation][kind][option] * serving.pipeline[generation][kind][option];
-    const Int size = tables.per_node[kind], per_node = size / needed;
+    const Int size = tables.per_node[kind], per_node = size / ranks_of(generation, kind, option, tables);
     const Int whole = x.devices[x.group[generation]][kind] / size;
     return runs <= whole * per_node ? (runs + per_node - 1) / per_node : whole + 1;
 }
@@ -176,9 +145,7 @@ inline Sync sync_seconds(const View& x, const Tables& tables, const Parts& parts
     double pause = 0.0;
     for (Int kind = 0; kind < tables.classes; ++kind) {
         if (parts.runs[generation][kind] > 0) {
-            const Int option = x.classes[generation][kind];
-            const Int ranks =
-                tables.serving.tensor[generation][kind][option] * tables.serving.pipeline[generation][kind][option];
+            const Int ranks = ranks_of(generation, kind, x.classes[generation][kind], tables);
             const double load = parts.version[0] / double(ranks) * tables.host_byte[kind];
             pause = std::max(pause, load + tables.version_seconds[kind]);
         }

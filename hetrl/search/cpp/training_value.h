@@ -13,12 +13,11 @@ struct Held {
     double active;  // activations
 };
 
-inline Held held_bytes(const Training& training, Int i, Int replicas, double layers) {
-    const auto& [task, choice, tables] = training;
+inline Held held_bytes(const Training& training, Int i, double layers) {
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int in_flight = choice[PIPELINE] - i, last = i == choice[PIPELINE] - 1;
-    const double shards = choice[SHARDING] ? double(replicas) : 1.0;
-    const double state = numbers.state_bytes[0] + numbers.state_bytes[1] / shards;
+    const double state = numbers.state_bytes[0] + numbers.state_bytes[1] / training.shards();
     const auto active = numbers.active[task][choice[TENSOR]][choice[RECOMPUTE]][last];
     const double kept =
         active[0] + active[1] * layers + active[2] * double(in_flight) + active[3] * layers * double(in_flight);
@@ -27,10 +26,9 @@ inline Held held_bytes(const Training& training, Int i, Int replicas, double lay
 }
 
 // Set for each stage the most layers that its smallest device holds, and the seconds of its slowest one.
-inline void limit_stages(const Training& training, Int found, const Columns& columns) {
-    const auto& [task, choice, tables] = training;
+inline void limit_stages(const Training& training, const Columns& columns) {
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
-    const Int replicas = sum(columns.replicas, found);
     const double tokens = double(numbers.micro_batches[choice[MICRO_BATCH]]) * numbers.mean_tokens;
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const Int last = i == choice[PIPELINE] - 1;
@@ -44,20 +42,19 @@ inline void limit_stages(const Training& training, Int found, const Columns& col
         }
         columns.layer[i] = layer;
         columns.beside[i] = beside;
-        const Held none = held_bytes(training, i, replicas, 0.0), one = held_bytes(training, i, replicas, 1.0);
+        const Held none = held_bytes(training, i, 0.0), one = held_bytes(training, i, 1.0);
         columns.capacity[i] =
             std::floor((usable * 1e9 - none.state - none.active) / (one.state + one.active - none.state - none.active));
     }
 }
 
-inline void hold_memory(const Training& training, Int found, const Columns& columns, const Parts& parts) {
-    const auto& [task, choice, tables] = training;
+inline void hold_memory(const Training& training, const Columns& columns, const Parts& parts) {
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
-    const Int replicas = sum(columns.replicas, found);
-    const double shards = choice[SHARDING] ? double(replicas) : 1.0;
+    const double shards = training.shards();
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double layers = double(columns.layers[i]);
-        const Held held = held_bytes(training, i, replicas, layers);
+        const Held held = held_bytes(training, i, layers);
         const double peak = (held.state + held.active) / 1e9;
         double resident = held.state / 1e9, host = 0.0;
         if (choice[IDLE] == OFFLOAD) {  // gradients are dropped
@@ -76,25 +73,25 @@ inline void hold_memory(const Training& training, Int found, const Columns& colu
 }
 
 // Return the samples that are shared out at once: whole micro-batches of every minibatch if possible.
-inline Int unit_of(Int replicas, const Training& training) {
+inline Int unit_of(const Training& training) {
     const TrainingTables& numbers = training.tables.training;
     const Int micro_batch = numbers.micro_batches[training.choice[MICRO_BATCH]];
     const Int unit = micro_batch * numbers.minibatches;
-    return numbers.samples % unit == 0 && numbers.samples / unit >= replicas ? unit : micro_batch;
+    return numbers.samples % unit == 0 && numbers.samples / unit >= training.replicas ? unit : micro_batch;
 }
 
 // Share the samples out by the time of a full micro-batch on each column, alone on its links.
-inline void share_by_pipelines(const Training& training, Int found, const Columns& columns) {
-    const auto& [task, choice, tables] = training;
+inline void share_by_pipelines(const Training& training, const Columns& columns) {
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int micro_batch = numbers.micro_batches[choice[MICRO_BATCH]], stages = choice[PIPELINE];
-    const Int unit = unit_of(sum(columns.replicas, found), training);
+    const Int unit = unit_of(training);
     const double variation = numbers.variation / std::sqrt(double(micro_batch));
     const double tokens = double(micro_batch) * numbers.mean_tokens;
     for (Int q = 0; q < found; ++q) {
         set_stages(training, q, tokens, columns);
         for (Int i = 0; i + 1 < stages; ++i) {
-            const double flows = double(count_flows(training, q, i, found, columns));
+            const double flows = double(count_flows(training, q, i, columns));
             columns.hop[i] = hop_seconds(training, q, i, 0, tokens, flows, columns);
         }
         const double one = pipeline_seconds(stages, stages, variation, tables, columns);
@@ -106,10 +103,10 @@ inline void share_by_pipelines(const Training& training, Int found, const Column
 }
 
 // Add what the hops between sites send in an iteration, forward and back.
-inline void add_activations(const Training& training, Int found, const Columns& columns, const Parts& parts) {
-    const auto& [task, choice, tables] = training;
+inline void add_activations(const Training& training, const Columns& columns, const Parts& parts) {
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
-    const Int unit = unit_of(sum(columns.replicas, found), training);
+    const Int unit = unit_of(training);
     for (Int q = 0; q < found; ++q) {
         const double samples = double(columns.samples[q] * columns.replicas[q] + columns.extra[q] * unit);
         const double moved = double(numbers.steps) * samples / double(numbers.minibatches) * numbers.mean_tokens *
@@ -126,7 +123,7 @@ inline void add_activations(const Training& training, Int found, const Columns& 
 
 // Take note of where the trainer's first replica holds which weights: they are sent from there.
 inline void note_first_replica(const Training& training, const Columns& columns, const Parts& parts) {
-    const auto& [task, choice, tables] = training;
+    const auto& [task, choice, tables, found, replicas] = training;
     const double ranks = double(Int(1) << choice[TENSOR]);
     fill(parts.stage_kind, Int(-1));
     fill(parts.node_bytes, 0.0);
@@ -135,7 +132,7 @@ inline void note_first_replica(const Training& training, const Columns& columns,
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const Int kind = columns.kind[0][i];
         parts.stage_kind[i] = kind;
-        parts.stage_node[i] = columns.offset[0][i] / (tables.per_node[kind] >> choice[TENSOR]);
+        parts.stage_node[i] = columns.offset[0][i] / training.units_per_node(kind);
         double share = stage_parameters(training, i, double(columns.layers[i])) * tables.training.weight_bytes;
         if (i > 0 && i == choice[PIPELINE] - 1) {  // the copy of a tied embedding is not sent
             share -= tables.training.tied_bytes / ranks;
@@ -155,55 +152,59 @@ inline void note_first_replica(const Training& training, const Columns& columns,
 
 // Return the seconds of a laid-out training beside `other`, which uses its directions too (itself: alone). `fresh`: the
 // bytes of its reduction are added to its parts.
-inline double training_seconds(const Training& training, Int found, const Columns& columns, const Parts& parts,
-                               Int other, bool fresh) {
-    const auto& [task, choice, tables] = training;
+inline double training_seconds(const Training& training, const Columns& columns, const Parts& parts, Int other,
+                               bool fresh) {
+    const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
-    const Int replicas = sum(columns.replicas, found), unit = unit_of(replicas, training);
+    const Int unit = unit_of(training);
     double slowest = 0.0;
     for (Int q = 0; q < found; ++q) {
         for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
             const Int first = more ? 0 : columns.extra[q], end = more ? columns.extra[q] : columns.replicas[q];
             if (first < end) {
                 const double share = double(columns.samples[q] + more * unit) / double(numbers.minibatches);
-                const double seconds = slowest_instance(training, q, first, end, share, found, columns, parts, other);
+                const double seconds = slowest_instance(training, q, first, end, share, columns, parts, other);
                 const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
                 slowest = std::max(slowest, seconds * (1 + behind));
             }
         }
     }
-    const double reduction = reduction_seconds(training, found, columns, parts, other, fresh);
-    const double shards = choice[SHARDING] ? double(replicas) : 1.0;
+    const double reduction = reduction_seconds(training, columns, parts, other, fresh);
     double update = 0.0;
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double parameters = stage_parameters(training, i, double(columns.layers[i]));
         for (Int q = 0; q < found; ++q) {
             const auto step = numbers.update[columns.kind[q][i]];
-            update = std::max(update, step[0] + step[1] * parameters / shards);
+            update = std::max(update, step[0] + step[1] * parameters / training.shards());
         }
     }
     return double(numbers.steps) * (slowest + reduction + update);
 }
 
+// Return a training with what is laid out of it.
+inline Training laid_out(Int task, const Genes& choice, const Tables& tables, Int found, const Columns& columns) {
+    return {task, choice, tables, found, sum(columns.replicas, found)};
+}
+
 // Fill a training's parts, alone on its links; return its number of columns, 0 where it does not fit.
-inline Int value_training(const Training& training, const Genes& devices, const Genes& order, const Columns& columns,
-                          const Parts& parts) {
-    const auto& [task, choice, tables] = training;
+inline Int value_training(Int task, const Genes& devices, const Genes& order, const Genes& choice, const Tables& tables,
+                          const Columns& columns, const Parts& parts) {
     clear_task(task, parts);
     const Int found = lay_out(task, devices, order, choice, tables, columns);
     if (found == 0) {
         return 0;
     }
-    limit_stages(training, found, columns);
+    const Training training = laid_out(task, choice, tables, found, columns);
+    limit_stages(training, columns);
     if (!split_layers(choice[PIPELINE], tables.layers[task], columns)) {
         return 0;
     }
-    hold_memory(training, found, columns, parts);
-    share_by_pipelines(training, found, columns);
-    add_activations(training, found, columns, parts);
+    hold_memory(training, columns, parts);
+    share_by_pipelines(training, columns);
+    add_activations(training, columns, parts);
     if (task == tables.trainer) {
         note_first_replica(training, columns, parts);
     }
-    parts.seconds[task] = training_seconds(training, found, columns, parts, task, true);
+    parts.seconds[task] = training_seconds(training, columns, parts, task, true);
     return found;
 }

@@ -22,7 +22,7 @@ constexpr double NOT_CARRIED = 100.0;  // excess of a task that its devices do n
 inline Int value_one_task(Int task, const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     const Genes own = x.devices[x.group[task]];
     if (tables.is_training[task]) {
-        return value_training({task, x.choice[task], tables}, own, x.classes[task], room.columns, parts);
+        return value_training(task, own, x.classes[task], x.choice[task], tables, room.columns, parts);
     }
     return value_serving(task, own, x.classes[task], x.choice[task], tables, room.shares, parts);
 }
@@ -100,8 +100,8 @@ inline void slow_down(const View& x, const Tables& tables, const Room& room, con
             }
             if (meet) {
                 const Int found = value_one_task(task, x, tables, room, parts);
-                const Training training{task, x.choice[task], tables};
-                room.seconds[task] = training_seconds(training, found, room.columns, parts, other, false);
+                const Training training = laid_out(task, x.choice[task], tables, found, room.columns);
+                room.seconds[task] = training_seconds(training, room.columns, parts, other, false);
             }
         }
     }
