@@ -52,8 +52,8 @@ $(DONE)/project: pyproject.toml | $(DONE)/planner
 	$(call phase,hetrl itself,$(PIP) --no-build-isolation -e .)
 
 # what the search compiles at its first use otherwise, in front of whoever waits for a plan
-$(DONE)/evaluator: $(wildcard hetrl/search/*.py hetrl/search/cpp/*) | $(DONE)/project
-	$(call phase,search compiled for this machine,$(BIN)/python -m hetrl.search.precompile)
+$(DONE)/evaluator: $(wildcard hetrl/search/core/*.py hetrl/search/cpp/*) | $(DONE)/project
+	$(call phase,search compiled for this machine,$(BIN)/python -m hetrl.search.core.precompile)
 
 $(DONE)/runtime: requirements/runtime-cpu.lock | $(DONE)/project
 	$(call phase,training and rollout (some minutes),$(if $(TORCH_INDEX),$(PIP) --force-reinstall \
@@ -71,7 +71,7 @@ $(DONE)/dev: requirements/dev.lock | $(DONE)/rollout
 
 # The clusters of this one are the lab's: the launcher runs on one of their heads, not here.
 IN_LAB := $(filter configs/lab.yaml,$(CONFIG))
-LAB := $(BIN)/python -m tests.lab
+LAB := $(BIN)/python -m lab
 
 .PHONY: submit plan status logs cancel need-config
 need-config:
@@ -105,7 +105,11 @@ lint: setup-dev ## ruff, clang-format and mypy --strict
 	@$(BIN)/clang-format --dry-run --Werror hetrl/search/cpp/*.h hetrl/search/cpp/*.cpp
 	@$(BIN)/mypy --strict hetrl launch
 
-test-fast: setup-dev ## the tests that start no engine
+.PHONY: programs
+programs: # rsync for the tests of the launcher, Slurm and a shaped network for those of the lab
+	@if [ "$$(id -u)" = 0 ]; then lab/setup.sh; fi
+
+test-fast: setup-dev programs ## the tests that start no engine
 	@$(PYTEST) -n logical --maxprocesses 8 --dist worksteal tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
 
 test-engines: setup-dev ## the tests that start megatron-core or vLLM
@@ -114,8 +118,7 @@ test-engines: setup-dev ## the tests that start megatron-core or vLLM
 test-e2e: setup-dev ## the tests that run the command line from start to end
 	@$(PYTEST) tests/end_to_end $(ARGS)
 
-test-slurm: setup-dev ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
-	@if [ "$$(id -u)" = 0 ]; then tests/lab/setup.sh; fi
+test-slurm: setup-dev programs ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
 	@$(PYTEST) tests/lab tests/slurm $(ARGS)
 
 bench-%: setup-dev ## run benchmarks/NAME.py
@@ -132,7 +135,7 @@ ACCOUNTING ?=
 
 .PHONY: lab-setup lab-up lab-status lab-down
 lab-setup: ## install the programs that the lab needs (root, Debian or Ubuntu)
-	@tests/lab/setup.sh
+	@lab/setup.sh
 
 lab-up: setup-dev lab-setup ## start the lab, and leave it up
 	@$(LAB) up $(if $(LINKS),--links '$(LINKS)') $(if $(SITES),--sites '$(SITES)') $(if $(filter 1,$(SLURM)),--slurm) \

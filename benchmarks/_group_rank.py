@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from _cpu import Cpu, cpu_of
 
-from hetrl.runtime.keys import read_keys
-from hetrl.runtime.member import Member
-from hetrl.runtime.torch_world import start_world
-from hetrl.runtime.wan import start_wan_world, stop_wan_world
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.wan.torch_world import start_world
+from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
+from hetrl.runtime.wire.keys import read_keys
 
 TIMEOUT_SECONDS = 300.0
 

@@ -18,17 +18,17 @@ from _results import ROOT
 
 sys.path.insert(0, str(ROOT))  # the lab is among the tests
 
-from hetrl.runtime.keys import make_run_keys, write_keys
-from hetrl.sites import SiteFile
+from hetrl.describe.sites import SiteFile
+from hetrl.runtime.wire.keys import make_run_keys, write_keys
+from lab import pods, wan
+from lab.lab import Lab
+from lab.shape import Site
 from launch.links import links_of
-from tests.lab import pods, wan
-from tests.lab.lab import Lab
-from tests.lab.shape import Site
 
 SITES = ("alpha", "beta", "gamma")
 INTERFACE = "eth0"  # of every node
 _PORT = 7400
-_GATEWAY = (sys.executable, "-m", "hetrl.runtime.gateway_process", "--member", "gateway.json")
+_GATEWAY = (sys.executable, "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.config import read_problem
+from hetrl.problem import read_problem
 from launch.shell import Shell
-from launch.slurm import submit_slurm
-from tests.launch_cases import quick_plan
+from launch.slurm.follow import submit_slurm
+from tests.launch.launch_cases import quick_plan
 
 
 def main() -> None:

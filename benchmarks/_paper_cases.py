@@ -9,12 +9,12 @@ from itertools import product
 
 from _results import ROOT
 
+from hetrl.describe.sites import read_scenario, topology_of
+from hetrl.describe.yaml_file import Strict
 from hetrl.hardware import Topology
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.search import Problem
-from hetrl.sites import read_scenario, topology_of
 from hetrl.workload import Lengths, Workload, architecture
-from hetrl.yaml_file import Strict
 
 SYNC, ASYNC = "sync", "async"
 

@@ -9,11 +9,11 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.check import violations
 from hetrl.cost.iteration import with_prediction
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths, empirical
-from hetrl.plan import Plan, TaskPlan
+from hetrl.plan.check import violations
+from hetrl.plan.plan import Plan, TaskPlan
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Allotment, Grouping, Problem, Space, set_partitions

@@ -12,12 +12,13 @@ from math import inf
 import numpy as np
 from _results import ROOT
 
-from hetrl.search import Problem, precompile, sha_ea
+from hetrl.search import Problem, sha_ea
 from hetrl.search.assemble import Made
 from hetrl.search.baselines import deap_ea, random_plans, verl
-from hetrl.search.encoding import Vector
+from hetrl.search.core import precompile
+from hetrl.search.core.encoding import Vector
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.ilp import START_SHARE, best_in_space
+from hetrl.search.ilp.solver import START_SHARE, best_in_space
 from hetrl.search.limits import Limits, Progress
 from hetrl.search.space import Space
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from hetrl.runtime import wire
-from hetrl.runtime.keys import read_keys
-from hetrl.runtime.member import Member
-from hetrl.runtime.publisher import Publisher
-from hetrl.runtime.rollout import Agent
-from hetrl.runtime.weight_file import WeightFile
+from hetrl.runtime.run.rollout import Agent
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.weights.publisher import Publisher
+from hetrl.runtime.weights.weight_file import WeightFile
+from hetrl.runtime.wire.keys import read_keys
 
 TENSOR_BYTES = 16 * 10**6
 

@@ -20,8 +20,8 @@ from _results import ROOT, write_result
 
 sys.path.insert(0, str(ROOT))  # the lab is among the tests
 
-from tests.lab.lab import Lab
-from tests.lab.shape import JOB_USER
+from lab.lab import Lab
+from lab.shape import JOB_USER
 from tests.slurm.launcher import NOTHING, SITES, Launcher, until_jobs
 
 REPEATS = 10

@@ -34,6 +34,7 @@ from launch import cli
 EVALUATIONS, SEED = 20_000, 0
 BASELINES = ("verl", "streamrl")  # the solvers whose plans follow without a clock
 BASELINE_CONFIGS = ("gsm8k-llama-3.1-8b-ppo", "paper-multi-country")
+VARYING = ("keys.json", "events.jsonl", "state.json")
 QUESTIONS = """
 generation --architecture qwen2.5-7b --gpu a100-80gb --tp 1 --batch 1 --prompt 1 --response 2048
 generation --architecture qwen3-14b --gpu l40s --tp 4 --pp 2 --batch 64 --prompt 1024 --response 1024
@@ -107,7 +108,7 @@ def render(config: Path, out: Path) -> None:
     tell(out.with_suffix(".submit.txt"), ["submit", str(config), "--dry-run"])
     for run in Path("runs").glob("*"):
         for path in sorted(run.rglob("*")):
-            if path.is_file() and "code" not in path.parts and not path.name.endswith(("keys.json", "events.jsonl", "state.json")):
+            if path.is_file() and "code" not in path.parts and not path.name.endswith(VARYING):
                 copy = out / path.relative_to(run)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy.write_text(settled(path.read_text()))

@@ -20,10 +20,10 @@ from _paper_cases import Case, Knobs, Made, Outcome, cases, problem
 from _paper_page import page
 from _results import write_result
 
+from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import InfeasibleError
 from hetrl.search import solve
-from hetrl.simulate import simulate
-from hetrl.yaml_file import read_yaml
+from hetrl.simulator import simulate
 
 HERE = Path(__file__).resolve().parent
 

@@ -25,11 +25,11 @@ from _plot import Line, plot
 from _results import ROOT, command, write_result
 from _search_runs import Known, Run, best_known, best_of, finite, keep, record, run_search, use_one_core, warm_up
 
+from hetrl.describe.yaml_file import read_yaml
 from hetrl.hardware import Link, Topology
 from hetrl.search import Problem
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Space
-from hetrl.yaml_file import read_yaml
 
 PICTURE = ROOT / "docs" / "images" / "scale.svg"
 CASE = ("multi-continent", "qwen3-8b", "grpo", SYNC)

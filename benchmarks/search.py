@@ -40,8 +40,8 @@ from _search_runs import (
     warm_up,
 )
 
+from hetrl.describe.yaml_file import read_yaml
 from hetrl.search import Problem
-from hetrl.yaml_file import read_yaml
 
 PICTURES = ROOT / "docs" / "images"
 SCENARIO, MODEL = "multi-continent", "qwen3-8b"
@@ -101,7 +101,7 @@ def compile_seconds() -> float:
         shutil.copytree(ROOT / "hetrl", Path(folder) / "hetrl", ignore=shutil.ignore_patterns("__pycache__"))
         began = time.monotonic()
         alone = {**os.environ, "XDG_CACHE_HOME": folder}
-        subprocess.run([sys.executable, "-m", "hetrl.search.precompile"], cwd=folder, env=alone, check=True)
+        subprocess.run([sys.executable, "-m", "hetrl.search.core.precompile"], cwd=folder, env=alone, check=True)
         return time.monotonic() - began
 
 

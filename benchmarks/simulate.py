@@ -15,8 +15,8 @@ from _results import write_result
 
 from hetrl.cost.iteration import switch_seconds
 from hetrl.cost.training import variation
-from hetrl.plan import Plan
-from hetrl.simulate import Simulated, simulate
+from hetrl.plan.plan import Plan
+from hetrl.simulator import Simulated, simulate
 from hetrl.workload import ACTOR_GENERATION, TASKS
 
 LISTED = 10

@@ -13,6 +13,9 @@ A message says what is wrong, where, and what to do next:
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class HetrlError(Exception):
     """A failure that the command line reports as one short message."""
@@ -56,3 +59,9 @@ class GangTimeoutError(HetrlError):
     """A member of the run was not ready when the gang timeout ended."""
 
     exit_code = 6
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean "x"?` for the nearest known word, or nothing where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f'; did you mean "{close[0]}"?' if close else ""

@@ -13,8 +13,7 @@ from importlib import resources
 
 import yaml
 
-from hetrl.errors import UsageError
-from hetrl.suggest import nearest
+from hetrl.errors import UsageError, nearest
 
 ENGINES = ("megatron", "vllm")
 

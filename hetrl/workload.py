@@ -15,9 +15,8 @@ from typing import Any
 
 import yaml
 
-from hetrl.errors import UsageError
+from hetrl.errors import UsageError, nearest
 from hetrl.lengths import Lengths
-from hetrl.suggest import nearest
 
 ACTOR_GENERATION = "actor_generation"
 REFERENCE_INFERENCE = "reference_inference"

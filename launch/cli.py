@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hetrl.errors import HetrlError
-from launch.ask import add_calibration, add_questions
+from launch.verbs.ask import add_calibration, add_questions
 
 _Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_planning(verbs: _Verbs) -> None:
     """Add the verbs that predict."""
-    plan = _verb(verbs, "plan", "launch.planning:plan_command", "print the plan of an experiment")
+    plan = _verb(verbs, "plan", "launch.verbs.planning:plan_command", "print the plan of an experiment")
     plan.formatter_class = argparse.RawDescriptionHelpFormatter
     plan.epilog = "solvers:\n" + "\n".join(f"  {name:<12} {text}" for name, text in SOLVERS.items())
     plan.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
@@ -92,14 +92,18 @@ def _add_planning(verbs: _Verbs) -> None:
     plan.add_argument("--budget-gpu-hours", metavar="HOURS", type=_positive, help="for time-to-result")
     plan.add_argument("--space", choices=("full", "ilp"), default="full", help="keep sha-ea to the plan space of ilp")
 
-    predict = _verb(verbs, "predict", "launch.ask:predict_command", "answer one question: how fast, does it fit")
+    predict = _verb(verbs, "predict", "launch.verbs.ask:predict_command", "answer one question: how fast, does it fit")
     add_questions(predict)
-    add_calibration(_verb(verbs, "calibrate", "launch.ask:calibrate_command", "fit the efficiencies to measurements"))
+    add_calibration(
+        _verb(verbs, "calibrate", "launch.verbs.ask:calibrate_command", "fit the efficiencies to measurements")
+    )
 
 
 def _add_measuring(verbs: _Verbs) -> None:
     """Add the verbs that measure machines and links."""
-    profile = _verb(verbs, "profile", "launch.profile:profile_command", "measure this machine for the cost model")
+    profile = _verb(
+        verbs, "profile", "launch.measure.profile:profile_command", "measure this machine for the cost model"
+    )
     profile.add_argument("--gpu", metavar="TYPE", help="catalogue type of the device (default: by its driver's name)")
     profile.add_argument("--out", metavar="PATH", type=Path, help="file or directory (default: topology/measured)")
     profile.add_argument("--quick", action="store_true", help="fewer repetitions, and not the engines")
@@ -109,7 +113,9 @@ def _add_measuring(verbs: _Verbs) -> None:
     profile.add_argument("--site", metavar="NAME", help="measure a node of each GPU type there, by jobs")
     profile.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="experiment file with that site")
 
-    probe = _verb(verbs, "probe", "launch.probe:probe_command", "measure the links between the sites of an experiment")
+    probe = _verb(
+        verbs, "probe", "launch.measure.probe:probe_command", "measure the links between the sites of an experiment"
+    )
     probe.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     probe.add_argument("--gpus", action="store_true", help="run `hetrl profile` on a node of each GPU type, too")
     probe.add_argument("--quick", action="store_true", help="of `hetrl profile`")
@@ -122,13 +128,15 @@ def _add_measuring(verbs: _Verbs) -> None:
     probe.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
     probe.add_argument("--json", action="store_true", help="print the file instead of tables")
 
-    remote = _verb(verbs, "remote-task", "launch.remote_task:remote_task_command", "start tasks at a site (for hetrl)")
+    remote = _verb(
+        verbs, "remote-task", "launch.measure.remote_task:remote_task_command", "start tasks at a site (for hetrl)"
+    )
     remote.add_argument("file", metavar="FILE", type=Path, help="tasks.json, as hetrl writes it")
 
 
 def _add_reading(verbs: _Verbs) -> None:
     """Add the verbs that look at a plan."""
-    simulate = _verb(verbs, "simulate", "launch.simulate:simulate_command", "play a plan event by event")
+    simulate = _verb(verbs, "simulate", "launch.verbs.simulate:simulate_command", "play a plan event by event")
     simulate.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
     simulate.add_argument("--config", metavar="CONFIG", type=Path, required=True, help="its experiment file (YAML)")
     simulate.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace there (opens in Perfetto)")
@@ -136,7 +144,7 @@ def _add_reading(verbs: _Verbs) -> None:
     simulate.add_argument("--iterations", type=_count, default=0, help="to play (default 0: until they are steady)")
     simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
 
-    explain = _verb(verbs, "explain", "launch.explain:explain_command", "say why a plan is as it is")
+    explain = _verb(verbs, "explain", "launch.verbs.explain:explain_command", "say why a plan is as it is")
     explain.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
     explain.add_argument(
         "--config", metavar="CONFIG", type=Path, help="its experiment (default: config.yaml beside it)"
@@ -150,16 +158,18 @@ def _add_reading(verbs: _Verbs) -> None:
 
 def _add_starting(verbs: _Verbs) -> None:
     """Add the verbs from an inventory to a submission."""
-    discover = _verb(verbs, "discover", "launch.discover:discover_command", "read what each cluster has")
+    discover = _verb(verbs, "discover", "launch.slurm.discover:discover_command", "read what each cluster has")
     discover.add_argument("sites", metavar="SITE", type=Path, nargs="+", help="site file (topology/sites/NAME.yaml)")
     discover.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
     discover.add_argument("--json", action="store_true", help="print the inventories as JSON")
 
-    doctor = _verb(verbs, "doctor", "launch.doctor:doctor_command", "ask every site whether a run could start there")
+    doctor = _verb(
+        verbs, "doctor", "launch.slurm.doctor:doctor_command", "ask every site whether a run could start there"
+    )
     doctor.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
-    submit = _verb(verbs, "submit", "launch.submit:submit_command", "plan an experiment, start it, follow it")
+    submit = _verb(verbs, "submit", "launch.verbs.submit:submit_command", "plan an experiment, start it, follow it")
     submit.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     submit.add_argument("--plan", metavar="FILE", type=Path, help="start this plan instead of planning")
     submit.add_argument("--yes", action="store_true", help="ask nothing: Ctrl-C stops a local run at once")
@@ -169,27 +179,27 @@ def _add_starting(verbs: _Verbs) -> None:
 
 def _add_running(verbs: _Verbs) -> None:
     """Add the verbs for what runs."""
-    status = _verb(verbs, "status", "launch.runs:status_command", "where a run stands")
+    status = _verb(verbs, "status", "launch.verbs.runs:status_command", "where a run stands")
     _add_run(status)
     status.add_argument("--json", action="store_true", help="print the state as JSON")
 
-    logs = _verb(verbs, "logs", "launch.logs:logs_command", "what the processes of a run printed")
+    logs = _verb(verbs, "logs", "launch.verbs.logs:logs_command", "what the processes of a run printed")
     _add_run(logs)
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
     logs.add_argument("--site", help="only this site")
     logs.add_argument("--process", help="only this process, as actor_training-0")
     logs.add_argument("-n", "--lines", type=_count, default=20, help="last lines of each log (default 20)")
 
-    relay = _verb(verbs, "relay", "launch.relay:relay_command", "connect sites that cannot dial each other")
+    relay = _verb(verbs, "relay", "launch.verbs.relay:relay_command", "connect sites that cannot dial each other")
     relay.add_argument("--listen", metavar="HOST:PORT", required=True, help="where the sites reach this host")
     relay.add_argument("--secret", metavar="FILE", type=Path, help="default: ~/.config/hetrl/relay.secret")
     relay.add_argument("--connections", type=_count, default=512, help="open at once (default %(default)s)")
 
-    resume = _verb(verbs, "resume", "launch.slurm:resume_command", "follow a run at Slurm sites again")
+    resume = _verb(verbs, "resume", "launch.slurm.follow:resume_command", "follow a run at Slurm sites again")
     _add_run(resume)
     resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 
-    cancel = _verb(verbs, "cancel", "launch.runs:cancel_command", "end a run and all its processes")
+    cancel = _verb(verbs, "cancel", "launch.verbs.runs:cancel_command", "end a run and all its processes")
     _add_run(cancel)
 
 

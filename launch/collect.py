@@ -15,9 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetrl.events import append_line, parse_lines
+import psutil
+
+from hetrl.describe.experiment import Experiment
+from hetrl.events import EventLog, append_line, parse_lines
 from hetrl.files import replace_json
-from launch.run_directory import Run
+from hetrl.plan.plan import Plan
+from launch.run_directory import LAUNCHER, Run
 from launch.state import State, fold
 
 
@@ -112,3 +116,13 @@ def _locked(run: Run) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def log_planned(run: Run, plan: Plan, experiment: Experiment) -> None:
+    """Write the run's first event and state: what was planned, and which process launches it."""
+    launcher = {"pid": os.getpid(), "created": psutil.Process().create_time()}
+    sites = list(plan.site_order)
+    EventLog(run.events, LAUNCHER).append(
+        "planned", run=run.id, name=experiment.name, sites=sites, steps=experiment.steps, launcher=launcher
+    )
+    Collector(run, plan.lead_site).collect()

@@ -1,10 +1,14 @@
-"""What the follower of a run needs of an executor: who ended, who lives, and an end for all."""
+"""Who starts a run's processes, and what its follower needs of that: who ended, who lives, and an end for all."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from hetrl.describe.sites import SiteFile
+from launch.shell import LOCAL
 
 
 @dataclass(frozen=True)
@@ -34,3 +38,14 @@ class Executor(Protocol):
 
     def stop(self) -> Sequence[str]:
         """End everything of the run; return a line for each part that could not be ended."""
+
+
+def choose_executor(asked: str, sites: Sequence[SiteFile]) -> str:
+    """Return what the experiment asks for; for auto slurm where a site has a login node, or is a cluster here.
+
+    A site that is a cluster names its `scratch`.
+    """
+    if asked != "auto":
+        return asked
+    here = shutil.which("sbatch") is not None
+    return "slurm" if any(site.ssh != LOCAL or (site.scratch and here) for site in sites) else "local"

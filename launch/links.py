@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
 from hetrl.files import read_private
-from hetrl.plan import Route
-from hetrl.runtime.ways import Kind, Offer, SiteLinks, Way
-from hetrl.sites import SiteFile
+from hetrl.plan.plan import Route
+from hetrl.runtime.gateway.ways import Kind, Offer, SiteLinks, Way
 
 STREAMS = 4  # of the data between two sites, where the plan asks for no more
 OFFERS_PER_PEER = 2  # each is replaced as soon as it is taken

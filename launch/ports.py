@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import psutil
 
+from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
-from hetrl.sites import SiteFile
 
 LOOPBACK = "127.0.0.1"
 

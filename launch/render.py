@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hetrl.errors import UsageError
-from hetrl.plan import Plan, Replica, TaskPlan, node_of, site_of
+from hetrl.plan.plan import Plan, Replica, TaskPlan, node_of, site_of
 
 CPU = "cpu"
 GATEWAY = "gateway"
@@ -54,7 +54,7 @@ def render(plan: Plan, gpu_by_device: Mapping[str, str], run: str, stores: Mappi
     """Return the jobs of all sites, the lead site's first.
 
     `stores` has the tasks of `tasks_with_store` whose address is known beforehand; the ranks of another one agree on it
-    when they start (`hetrl.runtime.step`). Raises UsageError for what cannot be started (`check_startable`).
+    when they start (`hetrl.runtime.run.step`). Raises UsageError for what cannot be started (`check_startable`).
     """
     check_startable(plan)
     gangs: dict[str, list[Process]] = {site: _site_processes(plan, site, run) for site in plan.site_order}
@@ -117,10 +117,10 @@ def _site_processes(plan: Plan, site: str, run: str) -> list[Process]:
     """Return the gateway of a site and, at the lead site, the controller; neither owns a device."""
     nodes = [node_of(device) for task in plan.tasks.values() for device in task.devices if site_of(device) == site]
     environment = {"HETRL_RUN": run, "OMP_NUM_THREADS": "1"}
-    gateway = ("python", "-m", "hetrl.runtime.gateway_process", "--member", "gateway.json")
+    gateway = ("python", "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
     processes = [Process(GATEWAY, gateway, environment, nodes[0])]
     if site == plan.lead_site:
-        controller = ("python", "-m", "hetrl.runtime.controller", ".")
+        controller = ("python", "-m", "hetrl.runtime.run.controller", ".")
         processes.append(Process(CONTROLLER, controller, environment, nodes[0]))
     return processes
 
@@ -143,7 +143,7 @@ def _ranks(
             **({"HETRL_STORE_HOST": store.host, "HETRL_STORE_PORT": str(store.port)} if store else {}),
             **_compute_environment(by_node[node], gpu_by_device),
         }
-        argv = ("python", "-m", "hetrl.runtime.trainer", ".", "--task", name)
+        argv = ("python", "-m", "hetrl.runtime.run.trainer", ".", "--task", name)
         yield Process(f"{name}-{rank}", argv, environment, node)
 
 
@@ -153,7 +153,7 @@ def _replicas(plan: Plan, gpu_by_device: Mapping[str, str], run: str) -> Iterato
         if task.engine != "vllm":
             continue
         for index, replica in enumerate(task.replicas):
-            argv = ("python", "-m", "hetrl.runtime.rollout", ".", "--replica", str(index))
+            argv = ("python", "-m", "hetrl.runtime.run.rollout", ".", "--replica", str(index))
             environment = {"HETRL_RUN": run, **_compute_environment(replica.devices, gpu_by_device)}
             yield replica, Process(f"{name}-{index}", argv, environment, node_of(replica.devices[0]))
 

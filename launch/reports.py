@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetrl.config import Problem
 from hetrl.events import read_lines
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
 from launch.run_directory import Run
 
 REPORT_STEPS = 20
@@ -25,7 +25,7 @@ def write_plan_page(run: Run, plan: Plan, problem: Problem) -> None:
     """Write plan.html."""
 
     def page() -> str:
-        from hetrl.explain import explain
+        from hetrl.explanation import explain
         from hetrl.report.plan_page import plan_page
         from hetrl.search import Problem as Asked
 

@@ -19,14 +19,13 @@ from typing import Any
 
 import yaml
 
-from hetrl.errors import HetrlError, UsageError
-from hetrl.experiment import Experiment, seconds_of
+from hetrl.describe.experiment import Experiment, seconds_of
+from hetrl.errors import HetrlError, UsageError, nearest
 from hetrl.files import replace_json, write_private
-from hetrl.plan import Plan
-from hetrl.runtime.keys import SiteKeys, write_keys
-from hetrl.runtime.relay_protocol import key_of_run
-from hetrl.runtime.ways import SiteLinks
-from hetrl.suggest import nearest
+from hetrl.plan.plan import Plan
+from hetrl.runtime.gateway.relay_protocol import key_of_run
+from hetrl.runtime.gateway.ways import SiteLinks
+from hetrl.runtime.wire.keys import SiteKeys, write_keys
 from launch.render import Job
 
 LAUNCHER = "launcher"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetrl.cost.charges import held_by_site, price_per_hour
 from hetrl.hardware import Topology
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report.text import figure
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 

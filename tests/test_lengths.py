@@ -15,9 +15,9 @@ from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from hetrl.cost.batch_profile import batch_profile
+from hetrl.describe.response_lengths import ResponseLengths, read_lengths
 from hetrl.errors import UsageError
 from hetrl.lengths import KEPT_VALUES, Lengths, empirical, log_median, lognormal_sigma
-from hetrl.response_lengths import ResponseLengths, read_lengths
 
 MEASURED = empirical([random.Random(seed).choice((20, 90, 300, 900)) for seed in range(500)], 1200)
 KINDS = [

@@ -187,13 +187,13 @@ def test_only_the_runtime_imports_the_engines(engine: str) -> None:
 
 
 def test_one_module_imports_vllm() -> None:
-    assert importers(sources("hetrl"), "vllm") == {"hetrl.runtime.vllm_extension"}
+    assert importers(sources("hetrl"), "vllm") == {"hetrl.runtime.vllm.extension"}
 
 
 def test_megatron_is_imported_by_the_training_engine_alone() -> None:
     found = importers(sources("hetrl"), "megatron")
     assert found
-    assert {name for name in found if not name.startswith("hetrl.runtime.megatron_")} == set()
+    assert {name for name in found if not name.startswith("hetrl.runtime.megatron.")} == set()
 
 
 IMPORT_WITHOUT = """

@@ -305,7 +305,7 @@ def test_sequence_lengths() -> None:
 def test_sizes_need_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from hetrl.experiment import Experiment\n"
+        "from hetrl.describe.experiment import Experiment\n"
         "from hetrl.hardware import gpu_type\n"
         "from hetrl.workload import architecture\n"
         "print(architecture('qwen3-8b').parameters, gpu_type('l4').memory_gb)"

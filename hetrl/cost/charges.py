@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from hetrl.hardware import Topology
-from hetrl.plan import Plan, node_of, site_of
+from hetrl.plan.plan import Plan, node_of, site_of
 
 
 def held_devices(plan: Plan, topology: Topology) -> tuple[str, ...]:

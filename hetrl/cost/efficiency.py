@@ -29,9 +29,8 @@ from typing import Any, TypeVar, cast
 
 import yaml
 
-from hetrl.errors import UsageError
+from hetrl.errors import UsageError, nearest
 from hetrl.hardware import gpu_type
-from hetrl.suggest import nearest
 
 PHASES = ("decode", "prefill", "training")
 FILE = "efficiencies.yaml"

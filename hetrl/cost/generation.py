@@ -14,7 +14,7 @@ from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import Cost, activation_bytes
 from hetrl.hardware import Path, Topology
 from hetrl.lengths import Lengths
-from hetrl.plan import TaskPlan
+from hetrl.plan.plan import TaskPlan
 from hetrl.workload import ACTOR_GENERATION, Workload
 
 Server = tuple[tuple[StageShape, Path | None, Path | None], ...]  # per stage: shape, tensor-parallel path, hop

@@ -16,7 +16,7 @@ from hetrl.cost.network import Direction
 from hetrl.cost.training import Cost, inference_cost, training_cost
 from hetrl.cost.weight_sync import SyncCost, weight_sync_cost
 from hetrl.hardware import Topology
-from hetrl.plan import Plan, Predicted, TaskPlan
+from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS, Workload
 
 WEIGHT_SYNC = "weight_sync"

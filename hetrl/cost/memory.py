@@ -14,7 +14,7 @@ from hetrl.cost.compute import StageShape, layer_activation_bytes
 from hetrl.cost.efficiency import rates
 from hetrl.cost.stages import stage_shape
 from hetrl.hardware import Topology
-from hetrl.plan import Plan, TaskPlan, node_of
+from hetrl.plan.plan import Plan, TaskPlan, node_of
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
 BATCHED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its profiling run (documentation, engine arguments)

@@ -9,7 +9,7 @@ from hetrl.cost.compute import StageShape, has_language_head
 from hetrl.cost.efficiency import rates
 from hetrl.cost.network import path, slowest
 from hetrl.hardware import Device, Path, Topology
-from hetrl.plan import Replica, Stage
+from hetrl.plan.plan import Replica, Stage
 from hetrl.workload import Architecture, Workload
 
 

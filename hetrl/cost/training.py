@@ -15,7 +15,7 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
 from hetrl.hardware import Path, Topology
-from hetrl.plan import TaskPlan
+from hetrl.plan.plan import TaskPlan
 from hetrl.workload import Workload
 
 GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
@@ -67,7 +67,7 @@ def pipeline_seconds(stages: Sequence[Times], micro_batches: int, variation: flo
     the slowest stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
     Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
     stages wait for the longest of n, x_n (`expected_largest`) deviations above the mean.
-    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulate` plays the same schedule.
+    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulator` plays the same schedule.
     """
     period = 0.0
     for first in range(len(stages)):

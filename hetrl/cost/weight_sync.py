@@ -10,7 +10,7 @@ from hetrl.cost.efficiency import rates
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology
-from hetrl.plan import Route, TaskPlan, WeightSync, node_of, site_of
+from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, site_of
 from hetrl.workload import ACTOR_TRAINING, Workload
 
 

@@ -21,13 +21,12 @@ from typing import Any
 import numpy
 import yaml
 
+from hetrl.cost.answers import Answer, decode_layer, generation, prefill_layer, training
 from hetrl.cost.efficiency import Fitted, using
 from hetrl.cost.solo import SoloTraining
-from hetrl.errors import UsageError
-from hetrl.predict import Answer, decode_layer, generation, prefill_layer, training
-from hetrl.suggest import nearest
+from hetrl.describe.yaml_file import read_mapping
+from hetrl.errors import UsageError, nearest
 from hetrl.workload import architecture
-from hetrl.yaml_file import read_mapping
 
 POINTS = "calibration_points.yaml"
 MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "milliseconds")

@@ -18,8 +18,8 @@ import numpy
 
 from hetrl.cost.compute import StageShape, decode_seconds, forward_flops, prefill_seconds, training_seconds
 from hetrl.cost.efficiency import fitted, using
+from hetrl.describe.measured import Check, Exchange, Measurement, Phase
 from hetrl.measure.calibrate import PRIOR, PRIOR_WEIGHT, minimise
-from hetrl.measure.measured import Check, Exchange, Measurement, Phase
 from hetrl.workload import architecture
 
 LAYERS: Mapping[str, Phase] = {  # kind -> phase

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hetrl.hardware import gpu_type
-from hetrl.plan import Plan, site_of
+from hetrl.plan.plan import Plan, site_of
 from hetrl.report.page import Mark, marks
 from hetrl.report.text import figure, spoken
 

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrl.cost.iteration import WEIGHT_SYNC
-from hetrl.explain import Explanation, Study
-from hetrl.explain.memory import Memory
-from hetrl.explain.resources import ITERATION
+from hetrl.cost.objective import SECONDS
+from hetrl.explanation import Explanation, Study
+from hetrl.explanation.memory import Memory
+from hetrl.explanation.resources import ITERATION
 from hetrl.hardware import Topology
 from hetrl.report.links import link_rows
 from hetrl.report.reasons import (
@@ -25,7 +26,6 @@ from hetrl.report.reasons import (
 )
 from hetrl.report.tables import add_row, new_table
 from hetrl.report.text import figure, spoken
-from hetrl.search.objective import SECONDS
 
 _BAR = 16
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.plan import Plan, site_of
+from hetrl.plan.plan import Plan, site_of
 from hetrl.report.text import figure
 
 Row = Mapping[str, Any]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
 from hetrl.report.device_map import sites_of
 from hetrl.report.text import figure, spoken

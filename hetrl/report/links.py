@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetrl.hardware import Topology
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report import chart
 from hetrl.report.text import byte_figure, duration, figure, spoken
 

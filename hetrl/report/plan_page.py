@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hetrl.explain import Explanation
+from hetrl.explanation import Explanation
 from hetrl.hardware import Topology
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report import reasons
 from hetrl.report.device_map import busy_devices, device_map
 from hetrl.report.gantt import gantt

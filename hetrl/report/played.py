@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
 from hetrl.report.page import SHORT, Mark, marks
 from hetrl.report.text import figure
-from hetrl.simulate import Simulated, Span as Event
+from hetrl.simulator import Simulated, Span as Event
 
 GAP = 0.004  # of the width: shorter pauses are drawn over
 _LABEL = 6.0  # per cent of the width that a label needs

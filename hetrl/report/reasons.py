@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hetrl.explain.idle import Idle
-from hetrl.explain.resources import Part
-from hetrl.explain.training_sites import Spread, TrainingSites
-from hetrl.explain.what_if import RunnerUp, WhatIf
+from hetrl.cost.objective import Measure
+from hetrl.explanation.idle import Idle
+from hetrl.explanation.resources import Part
+from hetrl.explanation.training_sites import Spread, TrainingSites
+from hetrl.explanation.what_if import RunnerUp, WhatIf
 from hetrl.report.text import compact_devices, figure, spoken
-from hetrl.search.objective import Measure
 
 _MOST = 3
 _LEAST = 0.05  # of a time: smaller parts are not named

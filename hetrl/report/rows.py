@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetrl.plan import Plan, Replica, TaskPlan, site_of
+from hetrl.plan.plan import Plan, Replica, TaskPlan, site_of
 from hetrl.workload import TASKS, TRAININGS
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report.chart import Chart, histogram, line_chart
 from hetrl.report.device_map import busy_devices, device_map, sites_of
 from hetrl.report.facts import LAST_STEPS, Facts, event_rows, facts, replica_rates, staleness_counts

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrl.cost.efficiency import Efficiency
+from hetrl.describe.measured import Measured
 from hetrl.hardware import Node, Site, Topology, gpu_type
-from hetrl.measure.measured import Measured
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.report.rows import TaskRow, task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
 from hetrl.workload import Workload

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hetrl.errors import UsageError
-from hetrl.plan import Plan
-from hetrl.search import baselines, ilp, sha_ea
+from hetrl.cost.objective import THROUGHPUT, Objective
+from hetrl.errors import UsageError, nearest
+from hetrl.plan.plan import Plan
+from hetrl.search import baselines, sha_ea
 from hetrl.search.assemble import Made, checked
-from hetrl.search.core import library
+from hetrl.search.core.functions import library
+from hetrl.search.ilp import solver as ilp_solver
 from hetrl.search.infeasible import refuse_impossible
 from hetrl.search.limits import Progress
-from hetrl.search.objective import THROUGHPUT, Objective
 from hetrl.search.space import Grouping, Problem, Space
-from hetrl.suggest import nearest
 
 __all__ = ["SOLVERS", "Objective", "Problem", "Progress", "solve"]
 
@@ -73,7 +73,7 @@ def solve(
 
 SOLVERS: Mapping[str, Callable[[Space, float, Made], Found]] = {
     "sha-ea": sha_ea.plan,
-    "ilp": ilp.plan,
+    "ilp": ilp_solver.plan,
     **baselines.PLANS,
 }
 

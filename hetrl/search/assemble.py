@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrl.check import check
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.weight_sync import weight_routes
-from hetrl.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, node_of, site_of
+from hetrl.plan.check import check
+from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, node_of, site_of
 from hetrl.search.space import Problem
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS, TRAININGS
 

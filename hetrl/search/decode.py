@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetrl.plan import Replica, Stage, TaskPlan
-from hetrl.search.core import value_task
-from hetrl.search.encoding import CACHE, IDLE, MICRO_BATCH, PIPELINE, RECOMPUTE, SHARDING, TENSOR, Vector, views
+from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.search.core.encoding import CACHE, IDLE, MICRO_BATCH, PIPELINE, RECOMPUTE, SHARDING, TENSOR, Vector, views
+from hetrl.search.core.functions import value_task
+from hetrl.search.core.tables import Tables
+from hetrl.search.core.tables_serving import IDLE_STATES, equal_stages, serving_task
+from hetrl.search.core.tables_training import RECOMPUTE as RECOMPUTE_NAMES
+from hetrl.search.core.value import Bench
 from hetrl.search.space import Chunk, Space
-from hetrl.search.tables import Tables
-from hetrl.search.tables_serving import IDLE_STATES, equal_stages, serving_task
-from hetrl.search.tables_training import RECOMPUTE as RECOMPUTE_NAMES
-from hetrl.search.value import Bench
 
 Unit = tuple[str, ...]  # device ids of the ranks of one stage
 SHARDINGS = ("none", "data_parallel")

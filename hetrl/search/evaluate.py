@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.plan import Plan
-from hetrl.search import core
+from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made, plan_of
-from hetrl.search.chance import seeded
+from hetrl.search.core import functions as core
+from hetrl.search.core.chance import seeded
+from hetrl.search.core.encoding import Vector, bounds as encoding_bounds, size_of
+from hetrl.search.core.parts import Parts
+from hetrl.search.core.population import Population
+from hetrl.search.core.records import Packed, Words1
+from hetrl.search.core.tables import make_tables
+from hetrl.search.core.value import INFEASIBLE, VALUED, Bench
 from hetrl.search.decode import decode
-from hetrl.search.encoding import Vector, bounds as encoding_bounds, size_of
-from hetrl.search.parts import Parts
-from hetrl.search.population import Population
-from hetrl.search.records import Packed, Words1
 from hetrl.search.space import Space
-from hetrl.search.tables import make_tables
-from hetrl.search.value import INFEASIBLE, VALUED, Bench
 
 FIRST_REMEMBERED, MOST_REMEMBERED = 1 << 20, 1 << 24
 
@@ -58,7 +58,7 @@ class Evaluator:
         regroup: float = 0.0,
         temperature: float = 0.0,
     ) -> None:
-        """Value so many children of a population, and let the better ones in; see `hetrl.search.core.evolve`.
+        """Value so many children of a population, and let the better ones in; see `hetrl.search.core.functions.evolve`.
 
         `regroup` is the share of them whose grouping changes; with a temperature the population is annealed.
         """
@@ -79,7 +79,7 @@ class Evaluator:
     def parts(self, x: Vector) -> tuple[float, Parts]:
         """Return the value of the objective (infinite: not feasible) and what the tasks cost and need.
 
-        The value is the seconds of an iteration where the objective is throughput (`hetrl.search.objective`). The parts
+        The value is the seconds of an iteration where the objective is throughput (`hetrl.cost.objective`). The parts
         are those of the last vector that was asked about: copy what is to stay.
         """
         found = self.graded(x)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from hetrl.cost.compute import StageShape, has_language_head
 from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import training_state_bytes
+from hetrl.cost.objective import bounds
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
-from hetrl.plan import Plan
-from hetrl.search.objective import bounds
+from hetrl.plan.plan import Plan
 from hetrl.search.space import Problem, Space
 from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetrl.search.encoding import Vector
+from hetrl.search.core.encoding import Vector
+from hetrl.search.core.value import INFEASIBLE, UNFIT
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.value import INFEASIBLE, UNFIT
 
 AT_ONCE = 2000  # children between two looks at the clock
 

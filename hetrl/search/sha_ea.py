@@ -24,18 +24,18 @@ from itertools import count
 
 import numpy as np
 
-from hetrl.plan import Plan
+from hetrl.cost.objective import plan_value
+from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made, finish
-from hetrl.search.chance import seeded
+from hetrl.search.core.chance import seeded
+from hetrl.search.core.population import Population, new_population
+from hetrl.search.core.records import Packed, Words1
+from hetrl.search.core.value import INFEASIBLE
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
 from hetrl.search.limits import Best, Limits, Progress, Search
-from hetrl.search.objective import plan_value
-from hetrl.search.population import Population, new_population
 from hetrl.search.processes import search_apart
-from hetrl.search.records import Packed, Words1
 from hetrl.search.space import Grouping, Problem, Space, linked_sets, set_partitions, stars
-from hetrl.search.value import INFEASIBLE
 
 START = 16
 POPULATIONS = 4

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hetrl.cost.objective import FASTEST, Objective
 from hetrl.hardware import Device, DeviceClass, Topology
-from hetrl.search.objective import FASTEST, Objective
 from hetrl.workload import ENGINE_OF_TASK, Workload
 
 Allotment = tuple[int, ...]

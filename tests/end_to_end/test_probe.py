@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from hetrl.config import read_problem
-from hetrl.measure.files import read_file
-from hetrl.measure.links import MeasuredLinks
+from hetrl.describe.measured_files import read_file
+from hetrl.describe.measured_links import MeasuredLinks
+from hetrl.problem import read_problem
 from tests.runs import ROOT, changed
 
 SITES = [str(ROOT / "topology" / "sites" / f"{site}.yaml") for site in ("alpha", "beta")]

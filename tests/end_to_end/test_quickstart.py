@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.runtime.tiny_model import write_tiny_model
+from hetrl.runtime.weights.tiny_model import write_tiny_model
 from tests.runs import QUICKSTART, Finished, changed, submit
 
 

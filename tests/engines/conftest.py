@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.engines.megatron_worlds import LAYOUTS, Outcome, Worlds, step_job
+from tests.engines.megatron.megatron_worlds import LAYOUTS, Outcome, Worlds, step_job
 
 
 @pytest.fixture(scope="session")

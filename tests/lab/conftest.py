@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import Lab
+from lab.available import skip_unless_available
+from lab.lab import Lab
 
 
 @pytest.fixture

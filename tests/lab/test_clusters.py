@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import Lab
-from tests.lab.shape import JOB_USER_ID
+from lab.available import skip_unless_available
+from lab.lab import Lab
+from lab.shape import JOB_USER_ID
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

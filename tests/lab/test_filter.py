@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import Lab
-from tests.lab.probes import reaches
-from tests.lab.shape import JOB_USER_ID, Site
+from lab.available import skip_unless_available
+from lab.lab import Lab
+from lab.probes import reaches
+from lab.shape import JOB_USER_ID, Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from tests.lab.lab import Lab
-from tests.lab.probes import listening, ping
-from tests.lab.processes import LabError
-from tests.lab.shape import Link
+from lab.lab import Lab
+from lab.probes import listening, ping
+from lab.processes import LabError
+from lab.shape import Link
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

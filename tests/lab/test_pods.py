@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import ROOT, Lab
-from tests.lab.probes import ping
-from tests.lab.processes import LabError, start_of, wait_until
-from tests.lab.shape import JOB_USER_ID, Site
+from lab.available import skip_unless_available
+from lab.lab import ROOT, Lab
+from lab.probes import ping
+from lab.processes import LabError, start_of, wait_until
+from lab.shape import JOB_USER_ID, Site
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_when_the_block_fails() -> None:
 
 def test_nothing_is_left_when_the_keeper_is_killed() -> None:
     skip_unless_available()
-    program = "from tests.lab.lab import *\nwith Lab(slurm=True) as lab: print(lab.directory, flush=True); input()"
+    program = "from lab.lab import *\nwith Lab(slurm=True) as lab: print(lab.directory, flush=True); input()"
     keeper = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

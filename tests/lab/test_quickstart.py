@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import Lab
-from tests.lab.quickstart import SITES, Relay, over_lab, over_relay, over_ssh, relay_at
+from lab.lab import Lab
+from lab.quickstart import SITES, Relay, over_lab, over_relay, over_ssh, relay_at
 from tests.runs import Finished, Submitted, submit, submitted
 
 STEPS = 16  # with the versions of the warm start, enough of them for KILLS
 FEW_STEPS = 6
 KILLS = 20
-PATIENCE_SECONDS = 30  # of a gateway with a link (hetrl/runtime/gateway.py)
+PATIENCE_SECONDS = 30  # of a gateway with a link (hetrl/runtime/gateway/gateway.py)
 
 
 @pytest.fixture(scope="module")

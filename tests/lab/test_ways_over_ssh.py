@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lab.available import skip_unless_available
 from launch.local import alive
-from tests.gateway_runs import PIECES, Run, exchanged
-from tests.lab.available import skip_unless_available
-from tests.launch_cases import until
-from tests.ways_cases import Sshd
+from tests.launch.launch_cases import until
+from tests.runtime.gateway.gateway_runs import PIECES, Run, exchanged
+from tests.runtime.gateway.ways_cases import Sshd
 
 pytestmark = pytest.mark.usefixtures("programs")
 

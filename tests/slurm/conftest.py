@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import Accounting, Lab
-from tests.lab.shape import JOB_USER
+from lab.available import skip_unless_available
+from lab.lab import Accounting, Lab
+from lab.shape import JOB_USER
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from tests.lab.lab import ROOT, Lab
-from tests.lab.shape import JOB_USER, JOB_USER_ID
-from tests.launch_cases import until
+from lab.lab import ROOT, Lab
+from lab.shape import JOB_USER, JOB_USER_ID
+from tests.launch.launch_cases import until
 from tests.slurm import members
 
 SITES = ("alpha", "beta", "gamma")
@@ -24,7 +24,7 @@ COUNTS = {"alpha": 1, "beta": 2, "gamma": 1}  # jobs of the run
 ALL_RUN = {site: ["RUNNING"] * count for site, count in COUNTS.items()}
 NOTHING: dict[str, list[str]] = {site: [] for site in SITES}
 WORK = "work"
-SUBMIT = "from tests.slurm_cases import submit_here; submit_here()"
+SUBMIT = "from tests.launch.slurm.slurm_cases import submit_here; submit_here()"
 # Generous: where other work keeps this machine busy, a launcher takes half a minute to start.
 PATIENCE_SECONDS = 240.0
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.lab.lab import Lab
+from lab.lab import Lab
 from tests.slurm.launcher import ALL_RUN, NOTHING, Held, Launcher, cut, down, hung, jobs, until_jobs
 
 Trouble = Callable[[Lab, str], AbstractContextManager[None]]

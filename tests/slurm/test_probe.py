@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from hetrl.measure.files import read_file
-from hetrl.measure.links import MeasuredLinks
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import ROOT, Lab
-from tests.lab.processes import only_child_of, wait_until
-from tests.lab.shape import JOB_USER, Link, Site
+from hetrl.describe.measured_files import read_file
+from hetrl.describe.measured_links import MeasuredLinks
+from lab.available import skip_unless_available
+from lab.lab import ROOT, Lab
+from lab.processes import only_child_of, wait_until
+from lab.shape import JOB_USER, Link, Site
 
 SITES = {"alpha": Site(2, "a100", 2), "beta": Site(1, "l40s", 1)}
 LINK = Link(gbps=0.1, delay_ms=20)
@@ -104,7 +104,7 @@ def test_a_plan_rests_on_what_was_discovered_and_probed(lab: Lab) -> None:
 def planning_inputs(lab: Lab) -> dict[str, Any]:
     """Return the link that the planner reads in the experiment, and the digest of the topology."""
     say = (
-        "import json; from dataclasses import asdict; from pathlib import Path; from hetrl.config import read_problem;"
+        "import json; from dataclasses import asdict; from pathlib import Path; from hetrl.problem import read_problem;"
         "problem = read_problem(Path('try.yaml')); (link,) = problem.topology.links;"
         "print(json.dumps({**problem.digests, **asdict(link)}))"
     )
@@ -115,7 +115,7 @@ CODE: Mapping[str, str] = {"PYTHONPATH": str(ROOT)}
 ISLAND = """
 import os, sys
 from pathlib import Path
-from hetrl.runtime.island import island_from_environment, started_by_mpi
+from hetrl.runtime.run.island import island_from_environment, started_by_mpi
 island = island_from_environment(os.environ, Path.cwd(), sys.argv[1] if len(sys.argv) > 1 else None)
 print(started_by_mpi(os.environ), island.rank, island.size, island.local_rank, island.host, island.port)
 """

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.lab.lab import ROOT, Lab
-from tests.lab.processes import missing_of
-from tests.lab.rootless import NODES, TOOLS, rootless_cluster
-from tests.lab.shape import JOB_USER
+from lab.lab import ROOT, Lab
+from lab.processes import missing_of
+from lab.rootless import NODES, TOOLS, rootless_cluster
+from lab.shape import JOB_USER
 
 STEPS = 2
 RUN_SECONDS = 300
@@ -30,7 +30,7 @@ def cluster() -> Iterator[Mapping[str, str]]:
 
 def test_the_cluster_needs_no_rights(strangers: Lab) -> None:
     """The head of a site is a machine like any other; its user has no rights there."""
-    command = [sys.executable, "-m", "tests.lab.rootless", "srun", "--nodes=2", "id", "--user", "--name"]
+    command = [sys.executable, "-m", "lab.rootless", "srun", "--nodes=2", "id", "--user", "--name"]
     done = strangers.run("alpha", command, environment={"PYTHONPATH": str(ROOT)})
     assert done.stdout.split() == [JOB_USER, JOB_USER]
 

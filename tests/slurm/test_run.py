@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.lab.available import skip_unless_available
-from tests.lab.lab import Lab
-from tests.lab.processes import wait_until
-from tests.lab.shape import JOB_USER, RUN_SITES as SITES
-from tests.lab.submission import CONFIG, SITE_FILES
+from lab.available import skip_unless_available
+from lab.lab import Lab
+from lab.processes import wait_until
+from lab.shape import JOB_USER, RUN_SITES as SITES
+from lab.submission import CONFIG, SITE_FILES
 
 STEPS = 12
 RUN_SECONDS = 400

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.slurm_render import SiteScript, site_scripts
-from launch.slurm_stage import sbatch_argv
-from tests.lab.lab import Lab
-from tests.lab.processes import wait_until
-from tests.lab.shape import JOB_USER, JOB_USER_ID
-from tests.slurm_plans import plan, problem
+from lab.lab import Lab
+from lab.processes import wait_until
+from lab.shape import JOB_USER, JOB_USER_ID
+from launch.slurm.render import SiteScript, site_scripts
+from launch.slurm.stage import sbatch_argv
+from tests.launch.slurm.slurm_plans import plan, problem
 
 ROOT = Path(__file__).parents[2]
 GATEWAY = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('told'))); time.sleep(99)"

@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from tests.lab.lab import Lab
-from tests.lab.shape import JOB_USER_ID
+from lab.lab import Lab
+from lab.shape import JOB_USER_ID
 from tests.slurm.launcher import ALL_RUN, NOTHING, SITES, Launcher, everywhere, until_jobs
 
 ID_BITS = 26  # of a federated job id are its number, those above are its cluster's

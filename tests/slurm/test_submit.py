@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.lab import Lab
+from lab.lab import Lab
 from tests.slurm.launcher import ALL_RUN, COUNTS, NOTHING, Held, Launcher, everywhere, jobs, kill, until_jobs
 
 

@@ -4,7 +4,7 @@ A message is a sequence of frames: a `Header`, one of the `Message` structs (bot
 number of raw buffers (tensor bytes) that the message describes. Nothing is unpickled.
 
 What members tell each other travels in channels: struct and buffers, one after the other, are cut into chunks, and each
-chunk is a header and its bytes (`hetrl.runtime.chunks`). What gateways say or hear, and the bookkeeping of the channels
+chunk is a header and its bytes (`transport.chunks`). What gateways say or hear, and the bookkeeping of the channels
 themselves, is a header and a struct.
 
 Members have addresses `site/role/instance`: `alpha/controller/0`, `alpha/actor_training/0` (rank 0 of the world of that

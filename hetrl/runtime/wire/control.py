@@ -153,7 +153,7 @@ class EchoReply(Tagged, frozen=True, tag=True):
     seconds: float
 
 
-# ---- measuring links (`hetrl.runtime.probe`)
+# ---- measuring links (`hetrl.runtime.instruments.probe`)
 
 
 class Measure(Tagged, frozen=True, tag=True):

@@ -1,10 +1,10 @@
-"""What process groups across sites and the run group say (`hetrl.runtime.wan`, `hetrl.runtime.run_group`)."""
+"""What process groups across sites and the run group say (`hetrl.runtime.wan.world`, `hetrl.runtime.wan.run_group`)."""
 
 from __future__ import annotations
 
 from hetrl.runtime.wire.header import Tagged
 
-# ---- process groups across sites (`hetrl.runtime.wan`)
+# ---- process groups across sites (`hetrl.runtime.wan.world`)
 
 
 class WanPiece(Tagged, frozen=True, tag=True):

@@ -6,7 +6,7 @@ A system's plan is made of what that system sees, and is then valued by the full
 
 from collections.abc import Callable, Mapping
 
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made
 from hetrl.search.baselines import areal_hex, deap_ea, random_plans, streamrl, verl, verl_expert
 from hetrl.search.space import Space

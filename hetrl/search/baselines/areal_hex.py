@@ -31,7 +31,7 @@ from hetrl.cost.iteration import task_cost
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Device
-from hetrl.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.areal_hex_milp import Column, Counts, Pool, Rollout, choose
 from hetrl.search.baselines.by_speed import by_speed, samples_by_rate

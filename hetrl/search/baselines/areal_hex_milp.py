@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pulp
 
 from hetrl.hardware import Device
-from hetrl.plan import TaskPlan
+from hetrl.plan.plan import TaskPlan
 from hetrl.search.baselines.uniform import Nodes
 
 SPARE = 1e-3  # of a rollout rate beyond the need: it shortens the way of a sample, which the staleness bounds

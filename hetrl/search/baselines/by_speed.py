@@ -10,7 +10,7 @@ from hetrl.cost.compute import has_language_head
 from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import training_footprint
 from hetrl.cost.stages import model_of, stage_shape
-from hetrl.plan import Replica, Stage, TaskPlan
+from hetrl.plan.plan import Replica, Stage, TaskPlan
 from hetrl.search.balance import balance
 from hetrl.search.space import Problem
 from hetrl.workload import Workload

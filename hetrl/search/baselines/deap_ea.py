@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hetrl.errors import UsageError
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.search import sha_ea
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator

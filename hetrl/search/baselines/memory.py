@@ -9,7 +9,7 @@ from dataclasses import replace
 from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import serving_footprint, task_footprints
 from hetrl.cost.stages import stage_shape
-from hetrl.plan import TaskPlan, node_of
+from hetrl.plan.plan import TaskPlan, node_of
 from hetrl.search.space import Problem
 from hetrl.workload import ACTOR_GENERATION
 

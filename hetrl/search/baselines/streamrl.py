@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from hetrl.cost.efficiency import rates
 from hetrl.errors import InfeasibleError
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made
 from hetrl.search.baselines.uniform import Nodes, Trials, Tuned, by_node, listed_nodes, pieces, tuned
 from hetrl.search.space import Space

@@ -22,7 +22,7 @@ from itertools import product
 from hetrl.cost.iteration import task_cost
 from hetrl.cost.stages import model_of
 from hetrl.hardware import Device
-from hetrl.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.memory import fits_alone, with_kv_cache
 from hetrl.search.space import Problem, clique, powers_of_two

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 
 from hetrl.errors import InfeasibleError
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made
 from hetrl.search.baselines.uniform import listed_nodes, tuned
 from hetrl.search.space import Space

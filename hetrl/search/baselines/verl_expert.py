@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from hetrl.cost.efficiency import rates
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Topology
-from hetrl.plan import Plan
+from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made
 from hetrl.search.baselines.uniform import Nodes, Trials, Tuned, listed_nodes, tuned
 from hetrl.search.space import Space

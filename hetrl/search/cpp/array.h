@@ -25,7 +25,7 @@ inline void check_index([[maybe_unused]] Int index, [[maybe_unused]] Int size) {
 }
 
 // A C-contiguous array of N dimensions; `a[i]` is its row i, and an element where there is one dimension. The fields
-// are those of `hetrl.search.records`.
+// are those of `hetrl.search.core.records`.
 template <class T, int N>
 struct Array {
     T* data;

@@ -1,4 +1,4 @@
-// From a training's genes to columns, as `hetrl.search.columns` describes them.
+// From a training's genes to columns, as `hetrl.search.core.columns` describes them.
 #pragma once
 
 #include "encoding.h"

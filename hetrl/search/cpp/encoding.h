@@ -1,4 +1,4 @@
-// The vector of `hetrl.search.encoding`, and the vectors that are legal.
+// The vector of `hetrl.search.core.encoding`, and the vectors that are legal.
 #pragma once
 
 #include "records.h"

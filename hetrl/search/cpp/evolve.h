@@ -144,7 +144,7 @@ inline void admit_annealed(const Population& population, double found, double te
     }
 }
 
-// See `hetrl.search.core.evolve`.
+// See `hetrl.search.core.functions.evolve`.
 inline Int evolve_population(const Population& population, Int budget, double regroup, double temperature,
                              const Hashes& state, const Tables& tables, const Room& room, const Parts& parts,
                              const Hashes& seen) {

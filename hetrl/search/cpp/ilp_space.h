@@ -1,4 +1,4 @@
-// The numbers of the integer program's options (`hetrl.search.ilp_space`), and which rows are worth keeping.
+// The numbers of the integer program's options (`hetrl.search.ilp.space`), and which rows are worth keeping.
 #pragma once
 
 #include <vector>
@@ -82,7 +82,7 @@ inline void note_option(Int task, const View& x, const Tables& tables, const Par
     }
 }
 
-// See `hetrl.search.core.value_options`.
+// See `hetrl.search.core.functions.value_options`.
 inline Int value_all_options(Int task, const View& x, const Genes2& genes, const Ints& place, const Tables& tables,
                              const Room& room, const Parts& parts, const Numbers& out) {
     for (Int& n = place[0]; n < genes.size(); ++n) {
@@ -118,7 +118,7 @@ struct Kept {
     Int count = 0;
 };
 
-// See `hetrl.search.core.undominated`.
+// See `hetrl.search.core.functions.undominated`.
 inline Int keep_undominated(const Numbers& rows, const Ints& order, const Ints& places) {
     Kept kept(order.size(), rows.sizes[1], places);
     for (const Int n : order) {
@@ -127,7 +127,7 @@ inline Int keep_undominated(const Numbers& rows, const Ints& order, const Ints& 
     return kept.count;
 }
 
-// See `hetrl.search.core.choose_states`.
+// See `hetrl.search.core.functions.choose_states`.
 inline Int choose_from_pool(const Floats& rest_least, const Fixed& fixed, const Numbers& pool, const Numbers& noticed,
                             const Ints& order, const Ints& starts, const Ints& places) {
     Local<double> nowhere(rest_least.size(), INFINITE);

@@ -1,4 +1,4 @@
-// States: what a set of tasks on one allotment costs and needs, as `hetrl.search.ilp_states` describes them.
+// States: what a set of tasks on one allotment costs and needs, as `hetrl.search.core.ilp_states` describes them.
 #pragma once
 
 #include "records.h"
@@ -158,7 +158,7 @@ inline Int insert_state(const Floats& row, Int parent, Int option, Int begin, In
     return end + 1;
 }
 
-// See `hetrl.search.core.fill_states`.
+// See `hetrl.search.core.functions.fill_states`.
 inline Int fill_pool(const Numbers& numbers, const Ints& first, const Floats& own_least, const Floats& rest_least,
                      const Fixed& fixed, const Numbers& pool, const Array<Int, 2>& trace, const Ints& starts) {
     const Int tasks = fixed.phase.size(), width = pool.sizes[1];

@@ -1,4 +1,4 @@
-// The objective of a plan from the seconds of its iteration: `hetrl.search.objective`, summed up by classes.
+// The objective of a plan from the seconds of its iteration: `hetrl.cost.objective`, summed up by classes.
 //
 // A task uses the devices of its group from the first on, in units: the ranks of a stage (training), a replica. So what
 // it uses of a class is a prefix of the nodes, and of each node, and the group's part of a node is its greediest

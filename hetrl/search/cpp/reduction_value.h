@@ -1,7 +1,7 @@
 // Seconds of the data-parallel reduction of a training laid out in columns: `hetrl.cost.network`, summed up by classes.
 //
 // The ranks of one stage, over all replicas, form `2^tensor` equal rings. Which nodes they touch follows from the
-// places of the columns (`hetrl.search.columns`): inside a column they stand at equal distances.
+// places of the columns (`hetrl.search.core.columns`): inside a column they stand at equal distances.
 #pragma once
 
 #include "pipeline_value.h"

@@ -1,5 +1,6 @@
-// What Python calls: the functions of `hetrl.search.core`, which has their documentation. `hetrl.search.build` compiles
-// this file; it writes records.h (named tuples, constants, prototypes) from the Python sources.
+// What Python calls: the functions of `hetrl.search.core.functions`, which has their documentation.
+// `hetrl.search.core.build` compiles this file; it writes records.h (named tuples, constants, prototypes) from the
+// Python sources.
 
 #include "evolve.h"
 #include "ilp_space.h"

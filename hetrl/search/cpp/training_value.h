@@ -1,7 +1,7 @@
 // Seconds and memory of a training laid out in columns: `hetrl.cost.training` and `.memory`, summed up by classes.
 //
 // Each formula's source stands at its function in `hetrl.cost`; here they are put together from `TrainingTables` for
-// columns instead of single replicas. `tests/test_search_value.py` holds both against each other.
+// columns instead of single replicas. `tests/search/test_search_value.py` holds both against each other.
 #pragma once
 
 #include "pipeline_value.h"

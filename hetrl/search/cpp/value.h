@@ -189,7 +189,8 @@ inline double iteration_seconds(const View& x, const Tables& tables, const Room&
     return std::max(least, admitted_period(stopped, rest, tables, parts));
 }
 
-// Set `room.result` to what the objective wants least and the seconds of an iteration; see `hetrl.search.core.value`.
+// Set `room.result` to what the objective wants least and the seconds of an iteration; see
+// `hetrl.search.core.functions.value`.
 inline Int value_plan(const View& x, const Flags& stale, const Tables& tables, const Room& room, const Parts& parts) {
     for (Int task = 0; task < tables.tasks; ++task) {
         if (!stale[task]) {

@@ -1,0 +1,86 @@
+"""The answer to a single question about weight versions that cross sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetrl.cost.answers import Answer
+from hetrl.cost.efficiency import rates
+from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
+from hetrl.errors import UsageError, nearest
+from hetrl.hardware import Node, Topology
+from hetrl.lengths import Lengths
+from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.workload import Architecture, Workload
+
+_WEIGHTS_SHARE = 0.6  # of a rollout GPU's memory: the rest is for keys and values
+
+
+def weight_sync(
+    model: Architecture,
+    topology: Topology,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    encoding: str = "full",
+    changed: float | None = None,
+) -> Answer:
+    """Return the time of one weight version from the sites that train to those that generate.
+
+    The layers are divided over the first node of each source; each target generates on as few GPUs of a node as hold
+    the weights. `changed` is the share of weights that a delta carries; without one a delta costs as much as the full
+    set. Nobody measured how fast a GPU type copies weights to its host and loads them: every type is uncalibrated.
+    """
+    if changed is not None and not 0 < changed <= 1:
+        raise UsageError(f"--changed is the share of weights that change, above 0 and at most 1, not {changed:g}")
+    for name in (*sources, *targets):
+        if name not in topology.site_by_name:
+            known = topology.site_by_name
+            raise UsageError(f'the topology has no site "{name}"{nearest(name, known)}; known: {", ".join(known)}')
+    workload = Workload("grpo", "sync", 0, 1, 1, 1, Lengths(1, 1), 1, actor=model)
+    nodes = [topology.site_by_name[name].nodes[0] for name in sources]
+    bounds = [model.layers * index // len(sources) for index in range(len(sources) + 1)]
+    stages = tuple(
+        Stage(_devices(site, node, node.gpus), (bounds[index], bounds[index + 1]))
+        for index, (site, node) in enumerate(zip(sources, nodes, strict=True))
+    )
+    trainer = TaskPlan("megatron", (Replica(1, stages),))
+    replicas = tuple(Replica(1, (_receiver(model, topology, site),)) for site in targets)
+    generator = TaskPlan("vllm", replicas)
+    routes = replace(weight_routes(trainer, generator), encoding=encoding)
+    cost = weight_sync_cost(routes, trainer, generator, topology, workload, changed)
+    share, usable = _fullest(model, replicas, topology)
+    return Answer(
+        seconds=cost.seconds,
+        tokens=0.0,
+        gpus=len(trainer.devices) + len(generator.devices),
+        breakdown={"transfer": cost.transfer_seconds, "pause": cost.pause_seconds},
+        memory_gb=share,
+        usable_gb=usable,
+        uncalibrated={
+            topology.device_by_id[stage.devices[0]].gpu: ("weight sync",)
+            for replica in (*trainer.replicas, *replicas)
+            for stage in replica.stages
+        },
+        details={"wan_gb": {f"{a}-{b}": load / 1e9 for (a, b), load in cost.wan_bytes.items()}},
+    )
+
+
+def _devices(site: str, node: Node, count: int) -> tuple[str, ...]:
+    return tuple(f"{site}/{node.name}/{index}" for index in range(count))
+
+
+def _receiver(model: Architecture, topology: Topology, site: str) -> Stage:
+    node = topology.site_by_name[site].nodes[0]
+    degrees = [2**power for power in range(8) if 2**power <= node.gpus and model.heads % 2**power == 0]
+    enough = [tp for tp in degrees if model.parameters * 2e-9 / tp <= _WEIGHTS_SHARE * rates(node.gpu).usable_gb]
+    return Stage(_devices(site, node, (enough or degrees[-1:])[0]), (0, model.layers))
+
+
+def _fullest(model: Architecture, replicas: Sequence[Replica], topology: Topology) -> tuple[float, float]:
+    """Return the weights per GPU of the receiver with the least room, and that GPU's usable memory."""
+    found = []
+    for replica in replicas:
+        gpu = topology.device_by_id[replica.devices[0]].gpu
+        found.append((model.parameters * 2e-9 / len(replica.devices), rates(gpu).usable_gb))
+    return max(found, key=lambda pair: pair[0] / pair[1])

@@ -1,0 +1,253 @@
+"""What an experiment file (`configs/*.yaml`) says: what to train, on which sites, and how to plan and launch it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hetrl.describe.response_lengths import ResponseLengths
+from hetrl.describe.yaml_file import Strict
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Model(Strict):
+    """The policy: a catalogue name or a directory with a Hugging Face config.json.
+
+    `weights` is a directory with safetensors; without it the weights are drawn from `seed`.
+    """
+
+    architecture: str
+    weights: str | None = None
+    seed: int = 0
+    dtype: Literal["bf16", "fp32"] = "bf16"
+
+
+class AlgorithmSection(Strict):
+    """PPO or GRPO and their knobs."""
+
+    kind: Literal["ppo", "grpo"] = "grpo"
+    mode: Literal["sync", "async"] = "sync"
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    samples_per_prompt: AtLeastOne = 8
+    minibatches: AtLeastOne = 1
+    epochs: AtLeastOne = 1
+    learning_rate: Positive = 1e-6
+    kl_coefficient: NotNegative = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    entropy_coefficient: NotNegative = 0.0
+    temperature: Positive = 1.0
+    on_update: Literal["recompute", "continue"] = "recompute"
+    advantage_std: Literal["unbiased", "none"] = "unbiased"
+    advantage_epsilon: Positive = 1e-6
+    normalisation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    normalisation_tokens: AtLeastOne | None = None
+    objective: Literal["decoupled", "coupled"] = "decoupled"
+    correction: Literal["none", "truncate", "mask"] = "none"
+    correction_cap: Annotated[float, Field(ge=1)] = 2.0
+    correction_bounds: tuple[NotNegative, NotNegative] = (0.5, 5.0)
+
+    @model_validator(mode="after")
+    def _staleness_needs_async(self) -> AlgorithmSection:
+        if self.mode == "sync" and self.max_staleness:
+            raise ValueError("max_staleness is for mode async; in mode sync it is 0")
+        return self
+
+    @model_validator(mode="after")
+    def _constant_is_given(self) -> AlgorithmSection:
+        if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
+            raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
+        return self
+
+    @model_validator(mode="after")
+    def _correction_has_two_policies(self) -> AlgorithmSection:
+        low, high = self.correction_bounds
+        if not low <= 1 <= high:
+            raise ValueError("correction_bounds must be [low, high] with low <= 1 <= high")
+        if self.correction != "none" and self.objective == "coupled" and self.max_staleness:
+            raise ValueError(
+                "correction weighs the trainer's log-probs against the sampler's; objective coupled with stale samples "
+                "uses the sampler's alone: set correction none or objective decoupled"
+            )
+        return self
+
+
+class Reward(Strict):
+    """A rule (no GPU) or a reward model.
+
+    `unscorable` is the reward of a response that the rule cannot judge, `deadline_seconds` the CPU time to compare one
+    answer, `workers` the processes that do so.
+    """
+
+    kind: Literal["rule", "model"] = "rule"
+    architecture: str | None = None
+    rule: Literal["auto", "exact", "math"] = "auto"
+    unscorable: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    deadline_seconds: Positive = 5.0
+    workers: AtLeastOne = 2
+
+    @model_validator(mode="after")
+    def _model_has_architecture(self) -> Reward:
+        if (self.kind == "model") != (self.architecture is not None):
+            raise ValueError("architecture goes with kind model, and only with it")
+        return self
+
+
+class Critic(Strict):
+    """The value model of PPO; by default the actor's architecture."""
+
+    architecture: str
+
+
+class Data(Strict):
+    """Where the prompts come from and how they are put to the model."""
+
+    kind: Literal["larger-digit", "arithmetic", "gsm8k", "math", "jsonl"]
+    path: str | None = None
+    split: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "train"
+    seed: int = 0
+    template: Literal["auto", "chat", "plain"] = "auto"
+    system: str | None = None
+    instruction: str | None = None
+    template_arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+
+class Batch(Strict):
+    """The size of one iteration; `response_lengths` are what the planner expects of the responses."""
+
+    samples: AtLeastOne
+    prompt_tokens: AtLeastOne
+    response_tokens: AtLeastOne
+    response_lengths: ResponseLengths = ResponseLengths(kind="fixed")
+
+
+class WarmStart(Strict):
+    """Supervised steps on generated demonstrations until the sampled reward lies in the range; then RL begins."""
+
+    reward: tuple[float, float] = (0.2, 0.3)
+    learning_rate: Positive = 1e-3
+    samples: AtLeastOne = 64
+    steps_per_check: AtLeastOne = 5
+    max_steps: AtLeastOne = 500
+
+    @field_validator("reward")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 <= value[0] < value[1] <= 1:
+            raise ValueError("the range must be [low, high] with 0 <= low < high <= 1")
+        return value
+
+
+class Checkpoints(Strict):
+    """When the trainer writes its whole state to its site's disk; the last step is always written."""
+
+    every_steps: AtLeastOne = 50
+    keep: AtLeastOne = 2
+
+
+class TopologySection(Strict):
+    """Site files and a links file, or one scenario file; `measured` are files of `hetrl profile` and `hetrl probe`.
+
+    Directories of such files may be named as well.
+    """
+
+    sites: tuple[str, ...] = ()
+    links: str | None = None
+    scenario: str | None = None
+    measured: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> TopologySection:
+        if bool(self.sites) == bool(self.scenario):
+            raise ValueError("give either sites (and links) or scenario")
+        return self
+
+
+BOUNDS = {"max_iteration_seconds": "cost", "budget_per_hour": "cost", "budget_gpu_hours": "time-to-result"}
+
+
+class Planner(Strict):
+    """Who plans, for what (`hetrl.cost.objective`), within which bounds, and for how long."""
+
+    solver: str = "sha-ea"
+    objective: Literal["throughput", "cost", "time-to-result"] = "throughput"
+    max_iteration_seconds: Positive | None = None
+    budget_per_hour: Positive | None = None
+    budget_gpu_hours: Positive | None = None
+    budget_seconds: Positive = 30.0
+    seed: int = 0
+    processes: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="after")
+    def _bounds_are_of_the_objective(self) -> Planner:
+        for key, objective in BOUNDS.items():
+            if getattr(self, key) is not None and self.objective != objective:
+                raise ValueError(f"{key} is for objective {objective}, not for {self.objective}")
+        if self.max_iteration_seconds is not None and self.budget_per_hour is not None:
+            raise ValueError("give max_iteration_seconds (for the least cost) or budget_per_hour (for the least time)")
+        return self
+
+
+class Launch(Strict):
+    """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
+
+    `poll_seconds` is how often a Slurm site is looked at.
+    """
+
+    executor: Literal["auto", "local", "slurm"] = "auto"
+    walltime: str = "08:00:00"
+    gang_timeout: str = "00:10:00"
+    templates: str | None = None
+    poll_seconds: Annotated[float, Field(ge=1)] = 30.0
+
+    @field_validator("walltime", "gang_timeout")
+    @classmethod
+    def _is_time(cls, value: str) -> str:
+        if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value):
+            raise ValueError(f'"{value}" is not HH:MM:SS')
+        return value
+
+
+def seconds_of(clock: str) -> int:
+    """Return the seconds of HH:MM:SS."""
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return hours * 3600 + minutes * 60 + seconds
+
+
+class Experiment(Strict):
+    """A whole experiment file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    model: Model
+    algorithm: AlgorithmSection = AlgorithmSection()
+    reward: Reward = Reward()
+    critic: Critic | None = None
+    data: Data
+    batch: Batch
+    steps: AtLeastOne
+    seed: int = 0
+    warm_start: WarmStart | None = None
+    checkpoints: Checkpoints = Checkpoints()
+    topology: TopologySection
+    planner: Planner = Planner()
+    launch: Launch = Launch()
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Experiment:
+        group, samples = self.algorithm.samples_per_prompt, self.batch.samples
+        if samples % group:
+            raise ValueError(f"batch.samples ({samples}) must be a multiple of algorithm.samples_per_prompt ({group})")
+        prompts = samples // group
+        if prompts % self.algorithm.minibatches:
+            raise ValueError(f"algorithm.minibatches must divide the {prompts} prompts of an iteration")
+        if self.critic is not None and self.algorithm.kind != "ppo":
+            raise ValueError("critic is for algorithm.kind ppo")
+        return self

@@ -1,0 +1,196 @@
+"""What a Slurm cluster has, as `hetrl discover` measured it: `topology/measured/SITE.json`, format `hetrl-inventory/1`.
+
+A measurement is never edited by hand. It wins over what a person wrote of the nodes in the site's file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hetrl.errors import UsageError, nearest
+from hetrl.files import replace_json
+
+INVENTORY_FORMAT = "hetrl-inventory/1"
+# States in which a node takes no job, and may for days: NODE STATE CODES of sinfo(1).
+_OUT_OF_SERVICE = {"DOWN", "DRAIN", "FAIL", "INVAL", "MAINT", "POWERED_DOWN", "UNKNOWN", "FUTURE", "NOT_RESPONDING"}
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """One node. `gpus` and `gpus_used` count by GRES type; `memory_gb` is what Slurm may hand out."""
+
+    name: str
+    gpus: Mapping[str, int]
+    gpus_used: Mapping[str, int]
+    cpus: int
+    memory_gb: float
+    features: tuple[str, ...]
+    partitions: tuple[str, ...]
+    states: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def in_service(self) -> bool:
+        """Return whether Slurm gives the node to jobs, now or when it is free."""
+        return not _OUT_OF_SERVICE.intersection(self.states)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """One partition; a limit that Slurm does not set is None."""
+
+    name: str
+    default: bool
+    up: bool
+    max_seconds: float | None
+    default_seconds: float | None
+    min_nodes: int
+    max_nodes: int | None
+    accounts: tuple[str, ...] | None  # None: all
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Nodes that Slurm keeps for somebody."""
+
+    name: str
+    nodes: str
+    starts: str
+    ends: str
+    users: str
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A cluster at one moment; `switches` are the node lists below each leaf switch."""
+
+    site: str
+    cluster: str
+    slurm_version: str
+    measured_at: str
+    max_array_size: int
+    mpi_default: str
+    federated: bool
+    partitions: tuple[Partition, ...]
+    nodes: tuple[ClusterNode, ...]
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    reservations: tuple[Reservation, ...] = ()
+
+    @property
+    def age_seconds(self) -> float:
+        """Return how long ago it was measured."""
+        return (datetime.now(UTC) - datetime.fromisoformat(self.measured_at)).total_seconds()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of `topology/measured/SITE.json`."""
+        return {"format": INVENTORY_FORMAT, **asdict(self)}
+
+
+def write_inventory(path: Path, inventory: Inventory) -> None:
+    """Replace the measured file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_json(path, inventory.to_json())
+
+
+def read_inventory(path: Path) -> Inventory:
+    """Read a measured file; raises UsageError where it is not one."""
+    try:
+        document = json.loads(path.read_text())
+        if document.pop("format", None) != INVENTORY_FORMAT:
+            raise ValueError(f"its format is not {INVENTORY_FORMAT}")
+        return msgspec.convert(document, Inventory)
+    except (ValueError, AttributeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{path}: not an inventory: {error}; run `hetrl discover` again") from None
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes of a cluster: what the planner takes as `count` nodes of `gpus` GPUs `gpu`."""
+
+    gres: str
+    gpu: str
+    gpus: int
+    memory_gb: float
+    cpus: int
+    nodes: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Return the number of nodes."""
+        return len(self.nodes)
+
+
+def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions: Sequence[str]) -> list[NodeGroup]:
+    """Return the GPU nodes in service, grouped by type and size, in the order of the cluster.
+
+    `gpu_of_gres` maps a GRES type, else a node feature, to the catalogue; `partitions` (none: all) limits the nodes.
+    Raises UsageError for a partition that is not there, or GPUs whose name nothing maps.
+    """
+    known = [partition.name for partition in inventory.partitions]
+    for name in partitions:
+        if name not in known:
+            raise UsageError(
+                f'{inventory.site}: there is no partition "{name}"{nearest(name, known)}; known: {", ".join(known)}'
+            )
+    groups: dict[tuple[str, int, float, int], list[ClusterNode]] = {}
+    for node in inventory.nodes:
+        if node.in_service and (not partitions or set(partitions) & set(node.partitions)):
+            for gres, gpus in node.gpus.items():
+                groups.setdefault((gres, gpus, node.memory_gb, node.cpus), []).append(node)
+    return [
+        NodeGroup(
+            gres, _catalogue_gpu(inventory.site, gres, found, gpu_of_gres), gpus, memory_gb, cpus, names_of(found)
+        )
+        for (gres, gpus, memory_gb, cpus), found in groups.items()
+    ]
+
+
+def names_of(nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
+    """Return the nodes' names."""
+    return tuple(node.name for node in nodes)
+
+
+def _catalogue_gpu(site: str, gres: str, nodes: Sequence[ClusterNode], gpu_of_gres: Mapping[str, str]) -> str:
+    features = sorted(set.intersection(*(set(node.features) for node in nodes)))
+    for name in (gres, *features):
+        if name in gpu_of_gres:
+            return gpu_of_gres[name]
+    called = f"its GPUs gpu:{gres}" if gres else "its GPUs, which have no type"
+    has = f" or one of the features {', '.join(features)}" if features else ""
+    raise UsageError(
+        f"{site}: which GPU of the catalogue {called} on {nodes[0].name} are is not known; write "
+        f"`gres: {{{gres or 'FEATURE'}: NAME}}`{has} in the site's file"
+    )
+
+
+def gigabytes(mebibytes: float) -> float:
+    """Return Slurm's memory (MiB) in GB, rounded down to whole ones."""
+    return float(math.floor(mebibytes * 2**20 / 1e9))
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Return the names that a Slurm host list stands for: `a-n[1-2,07],b` is a-n1, a-n2, a-n07, b."""
+    found: list[str] = []
+    for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", text):
+        names = [""]
+        for plain, ranges in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", part):
+            ends = [plain] if plain else [name for piece in ranges.split(",") for name in _range(piece)]
+            names = [name + end for name in names for end in ends]
+        found += names
+    return tuple(found)
+
+
+def _range(piece: str) -> list[str]:
+    first, dash, last = piece.partition("-")
+    if not dash:
+        return [first]
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]

@@ -1,0 +1,236 @@
+"""Site, link and scenario files: what people write about clusters, and the `Topology` that follows from it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
+from hetrl.describe.yaml_file import Strict, read_yaml
+from hetrl.errors import UsageError
+from hetrl.hardware import ENGINES, Link, Node, Site, Topology, gpu_type
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
+Way = Literal["direct", "ssh", "relay", "proxy"]
+WayIn = Literal["direct", "ssh", "relay", "closed"]
+GATEWAY_MEMORY_GB = 4.0  # of a gateway's process: its lanes to each destination hold 0.5 GB
+DEFAULT_RELAY_SECRET = "~/.config/hetrl/relay.secret"
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+def _is_address(text: str) -> str:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f'"{text}" is not an address; write host:port, as login.example.org:7443')
+    return text
+
+
+def _is_one_cluster(name: str) -> str:
+    if name == "all" or not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise ValueError(f'"{name}" is not the name of one cluster; see `sacctmgr show clusters` there')
+    return name
+
+
+Address = Annotated[str, AfterValidator(_is_address)]
+Cluster = Annotated[str, AfterValidator(_is_one_cluster)]
+Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[^\n]+)?$")]  # of sbatch
+
+
+class NodeEntry(Strict):
+    """`count` equal nodes; they are named `name-0`, `name-1`, ... where count is above one."""
+
+    name: str
+    gpu: str
+    gpus: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=1)] = 1
+    nic_gbps: Positive = 100.0
+    host_memory_gb: Positive = 512.0
+    wan_gbps: Positive | None = None
+    peer_gbps: Positive | None = None
+    gres: str | None = None  # Slurm's type of these GPUs, where the site's `gres` maps several to the same one
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Return the names of the nodes that the entry stands for."""
+        return (self.name,) if self.count == 1 else tuple(f"{self.name}-{index}" for index in range(self.count))
+
+    def nodes(self) -> tuple[Node, ...]:
+        """Return the nodes that the entry stands for."""
+        shared = self.model_dump(exclude={"name", "count", "gres"})
+        return tuple(Node(name=name, **shared) for name in self.node_names)
+
+
+class SiteFile(Strict):
+    """One cluster as `topology/sites/NAME.yaml` describes it."""
+
+    name: str
+    ssh: str = "local"  # a host of the user's OpenSSH configuration, or local
+    cluster: Cluster | None = None  # as Slurm's -M names it; none: the one of the login node
+    account: str | None = None
+    qos: str | None = None
+    partitions: tuple[str, ...] = ()
+    gres: dict[str, str] = Field(default_factory=dict)  # Slurm's GRES (or feature) name -> catalogue GPU
+    allocation: Literal["node", "gpu"] = "node"
+    modules: tuple[str, ...] = ()
+    container: str | None = None
+    python: str = "python3"  # the interpreter of the environment with the engines
+    prefix: tuple[str, ...] = ()  # words before every command: a container runtime, a network namespace
+    scratch: str | None = None
+    mpi: Literal["none", "pmi2", "pmix"] = "none"  # as srun's --mpi, of the training ranks
+    cpus_per_gpu: Annotated[int, Field(ge=1)] = 4  # asked for where allocation is gpu
+    sbatch: tuple[Option, ...] = ()  # more options of every job, as --reservation=rl
+    egress: Way = "direct"  # how the site's gateway gets out ...
+    ingress: WayIn | None = None  # ... and how the others get in; see `way_in`
+    ways: dict[str, Way] = Field(default_factory=dict)  # the way to a site by its name, instead of what follows
+    login: Login | None = None
+    ssh_config: str | None = None
+    relay: Address | None = None
+    relay_secret: str = DEFAULT_RELAY_SECRET
+    proxy: Address | None = None
+    proxy_credentials: str | None = None
+    interface: str | None = None
+    gateway_host: str = "127.0.0.1"
+    gateway_port: Annotated[int, Field(ge=0, le=65535)] = 0  # 0: any free port
+    budget_gpu_hours: Positive | None = None
+    price_per_gpu_hour: NotNegative | dict[str, NotNegative] = 0.0  # of every GPU, or by the catalogue's name
+    queue_hours: NotNegative = 0.0  # how long the site's jobs are expected to wait until they start
+    engines: tuple[str, ...] = ENGINES
+    delay_ms: NotNegative = 0.05
+    node_delay_ms: NotNegative = 0.005
+    nodes: tuple[NodeEntry, ...] = ()
+    inventory: str | None = None  # a file of `hetrl discover`; the nodes that it counts win over those written here
+
+    @model_validator(mode="after")
+    def _named_what_it_takes(self) -> SiteFile:
+        for key, way, needed in (
+            ("egress", "proxy", "proxy"),
+            ("egress", "relay", "relay"),
+            ("ingress", "relay", "relay"),
+            ("ingress", "ssh", "login"),
+        ):
+            if getattr(self, key) == way and getattr(self, needed) is None:
+                raise ValueError(f"{key}: {way} needs `{needed}`")
+        return self
+
+    @property
+    def way_in(self) -> WayIn:
+        """Return how others reach the site's gateway: over the relay where one is named and nothing else is said."""
+        return self.ingress or ("relay" if self.relay else "direct")
+
+    def site(self) -> Site:
+        """Return what the planner needs of the file."""
+        if not self.nodes:
+            raise UsageError(
+                f"site {self.name}: no nodes are listed; write them under `nodes`, or name the file of "
+                "`hetrl discover` under `inventory`"
+            )
+        return Site(
+            name=self.name,
+            nodes=tuple(
+                replace(node, price_per_gpu_hour=self._price(entry.gpu))
+                for entry in self.nodes
+                for node in entry.nodes()
+            ),
+            engines=self.engines,
+            allocation=self.allocation,
+            delay_ms=self.delay_ms,
+            node_delay_ms=self.node_delay_ms,
+            budget_gpu_hours=self.budget_gpu_hours,
+            queue_hours=self.queue_hours,
+        )
+
+    def _price(self, gpu: str) -> float:
+        """Return the price of an hour of a GPU of this type; raises UsageError where only others have one."""
+        if not isinstance(self.price_per_gpu_hour, dict):
+            return self.price_per_gpu_hour
+        for name in self.price_per_gpu_hour:
+            gpu_type(name, f"site {self.name}: price_per_gpu_hour: ")
+        if gpu not in self.price_per_gpu_hour:
+            raise UsageError(f"site {self.name}: price_per_gpu_hour: no price of {gpu}; add it, 0 where it is free")
+        return self.price_per_gpu_hour[gpu]
+
+
+class LinkEntry(Strict):
+    """One wide-area link: one-way delay, bandwidth in one direction."""
+
+    between: tuple[str, str]
+    delay_ms: NotNegative
+    gbps: NotNegative
+
+    def link(self) -> Link:
+        """Return the planner's link."""
+        return Link(self.between, self.delay_ms, self.gbps)
+
+
+class LinksFile(Strict):
+    """`topology/links.yaml`."""
+
+    links: tuple[LinkEntry, ...]
+
+
+class ScenarioFile(Strict):
+    """Sites and links in one file, to plan for without a cluster."""
+
+    sites: tuple[SiteFile, ...] = Field(min_length=1)
+    links: tuple[LinkEntry, ...] = ()
+
+
+def read_sites(paths: list[Path], links: Path | None) -> ScenarioFile:
+    """Read site files, with the inventories that they name, and a links file."""
+    sites = [with_measured_nodes(read_yaml(path, SiteFile)) for path in paths]
+    return ScenarioFile(sites=tuple(sites), links=read_yaml(links, LinksFile).links if links else ())
+
+
+def with_measured_nodes(site: SiteFile) -> SiteFile:
+    """Give a site that names an inventory the nodes in service there, a kind at a time.
+
+    A relative name is of the working directory, where `hetrl discover` writes. What Slurm does not know (networks, the
+    memory where it counts none) is that of the entry under `nodes` with the same GPU, else the default. Raises
+    UsageError where the file is not there, is of another site, or has GPUs that `gres` does not map.
+    """
+    if site.inventory is None:
+        return site
+    path = Path(site.inventory)
+    if not path.is_file():
+        raise UsageError(f"site {site.name}: inventory: there is no {path}; run `hetrl discover` on the site's file")
+    inventory = read_inventory(path)
+    if inventory.site != site.name:
+        raise UsageError(f"site {site.name}: inventory: {path} is of site {inventory.site}")
+    groups = node_groups(inventory, site.gres, site.partitions)
+    gpus = [group.gpu for group in groups]
+    entries = [_entry(site, group, gpus[:index].count(group.gpu)) for index, group in enumerate(groups)]
+    return site.model_copy(update={"nodes": tuple(entries)})
+
+
+def _entry(site: SiteFile, group: NodeGroup, earlier: int) -> NodeEntry:
+    """Return the entry of equal nodes; `earlier` other kinds of node with the same GPU have entries already."""
+    written = next((entry for entry in site.nodes if entry.gpu == group.gpu), None)
+    written = written or NodeEntry(name=group.gpu, gpu=group.gpu, gpus=group.gpus)
+    # A gateway may be a job of its own: a node whose GPUs take all of its memory would leave it waiting.
+    memory_gb = group.memory_gb - GATEWAY_MEMORY_GB
+    measured = {
+        "name": f"{written.name}.{earlier + 1}" if earlier else written.name,
+        "gpus": group.gpus,
+        "count": group.count,
+        "host_memory_gb": memory_gb if memory_gb > 0 else written.host_memory_gb,
+        "gres": group.gres,
+    }
+    return written.model_copy(update=measured)
+
+
+def read_scenario(path: Path) -> ScenarioFile:
+    """Read a scenario file."""
+    return read_yaml(path, ScenarioFile)
+
+
+def topology_of(scenario: ScenarioFile) -> Topology:
+    """Return the planner's topology; raises UsageError for names and numbers that cannot be."""
+    return Topology(
+        sites=tuple(site.site() for site in scenario.sites), links=tuple(entry.link() for entry in scenario.links)
+    )

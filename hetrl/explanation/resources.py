@@ -1,0 +1,191 @@
+"""What a plan's seconds are made of: the derivative of each time by the slowness of each resource.
+
+Every time of the cost model is made of amounts over rates, delays and fixed times, by sums, maxima and roots: it
+doubles if all of them take twice as long. So it is the sum of its derivatives (Euler's theorem on homogeneous
+functions):
+
+    seconds = sum over resources of d seconds / d slowness          slowness: 1, twice as slow: 2
+
+Only what somebody waits for counts. A transfer that hides behind a longer one has the derivative 0, and two that end
+together share it. No formula of the cost model is repeated here: the derivative is taken from two predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+from hetrl.cost.efficiency import Overhead, Rates, changed
+from hetrl.cost.iteration import WEIGHT_SYNC, plan_seconds, predict, sync_cost, task_costs
+from hetrl.cost.weight_sync import SyncCost
+from hetrl.hardware import Topology, gpu_type
+from hetrl.plan.plan import Plan
+from hetrl.workload import Workload
+
+Key = TypeVar("Key")
+ITERATION = "iteration"
+MOVES = "state in and out"  # of GPU memory: what `idle_state: offload` costs
+STEP = 1e-3  # of the central difference: its error is of the order of 1e-6
+LEAST = 1e-4  # smaller shares of a time are left out
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one resource (or task) adds to a time, in seconds."""
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Resource:
+    """Something that takes time: `slower` returns the topology with it slower by a factor, or changes rates."""
+
+    name: str
+    topology: Callable[[Topology, float], Topology] | None = None
+    rates: Callable[[str, Rates, float], Rates] | None = None
+
+
+def resources(plan: Plan, topology: Topology) -> list[Resource]:
+    """Return what can make this plan slow: per GPU type in use, inside sites, and each link that carries anything."""
+    used = {device for task in plan.tasks.values() for device in task.devices}
+    found = [resource for gpu in sorted({topology.device_by_id[d].gpu for d in used}) for resource in _of_gpu(gpu)]
+    found.append(Resource("GPU to GPU in a node", topology=_slower_peers))
+    found.append(Resource("network of the nodes", topology=_slower_nodes))
+    carrying = {frozenset((r.source, r.target)) for r in plan.weight_sync.routes}
+    for link in topology.links:
+        name = f"link {link.between[0]}–{link.between[1]}"
+        loads = [f"{a}-{b}" for a, b in (link.between, link.between[::-1])]
+        if frozenset(link.between) in carrying or any(load in plan.predicted.wan_gb_per_iteration for load in loads):
+            found.append(Resource(name, topology=_slower_link(link.between)))
+    return found
+
+
+def _of_gpu(gpu: str) -> Iterator[Resource]:
+    def of_type(change: Callable[[Rates, float], Rates]) -> Callable[[str, Rates, float], Rates]:
+        return lambda name, rates, factor: change(rates, factor) if name == gpu else rates
+
+    yield Resource(f"{gpu}: compute", rates=of_type(_divided("prefill_flops", "training_flops")))
+    memory = ("decode_bytes", "activation_bytes_per_s", "memory_bytes_per_s")
+    yield Resource(f"{gpu}: memory bandwidth", rates=of_type(_divided(*memory)))
+    yield Resource(f"{gpu}: PCIe", rates=of_type(_divided("host_bytes_per_s")))
+    yield Resource(f"{gpu}: launches and calls", rates=of_type(_slower_overhead))
+
+
+def _divided(*names: str) -> Callable[[Rates, float], Rates]:
+    return lambda rates, factor: replace(rates, **{name: getattr(rates, name) / factor for name in names})
+
+
+def _slower_overhead(rates: Rates, factor: float) -> Rates:
+    times = {field.name: getattr(rates.overhead, field.name) * factor for field in fields(Overhead)}
+    return replace(rates, overhead=Overhead(**times))
+
+
+def _slower_peers(topology: Topology, factor: float) -> Topology:
+    sites = []
+    for site in topology.sites:
+        peers = [(node.peer_gbps or gpu_type(node.gpu).peer_gbps) / factor for node in site.nodes]
+        nodes = tuple(replace(node, peer_gbps=gbps) for node, gbps in zip(site.nodes, peers, strict=True))
+        sites.append(replace(site, nodes=nodes, node_delay_ms=site.node_delay_ms * factor))
+    return replace(topology, sites=tuple(sites))
+
+
+def _slower_nodes(topology: Topology, factor: float) -> Topology:
+    sites = []
+    for site in topology.sites:
+        nodes = tuple(
+            replace(node, nic_gbps=node.nic_gbps / factor, wan_gbps=node.wan_gbps and node.wan_gbps / factor)
+            for node in site.nodes
+        )
+        sites.append(replace(site, nodes=nodes, delay_ms=site.delay_ms * factor))
+    return replace(topology, sites=tuple(sites))
+
+
+def _slower_link(between: tuple[str, str]) -> Callable[[Topology, float], Topology]:
+    def slower(topology: Topology, factor: float) -> Topology:
+        links = tuple(
+            replace(link, gbps=link.gbps / factor, delay_ms=link.delay_ms * factor) if link.between == between else link
+            for link in topology.links
+        )
+        return replace(topology, links=links)
+
+    return slower
+
+
+def attribution(plan: Plan, topology: Topology, workload: Workload) -> dict[str, tuple[Part, ...]]:
+    """Return, for each task, `weight_sync` and `iteration`, the seconds of each resource, largest first.
+
+    They sum to the predicted seconds. Nothing for a time that is infinite.
+    """
+    return derivatives(resources(plan, topology), topology, lambda asked: _times(plan, asked, workload))
+
+
+def derivatives(
+    among: list[Resource], topology: Topology, times: Callable[[Topology], Mapping[str, float]]
+) -> dict[str, tuple[Part, ...]]:
+    """Return the parts of each of the times that a function of the topology returns."""
+    parts: dict[str, list[Part]] = {}
+    for resource in among:
+        slow, fast = (_changed_times(resource, topology, times, 1 + step) for step in (STEP, -STEP))
+        for name, seconds in slow.items():
+            parts.setdefault(name, []).append(Part(resource.name, (seconds - fast[name]) / (2 * STEP)))
+    return {name: _largest_first(found) for name, found in parts.items()}
+
+
+def _changed_times(
+    resource: Resource, topology: Topology, times: Callable[[Topology], Mapping[str, float]], factor: float
+) -> Mapping[str, float]:
+    rates = resource.rates
+    around: AbstractContextManager[None] = nullcontext()
+    if rates is not None:
+        around = changed(lambda gpu, found: rates(gpu, found, factor))
+    with around:
+        return times(resource.topology(topology, factor) if resource.topology else topology)
+
+
+def _times(plan: Plan, topology: Topology, workload: Workload) -> Mapping[str, float]:
+    found = predict(plan, topology, workload)
+    return {**found.tasks, ITERATION: found.iteration_seconds}
+
+
+def _largest_first(parts: list[Part]) -> tuple[Part, ...]:
+    total = sum(part.seconds for part in parts)
+    if not math.isfinite(total):
+        return ()
+    kept = [part for part in parts if part.seconds > LEAST * total]
+    return tuple(sorted(kept, key=lambda part: -part.seconds))
+
+
+def critical_path(plan: Plan, topology: Topology, workload: Workload) -> tuple[Part, ...]:
+    """Return the seconds that each task and the weight sync add to the iteration, in the order of the plan.
+
+    A task of which nobody waits for the end adds 0; what moves state in and out of GPU memory is the last part. They
+    sum to the iteration.
+    """
+    costs, sync = task_costs(plan, topology, workload), sync_cost(plan, topology, workload)
+    total = plan_seconds(plan, costs, sync, topology, workload)
+    if not math.isfinite(total):
+        return ()
+
+    def scaled(name: str, factor: float) -> float:
+        if name == WEIGHT_SYNC:
+            transfer, pause = sync.transfer_seconds * factor, sync.pause_seconds * factor
+            longer_sync = SyncCost(transfer, pause, _scaled(sync.wan_bytes, factor))
+            return plan_seconds(plan, costs, longer_sync, topology, workload)
+        cost = costs[name]
+        parts, moved = _scaled(cost.parts, factor), _scaled(cost.wan_bytes, factor)
+        longer = replace(cost, seconds=cost.seconds * factor, parts=parts, wan_bytes=moved)
+        return plan_seconds(plan, {**costs, name: longer}, sync, topology, workload)
+
+    found = [
+        Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, WEIGHT_SYNC)
+    ]
+    rest = total - sum(part.seconds for part in found)
+    return (*found, Part(MOVES, rest)) if rest > LEAST * total else tuple(found)
+
+
+def _scaled(amounts: Mapping[Key, float], factor: float) -> dict[Key, float]:
+    return {key: amount * factor for key, amount in amounts.items()}

@@ -1,0 +1,188 @@
+"""Why training stays in one site: its best grid with all GPUs of one site, and with all GPUs of two.
+
+    for every site, and every two linked sites of which one trains in the plan:
+        grids = tensor x pipeline parallel x micro-batch, with and without the slower GPU types of a site;
+                two sites share the replicas, or the stages of each replica
+        layers and samples in proportion to the speed of the GPUs that take them
+        the least predicted seconds of those that fit into memory, and of the plan's own grid where it is at these sites
+
+Nothing else of the plan takes any GPU here, so their difference is what the link costs or the further GPUs bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations, product
+
+from hetrl.cost.efficiency import rates
+from hetrl.cost.iteration import task_cost
+from hetrl.cost.memory import task_footprints
+from hetrl.explanation.resources import Part, derivatives, resources
+from hetrl.hardware import Device, Site, Topology
+from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan, site_of
+from hetrl.search.balance import balance
+from hetrl.search.space import linked, powers_of_two
+from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, Workload
+
+MOST_STAGES = 8
+MICRO_BATCHES = (1, 4)
+Block = tuple[Device, ...]  # the tensor-parallel ranks of one stage, in one node
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Training on all GPUs of some sites, as fast as it can: its grid, TP x PP x DP, and what it waits for."""
+
+    sites: tuple[str, ...]
+    seconds: float
+    parallelism: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True)
+class TrainingSites:
+    """Where the plan trains, and what training would take at best in one site and in two; None: it does not fit."""
+
+    sites: tuple[str, ...]
+    seconds: float
+    one: Spread | None
+    two: Spread | None
+
+
+def training_sites(plan: Plan, topology: Topology, workload: Workload) -> TrainingSites | None:
+    """Return the comparison for the actor's training; None where the topology has one site."""
+    if len(topology.sites) < 2:
+        return None
+    task = plan.tasks[ACTOR_TRAINING]
+    here = tuple(dict.fromkeys(map(site_of, task.devices)))
+    able = [site for site in topology.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
+    pairs = [
+        (site, other)
+        for site in able
+        for other in able
+        if site.name in here and site != other and linked(topology, site.name, other.name)
+    ]
+    return TrainingSites(
+        sites=here,
+        seconds=task_cost(ACTOR_TRAINING, task, topology, workload).seconds,
+        one=_best([(site,) for site in able], plan, topology, workload),
+        two=_best(pairs, plan, topology, workload),
+    )
+
+
+def _best(sets: Sequence[tuple[Site, ...]], plan: Plan, topology: Topology, workload: Workload) -> Spread | None:
+    own = plan.tasks[ACTOR_TRAINING]
+    asked = [(sites, task) for sites in sets for task in _grids(sites, own, topology, workload)]
+    here = {site_of(device) for device in own.devices}
+    asked += [(sites, own) for sites in sets if {site.name for site in sites} == here]
+    found = [(task_cost(ACTOR_TRAINING, task, topology, workload).seconds, sites, task) for sites, task in asked]
+    if not found:
+        return None
+    seconds, sites, task = min(found, key=lambda entry: entry[0])
+    names = tuple(site.name for site in sites)
+    loads = {f"{a}-{b}": 1.0 for a, b in permutations(names, 2)}
+    alone = replace(plan, tasks={ACTOR_TRAINING: task}, predicted=replace(plan.predicted, wan_gb_per_iteration=loads))
+
+    def times(other: Topology) -> dict[str, float]:
+        return {ACTOR_TRAINING: task_cost(ACTOR_TRAINING, task, other, workload).seconds}
+
+    parts = derivatives(resources(alone, topology), topology, times)[ACTOR_TRAINING]
+    return Spread(names, seconds, f"{task.tensor_parallel}×{task.pipeline_parallel}×{len(task.replicas)}", parts)
+
+
+def _grids(sites: tuple[Site, ...], like: TaskPlan, topology: Topology, workload: Workload) -> Iterator[TaskPlan]:
+    """Yield training tasks on GPUs of all the sites that fit into memory, with the settings of another."""
+    model = workload.actor
+    widest = max(node.gpus for site in sites for node in site.nodes)
+    for tensor in powers_of_two(widest):
+        if model.heads % tensor:
+            continue
+        for blocks in product(*(_block_sets(site, tensor, topology) for site in sites)):
+            for stages in powers_of_two(min(MOST_STAGES, model.layers)):
+                for chains in _chains(blocks, stages):
+                    if len({block[0].site for chain in chains for block in chain}) == len(sites):
+                        yield from _sized(chains, like, topology, workload)
+
+
+def _sized(
+    chains: Sequence[tuple[Block, ...]], like: TaskPlan, topology: Topology, workload: Workload
+) -> Iterator[TaskPlan]:
+    """Yield the task for each micro-batch, recomputed in full only where it does not fit otherwise."""
+    for micro_batch in MICRO_BATCHES:
+        for recompute in ("none", "full"):
+            changed = replace(like, micro_batch=micro_batch, recompute=recompute, idle_state="resident")
+            task = _task(chains, changed, workload)
+            if task is not None and _fits(task, topology, workload):
+                yield task
+                break
+
+
+def _fits(task: TaskPlan, topology: Topology, workload: Workload) -> bool:
+    needs = task_footprints(ACTOR_TRAINING, task, topology, workload)
+    return all(need.total_gb <= rates(topology.device_by_id[device].gpu).usable_gb for device, need in needs)
+
+
+def _block_sets(site: Site, tensor: int, topology: Topology) -> Iterator[list[Block]]:
+    """Yield the blocks of a site, the fastest first: all of them, then without the slowest type, and so on."""
+    blocks = []
+    for node in site.nodes:
+        devices = [topology.device_by_id[f"{site.name}/{node.name}/{index}"] for index in range(node.gpus)]
+        blocks += [tuple(devices[at : at + tensor]) for at in range(0, node.gpus - tensor + 1, tensor)]
+    blocks.sort(key=_speed, reverse=True)
+    for slowest in sorted({_speed(block) for block in blocks}):
+        yield [block for block in blocks if _speed(block) >= slowest]
+
+
+def _chains(blocks: Sequence[Sequence[Block]], stages: int) -> Iterator[list[tuple[Block, ...]]]:
+    """Yield sets of replicas of so many stages.
+
+    Replicas in one site each, of blocks that follow each other; replicas whose stage i is of the i-th part of all
+    blocks, those of one site first; replicas with half of their stages in either site.
+    """
+    whole = [_cut(some, stages) for some in blocks]
+    if all(whole):
+        yield [chain for some in whole for chain in some]
+    every = [block for some in blocks for block in some]
+    if stages > 1 and (count := len(every) // stages):
+        yield [tuple(every[index::count][:stages]) for index in range(count)]
+    if stages > 1 and len(blocks) == 2:
+        halves = [_cut(some, stages // 2) for some in blocks]
+        if all(halves):
+            yield [(*first, *second) for first, second in zip(*halves, strict=False)]
+
+
+def _cut(blocks: Sequence[Block], length: int) -> list[tuple[Block, ...]]:
+    return [tuple(blocks[at : at + length]) for at in range(0, len(blocks) - length + 1, length)]
+
+
+def _task(chains: Sequence[tuple[Block, ...]], like: TaskPlan, workload: Workload) -> TaskPlan | None:
+    """Return the task; None where there are more replicas than micro-batches."""
+    units, rest = divmod(workload.samples, like.micro_batch)
+    if rest or units < len(chains):
+        return None
+    speeds = [[_speed(block) for block in chain] for chain in chains]
+    columns = [min(column) for column in zip(*speeds, strict=True)]
+    layers = shares(columns, workload.actor.layers)
+    rates_of = [min(speed / count for speed, count in zip(chain, layers, strict=True)) for chain in speeds]
+    ends = [sum(layers[: index + 1]) for index in range(len(layers))]
+    spans = [(end - count, end) for end, count in zip(ends, layers, strict=True)]
+    replicas = tuple(
+        Replica(
+            share * like.micro_batch,
+            tuple(Stage(tuple(d.id for d in block), span) for block, span in zip(chain, spans, strict=True)),
+        )
+        for chain, share in zip(chains, shares(rates_of, units), strict=True)
+    )
+    sharding = "data_parallel" if len(chains) > 1 else "none"
+    return replace(like, replicas=replicas, optimizer_sharding=sharding)
+
+
+def _speed(block: Block) -> float:
+    return min(rates(device.gpu).training_flops for device in block) * len(block)
+
+
+def shares(speeds: Sequence[float], units: int) -> list[int]:
+    """Return how many of the units each takes so that all end together, at least one each."""
+    tables = [[count / speed for count in range(1, units + 1)] for speed in speeds]
+    return [share for shares in balance(tables, [1] * len(speeds), units, least=1) for share in shares]

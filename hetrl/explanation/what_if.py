@@ -1,0 +1,187 @@
+"""What other hardware would change, and the best plan of another kind: each question is a search of its own.
+
+    unchanged            the same search on the same topology: how good a search of this length is
+    each link doubled    its bandwidth, both directions
+    one more node        of each type, at each site that has it
+    each site dropped    with its links
+
+Where the plan at hand still holds on a changed topology, it competes with what the search finds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hetrl.cost.iteration import with_prediction
+from hetrl.cost.objective import SECONDS, Measure, measure_of, plan_value
+from hetrl.errors import InfeasibleError
+from hetrl.explanation.resources import Part, critical_path
+from hetrl.hardware import Site, Topology
+from hetrl.plan.check import violations
+from hetrl.plan.plan import Plan, site_of
+from hetrl.search import solve, solvers_for
+from hetrl.search.baselines import SEARCHES
+from hetrl.search.space import Grouping, Problem
+
+UNCHANGED = "as it is, planned again"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A changed topology; `dropped` is the site that it lacks."""
+
+    name: str
+    topology: Topology
+    dropped: str = ""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The answer: the iteration of the best plan on the changed topology; None where no plan was found.
+
+    `value` is what the objective makes least. `same_plan` says that it is the plan at hand, which no other one beats.
+    """
+
+    name: str
+    seconds: float | None
+    same_plan: bool = False
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Term:
+    """What a task adds to the iteration of the plan, and to that of the runner-up."""
+
+    name: str
+    seconds: float
+    other_seconds: float
+
+
+@dataclass(frozen=True)
+class RunnerUp:
+    """The best plan met that groups the tasks otherwise or uses other sites; the terms sum to both iterations."""
+
+    found_by: str
+    seconds: float
+    groups: tuple[tuple[str, ...], ...]
+    sites: tuple[str, ...]
+    terms: tuple[Term, ...]
+
+
+def questions(topology: Topology) -> Iterator[Question]:
+    """Yield the changed topologies."""
+    yield Question(UNCHANGED, topology)
+    for link in topology.links:
+        links = tuple(replace(one, gbps=2 * one.gbps) if one is link else one for one in topology.links)
+        yield Question(f"link {link.between[0]}–{link.between[1]} doubled", replace(topology, links=links))
+    for site in topology.sites:
+        yield from _one_more_node(topology, site)
+    for site in topology.sites if len(topology.sites) > 1 else ():
+        sites = tuple(other for other in topology.sites if other is not site)
+        links = tuple(link for link in topology.links if site.name not in link.between)
+        yield Question(f"without {site.name}", Topology(sites, links), site.name)
+
+
+def _one_more_node(topology: Topology, site: Site) -> Iterator[Question]:
+    taken = {node.name for node in site.nodes}
+    for node in {replace(node, name=""): node for node in site.nodes}.values():
+        name = next(f"more-{number}" for number in range(len(taken) + 1) if f"more-{number}" not in taken)
+        larger = replace(site, nodes=(*site.nodes, replace(node, name=name)))
+        sites = tuple(larger if other is site else other for other in topology.sites)
+        yield Question(f"one more node at {site.name}: {node.gpus} × {node.gpu}", replace(topology, sites=sites))
+
+
+@dataclass(frozen=True)
+class Study:
+    """The answers in the order of the questions, and the runner-up; None where no other kind of plan was found.
+
+    `value` is that of the plan at hand, None where it breaks a bound of the objective; `measure` says of what.
+    """
+
+    what_ifs: tuple[WhatIf, ...]
+    runner_up: RunnerUp | None
+    value: float | None
+    measure: Measure = SECONDS
+
+    @property
+    def of_seconds(self) -> bool:
+        """Return whether the objective makes the seconds of an iteration least."""
+        return self.measure == SECONDS
+
+
+def study(
+    plan: Plan, problem: Problem, budget_seconds: float, seed: int = 0, report: Callable[[str], None] = lambda _: None
+) -> Study:
+    """Answer every question by a search of `budget_seconds`; `report` is told what is asked.
+
+    The runner-up is the best of what the searches without a site, sha-ea without the plan's grouping and the other
+    solvers find; the searches among the baselines find nothing of another kind.
+    """
+    solvers = solvers_for(problem.objective)
+    made_by = plan.solver.name if plan.solver.name in solvers else "sha-ea"
+    others: list[Plan] = []
+    answers = []
+    for question in questions(problem.topology):
+        report(question.name)
+        changed = replace(problem, topology=question.topology)
+        found = _solved(changed, made_by, budget_seconds, seed)
+        answers.append(_answer(question, plan, found, changed))
+        if found is not None and (question.dropped or question.name == UNCHANGED):
+            others.append(found)
+    for solver in (name for name in solvers if name not in (made_by, *SEARCHES)):
+        report(f"solver {solver}")
+        if (found := _solved(problem, solver, budget_seconds, seed)) is not None:
+            others.append(found)
+    report("another grouping")
+    grouping = tuple(group.tasks for group in plan.groups)
+    if (found := _solved(problem, "sha-ea", budget_seconds, seed, grouping)) is not None:
+        others.append(found)
+    value = plan_value(plan, problem.topology, problem.objective)
+    own = value if value < math.inf else None
+    return Study(tuple(answers), runner_up(plan, others, problem), own, measure_of(problem.objective))
+
+
+def _solved(
+    problem: Problem, solver: str, budget_seconds: float, seed: int, excluded: Grouping | None = None
+) -> Plan | None:
+    try:
+        return solve(problem, solver, budget_seconds, seed, excluded=excluded)
+    except InfeasibleError:
+        return None
+
+
+def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem) -> WhatIf:
+    value = math.inf if found is None else plan_value(found, changed.topology, changed.objective)
+    if question.name != UNCHANGED and not violations(plan, changed.topology, changed.workload):
+        same = with_prediction(plan, changed.topology, changed.workload)
+        own = plan_value(same, changed.topology, changed.objective)
+        if own <= value and own < math.inf:
+            return WhatIf(question.name, same.predicted.iteration_seconds, True, own)
+    if found is None:
+        return WhatIf(question.name, None)
+    return WhatIf(question.name, found.predicted.iteration_seconds, value=value)
+
+
+def kind_of(plan: Plan) -> tuple[frozenset[frozenset[str]], frozenset[str]]:
+    """Return how a plan groups its tasks, and the sites that it uses."""
+    sites = frozenset(site_of(device) for task in plan.tasks.values() for device in task.devices)
+    return frozenset(frozenset(group.tasks) for group in plan.groups), sites
+
+
+def runner_up(plan: Plan, others: Sequence[Plan], problem: Problem) -> RunnerUp | None:
+    """Return the best of the plans that is of another kind than this one."""
+    found = [other for other in others if kind_of(other) != kind_of(plan)]
+    if not found:
+        return None
+    best = min(found, key=lambda other: plan_value(other, problem.topology, problem.objective))
+    ours, theirs = (_by_name(critical_path(one, problem.topology, problem.workload)) for one in (plan, best))
+    names = dict.fromkeys((*ours, *theirs))
+    terms = tuple(Term(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)
+    groups = tuple(group.tasks for group in best.groups)
+    return RunnerUp(best.solver.name, best.predicted.iteration_seconds, groups, best.site_order, terms)
+
+
+def _by_name(parts: Sequence[Part]) -> dict[str, float]:
+    return {part.name: part.seconds for part in parts}

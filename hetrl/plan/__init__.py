@@ -1,0 +1,1 @@
+"""The plan: the contract between planner, launcher and runtime."""

@@ -1,0 +1,325 @@
+"""Every constraint on a plan; a plan that passes `check` can be submitted.
+
+The rules are those of HetRL (arXiv 2512.12476, section 3: partitioning and assignment) and of the engines: Megatron's
+rank grid (one tensor-parallel degree, one layer split) and vLLM servers that live inside one site.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+from hetrl.errors import UsageError
+from hetrl.hardware import Topology, gpu_type
+from hetrl.plan.plan import IDLE_STATES, Group, Plan, Replica, TaskPlan, node_of, site_of
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Workload
+
+_CHOICES = {
+    "idle_state": IDLE_STATES,
+    "recompute": ("none", "full"),
+    "gradient_dtype": ("fp32", "bf16"),
+    "optimizer_sharding": ("none", "data_parallel"),
+}
+_ROUNDING = 1 + 1e-9
+
+
+class PlanError(UsageError):
+    """A plan breaks constraints: `violations` has one line for each."""
+
+    def __init__(self, violations: tuple[str, ...]) -> None:
+        """Make the message: one line per violation."""
+        self.violations = violations
+        count = "a constraint" if len(violations) == 1 else f"{len(violations)} constraints"
+        lines = "\n".join(f"  {line}" for line in violations)
+        super().__init__(f"the plan breaks {count}; correct it, or plan again with `hetrl plan`:\n{lines}")
+
+
+def check(plan: Plan, topology: Topology, workload: Workload, *, relaxed: bool = False) -> None:
+    """Raise PlanError if the plan cannot run this workload on this topology.
+
+    `relaxed` lifts the training grid (one tensor-parallel degree and one layer split for all replicas) for study.
+    """
+    if found := violations(plan, topology, workload, relaxed=relaxed):
+        raise PlanError(tuple(found))
+
+
+def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: bool = False) -> list[str]:
+    """Return one line per broken constraint: where, what, with ids; an empty list for a legal plan.
+
+    A plan whose shape is broken (wrong tasks, empty parts, unknown devices) is reported for its shape alone.
+    """
+    if broken := [*_shape(plan, topology, workload)]:
+        return broken
+    found = [*_algorithm(plan, workload), *_groups(plan)]
+    for name, task in plan.tasks.items():
+        found += [*_settings(name, task), *_samples(name, task, workload), *_layers(name, task, workload)]
+        found += [*_placement(name, task, topology), *_tensor_parallel(name, task, workload)]
+        found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
+    return [
+        *found,
+        *_site_order(plan),
+        *_weight_sync(plan, topology),
+        *_links(plan, topology),
+        *_memory(plan, topology),
+    ]
+
+
+def _sites(devices: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(map(site_of, devices)))
+
+
+def _nodes(devices: tuple[str, ...]) -> list[str]:
+    return list(dict.fromkeys(map(node_of, devices)))
+
+
+def _repeated(names: tuple[str, ...]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _used_devices(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(device for task in plan.tasks.values() for device in task.devices))
+
+
+def _replicas(name: str, task: TaskPlan) -> Iterator[tuple[str, Replica]]:
+    for index, replica in enumerate(task.replicas):
+        yield f"{name}, replica {index}", replica
+
+
+def _stages(name: str, task: TaskPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for where, replica in _replicas(name, task):
+        for index, stage in enumerate(replica.stages):
+            yield f"{where}, stage {index}", stage.devices
+
+
+def _shape(plan: Plan, topology: Topology, workload: Workload) -> Iterator[str]:
+    """The workload's tasks, no empty part, no device that the topology does not have."""
+    for name in workload.tasks:
+        if name not in plan.tasks:
+            yield f"{name}: the workload has this task, the plan does not"
+    for name, task in plan.tasks.items():
+        if name not in workload.tasks:
+            yield f"{name}: the plan has this task, the workload does not"
+        if not task.replicas:
+            yield f"{name}: has no replica"
+        yield from (f"{where}: has no stage" for where, replica in _replicas(name, task) if not replica.stages)
+        yield from (f"{where}: has no device" for where, devices in _stages(name, task) if not devices)
+        yield from _unknown_devices(name, task.devices, topology)
+    for index, group in enumerate(plan.groups):
+        yield from _unknown_devices(f"group {index}", group.devices, topology)
+    yield from _unknown_devices("predicted.peak_memory_gb", tuple(plan.predicted.peak_memory_gb), topology)
+
+
+def _unknown_devices(where: str, devices: tuple[str, ...], topology: Topology) -> Iterator[str]:
+    for device in dict.fromkeys(devices):
+        if device not in topology.device_by_id:
+            yield f"{where}: the topology has no device {device}"
+
+
+def _algorithm(plan: Plan, workload: Workload) -> Iterator[str]:
+    expected = {
+        "kind": workload.algorithm,
+        "mode": workload.mode,
+        "max_staleness": workload.max_staleness,
+        "optimizer_steps_per_iteration": workload.optimizer_steps_per_iteration,
+    }
+    for key, value in expected.items():
+        if (found := getattr(plan.algorithm, key)) != value:
+            yield f"algorithm.{key}: the plan says {found}, the workload {value}"
+
+
+def _groups(plan: Plan) -> Iterator[str]:
+    """Each task in one group, disjoint device sets, tasks inside their group's devices, arrays of loose replicas."""
+    owners = Counter(task for group in plan.groups for task in group.tasks)
+    for name in plan.tasks:
+        if owners[name] != 1:
+            yield f"{name}: is in {owners[name]} groups; it must be in exactly one"
+    for name in sorted(owners.keys() - plan.tasks.keys()):
+        yield f"groups: name the task {name}, which the plan does not have"
+    owner: dict[str, int] = {}
+    for index, group in enumerate(plan.groups):
+        for device in _repeated(group.devices):
+            yield f"group {index}: has the device {device} twice"
+        for device in dict.fromkeys(group.devices):
+            if owner.setdefault(device, index) != index:
+                yield f"group {index}: the device {device} belongs to group {owner[device]}; groups are disjoint"
+        yield from _group_tasks(index, group, plan)
+
+
+def _group_tasks(index: int, group: Group, plan: Plan) -> Iterator[str]:
+    if group.job not in ("gang", "array"):
+        yield f'group {index}: job is "gang" or "array", not "{group.job}"'
+    for name in group.tasks:
+        task = plan.tasks.get(name)
+        if task is None:
+            continue
+        for device in dict.fromkeys(task.devices):
+            if device not in group.devices:
+                yield f"{name}: uses the device {device}, which is not among the devices of its group {index}"
+        if group.job == "array":
+            yield from _array_task(index, name, task)
+
+
+def _array_task(index: int, name: str, task: TaskPlan) -> Iterator[str]:
+    if name in TRAININGS:
+        yield f"group {index}: job array is for rollout and inference replicas; {name} needs a gang"
+    for where, replica in _replicas(name, task):
+        if len(nodes := _nodes(replica.devices)) > 1:
+            yield f"{where}: spans the nodes {', '.join(nodes)}; in a job array (group {index}) it must fit one node"
+
+
+def _settings(name: str, task: TaskPlan) -> Iterator[str]:
+    if task.engine != ENGINE_OF_TASK[name]:
+        yield f"{name}: runs on {ENGINE_OF_TASK[name]}, not on {task.engine}"
+    for key, known in _CHOICES.items():
+        if (value := getattr(task, key)) not in known:
+            yield f'{name}: {key} is one of {", ".join(known)}, not "{value}"'
+    if task.idle_state == "sleep" and name != ACTOR_GENERATION:
+        yield f"{name}: idle_state sleep frees a KV cache, which only {ACTOR_GENERATION} has; use resident or offload"
+    if task.micro_batch < 1:
+        yield f"{name}: micro_batch is {task.micro_batch}; it is at least 1"
+    for key in ("kv_cache_gb", "max_sequences"):
+        if (number := getattr(task, key)) < 0:
+            yield f"{name}: {key} is {number}; it must not be negative"
+
+
+def _samples(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
+    """Shares are positive, sum to the batch and come in whole micro-batches or whole groups of one prompt."""
+    total = sum(replica.samples for replica in task.replicas)
+    if total != workload.samples:
+        yield f"{name}: the samples of its replicas sum to {total}; an iteration has {workload.samples}"
+    unit, of = 1, ""
+    if name in TRAININGS:
+        unit, of = max(task.micro_batch, 1), "micro_batch"
+    elif name == ACTOR_GENERATION:
+        unit, of = workload.samples_per_prompt, "samples_per_prompt"
+    for where, replica in _replicas(name, task):
+        if replica.samples < 1:
+            yield f"{where}: handles {replica.samples} samples; a replica handles at least one"
+        elif replica.samples % unit:
+            yield f"{where}: handles {replica.samples} samples, which is not a multiple of {of} ({unit})"
+
+
+def _layers(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
+    model = workload.architecture_of(name)
+    assert model is not None  # _shape: the workload has the task
+    for where, replica in _replicas(name, task):
+        spans = [stage.layers for stage in replica.stages]
+        for index, (first, last) in enumerate(spans):
+            if first >= last:
+                yield f"{where}, stage {index}: holds no layer ([{first}, {last}])"
+        for index, (span, following) in enumerate(pairwise(spans)):
+            if span[1] != following[0]:
+                yield f"{where}: stage {index} ends before layer {span[1]}, stage {index + 1} starts at {following[0]}"
+        if (spans[0][0], spans[-1][1]) != (0, model.layers):
+            yield f"{where}: holds the layers [{spans[0][0]}, {spans[-1][1]}] of {model.name}'s [0, {model.layers}]"
+
+
+def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
+    for device in _repeated(task.devices):
+        yield f"{name}: has the device {device} twice"
+    for site in _sites(task.devices):
+        if task.engine not in (engines := topology.site_by_name[site].engines):
+            yield f"{name}: needs the engine {task.engine}; the site {site} has {', '.join(engines) or 'none'}"
+    if name in TRAININGS:
+        return
+    for where, replica in _replicas(name, task):
+        if len(sites := _sites(replica.devices)) > 1:
+            yield f"{where}: spans the sites {', '.join(sites)}; only training may"
+
+
+def _tensor_parallel(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
+    model = workload.architecture_of(name)
+    assert model is not None  # _shape: the workload has the task
+    for where, devices in _stages(name, task):
+        if len(nodes := _nodes(devices)) > 1:
+            yield f"{where}: tensor parallelism spans the nodes {', '.join(nodes)}; it stays inside one"
+        if model.heads % len(devices):
+            yield f"{where}: {len(devices)} devices do not divide the {model.heads} attention heads of {model.name}"
+        elif task.engine == "megatron" and model.kv_heads % len(devices):
+            # vLLM replicates key-value heads; Megatron splits them.
+            yield f"{where}: {len(devices)} devices do not divide the {model.kv_heads} key-value heads of {model.name}"
+
+
+def _training_grid(name: str, task: TaskPlan) -> Iterator[str]:
+    """Megatron's grid: one tensor-parallel degree for all stages, one layer split for all replicas."""
+    degrees = sorted({len(devices) for _, devices in _stages(name, task)})
+    if len(degrees) > 1:
+        yield f"{name}: its stages have {', '.join(map(str, degrees))} devices; training has one tensor parallelism"
+    expected = [stage.layers for stage in task.replicas[0].stages]
+    for where, replica in _replicas(name, task):
+        if (layers := [stage.layers for stage in replica.stages]) != expected:
+            shown, first = (", ".join(f"[{a}, {b}]" for a, b in spans) for spans in (layers, expected))
+            yield f"{where}: splits the layers {shown}, replica 0 {first}; training has one split"
+
+
+def _lead_site(plan: Plan) -> str:
+    return site_of(plan.tasks[ACTOR_TRAINING].replicas[0].stages[0].devices[0])
+
+
+def _site_order(plan: Plan) -> Iterator[str]:
+    """The used sites, each once, the actor trainer's first."""
+    for site in _repeated(plan.site_order):
+        yield f"site_order: names the site {site} twice"
+    used = _sites(_used_devices(plan))
+    yield from (
+        f"site_order: lacks the site {site}, which the plan uses" for site in used if site not in plan.site_order
+    )
+    for site in dict.fromkeys(plan.site_order):
+        if site not in used:
+            yield f"site_order: names the site {site}, which the plan does not use"
+    lead = _lead_site(plan)
+    if plan.site_order and plan.site_order[0] != lead:
+        yield f"site_order: starts with {plan.site_order[0]}; the first rank of {ACTOR_TRAINING} is at {lead}"
+
+
+def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
+    """Routes run over links and reach every generation site from the trainer's."""
+    if plan.weight_sync.encoding not in ("full", "delta"):
+        yield f'weight_sync: encoding is full or delta, not "{plan.weight_sync.encoding}"'
+    targets: dict[str, list[str]] = {}
+    for route in plan.weight_sync.routes:
+        where = f"weight_sync, route {route.source} -> {route.target}"
+        if route.streams < 1:
+            yield f"{where}: has {route.streams} streams; it needs at least one"
+        if route.target in targets.setdefault(route.source, []):
+            yield f"{where}: is there twice"
+        targets[route.source].append(route.target)
+        if not _linked(topology, route.source, route.target):
+            yield f"{where}: the topology has no link between {route.source} and {route.target}"
+    reached = [lead := _lead_site(plan)]
+    for site in reached:  # grows while it is read: breadth first
+        reached += [target for target in targets.get(site, []) if target not in reached]
+    for site in _sites(plan.tasks[ACTOR_GENERATION].devices):
+        if site not in reached:
+            yield f"weight_sync: no route from {lead}, where {ACTOR_TRAINING} starts, to {site}, which generates"
+
+
+def _linked(topology: Topology, site: str, other: str) -> bool:
+    link = topology.link(site, other)
+    return link is not None and link.gbps > 0
+
+
+def _links(plan: Plan, topology: Topology) -> Iterator[str]:
+    """Samples pass the lead site's controller; the sites of a training task form one torch world."""
+    lead = _lead_site(plan)
+    for site in _sites(_used_devices(plan)):
+        if site != lead and not _linked(topology, lead, site):
+            yield f"site {site}: has no link to {lead}, where the controller runs"
+    for name in TRAININGS:
+        sites = _sites(plan.tasks[name].devices) if name in plan.tasks else []
+        for site, other in combinations(sites, 2):
+            if not _linked(topology, site, other):
+                yield f"{name}: trains over {site} and {other}, which have no link"
+
+
+def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
+    peaks = plan.predicted.peak_memory_gb
+    for device in _used_devices(plan):
+        if device not in peaks:
+            yield f"predicted.peak_memory_gb: lacks the device {device}, which the plan uses"
+    for device, peak in peaks.items():
+        gpu = gpu_type(topology.device_by_id[device].gpu)
+        if not 0 <= peak <= gpu.memory_gb * gpu.usable_memory * _ROUNDING:
+            limit = f"{gpu.memory_gb * gpu.usable_memory:.2f} of {gpu.memory_gb:g} GB of {gpu.name}"
+            yield f"{device}: needs {peak:.2f} GB; usable are {limit}"

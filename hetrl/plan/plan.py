@@ -1,0 +1,201 @@
+"""The plan: the contract between planner, launcher and runtime (file format `hetrl-plan/1`).
+
+A task is replicas (data parallel) of stages (pipeline) of devices in rank order (their number is the tensor parallel
+degree); `layers` is half-open. Devices are `site/node/index`; the nodes of a plan are slots that the launcher binds to
+hosts when the job starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+FORMAT = "hetrl-plan/1"
+IDLE_STATES = ("resident", "offload", "sleep")
+
+
+def site_of(device: str) -> str:
+    """Return the site of a device or a node of the plan."""
+    return device.split("/", 1)[0]
+
+
+def node_of(device: str) -> str:
+    """Return `site/node` of `site/node/index`."""
+    return device.rsplit("/", 1)[0]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage: its devices in rank order and its layers [first, last)."""
+
+    devices: tuple[str, ...]
+    layers: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One data-parallel replica and the samples of an iteration that it handles."""
+
+    samples: int
+    stages: tuple[Stage, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices of all stages, first stage first."""
+        return tuple(device for stage in self.stages for device in stage.devices)
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """How one task runs. Keys that an engine does not know stay at their defaults."""
+
+    engine: str  # megatron | vllm
+    replicas: tuple[Replica, ...]
+    idle_state: str = "resident"
+    micro_batch: int = 1
+    recompute: str = "none"  # none | full
+    gradient_dtype: str = "fp32"  # fp32 | bf16: what the data-parallel reduction sends
+    optimizer_sharding: str = "none"  # none | data_parallel
+    kv_cache_gb: float = 0.0
+    max_sequences: int = 0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return every device of the task."""
+        return tuple(device for replica in self.replicas for device in replica.devices)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Return the tensor-parallel degree of the first stage (training has one for all)."""
+        return len(self.replicas[0].stages[0].devices)
+
+    @property
+    def pipeline_parallel(self) -> int:
+        """Return the number of stages of the first replica."""
+        return len(self.replicas[0].stages)
+
+    def rank_order(self) -> tuple[str, ...]:
+        """Return the devices in Megatron's rank order: tensor fastest, then data, then pipeline parallel."""
+        return tuple(
+            device
+            for stage in range(self.pipeline_parallel)
+            for replica in self.replicas
+            for device in replica.stages[stage].devices
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tasks that share a device set and never run at the same time; `job` is gang or array."""
+
+    tasks: tuple[str, ...]
+    devices: tuple[str, ...]
+    job: str = "gang"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What the plan was made for."""
+
+    kind: str
+    mode: str
+    max_staleness: int
+    optimizer_steps_per_iteration: int
+
+
+@dataclass(frozen=True)
+class Solver:
+    """Who made the plan: `status` is feasible or optimal, `bound_seconds` a proven lower bound where there is one.
+
+    `objective` is what the plan was chosen for (`hetrl.cost.objective`).
+    """
+
+    name: str
+    seed: int
+    seconds: float
+    evaluations: int
+    status: str = "feasible"
+    bound_seconds: float | None = None
+    objective: str = "throughput"
+
+
+@dataclass(frozen=True)
+class Route:
+    """Weights travel from one site to another over so many streams."""
+
+    source: str
+    target: str
+    streams: int = 1
+
+
+@dataclass(frozen=True)
+class WeightSync:
+    """How new weights reach the generation replicas: `encoding` is full or delta."""
+
+    encoding: str = "full"
+    routes: tuple[Route, ...] = ()
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the cost model says of the plan; seconds per task (and `weight_sync`), GB per device and per link.
+
+    GPU-hours and price are those of all devices that the jobs hold (`hetrl.cost.charges`); None: no GPU has a price.
+    """
+
+    iteration_seconds: float
+    samples_per_second: float
+    tasks: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_gb: Mapping[str, float] = field(default_factory=dict)
+    wan_gb_per_iteration: Mapping[str, float] = field(default_factory=dict)
+    gpu_hours_per_iteration: float | None = None
+    price_per_hour: float | None = None
+    cost_per_iteration: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A whole plan."""
+
+    algorithm: Algorithm
+    groups: tuple[Group, ...]
+    tasks: Mapping[str, TaskPlan]
+    weight_sync: WeightSync
+    site_order: tuple[str, ...]
+    predicted: Predicted
+    solver: Solver
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lead_site(self) -> str:
+        """Return the site of the actor trainer's first rank: the controller runs there."""
+        return self.site_order[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as the JSON object of the file."""
+        return {
+            "format": FORMAT,
+            "inputs": dict(self.inputs),
+            "solver": _plain(self.solver),
+            "algorithm": _plain(self.algorithm),
+            "groups": [_plain(group) for group in self.groups],
+            "tasks": {name: _plain(task) for name, task in self.tasks.items()},
+            "weight_sync": {
+                "encoding": self.weight_sync.encoding,
+                "routes": [{"from": r.source, "to": r.target, "streams": r.streams} for r in self.weight_sync.routes],
+            },
+            "site_order": list(self.site_order),
+            "predicted": _plain(self.predicted),
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Turn frozen dataclasses, tuples and mappings into JSON's types."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,304 @@
+"""The gateway of one site: the only process there that speaks to other sites.
+
+    member --> ROUTER of its site --one copy per site--> ROUTER of the other site --> each receiver there
+
+A gateway routes and forgets. It never stops reading, so that no two sites can wait for each other; what it cannot hold
+it drops, and the members see to it that everything arrives once and in order (`transport.exchange`). What will
+never arrive comes back to its source as `Undeliverable`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import zmq
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.gateway.admission import Admission
+from hetrl.runtime.gateway.link import STREAMS, Link
+from hetrl.runtime.gateway.seat import Seat
+from hetrl.runtime.transport.chunks import bytes_of
+from hetrl.runtime.transport.endpoints import listen
+from hetrl.runtime.transport.lane import Attempt, Parcel
+from hetrl.runtime.transport.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket, watch
+from hetrl.runtime.wire import NO_ANSWER, gateway_of
+from hetrl.runtime.wire.keys import SiteKeys
+
+HOLD_SECONDS = 300.0  # engines take minutes to come up, in any order
+PATIENCE_SECONDS = 30.0
+# The windows of eight senders. A lane that is full drops chunks, which their senders send again.
+LANE_BYTES = 512 * 2**20
+SEATS = 4096  # members of one site that a gateway knows of
+_TICK_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
+
+
+class Gateway:
+    """Hands messages from members of `site` to members anywhere in `run`; `serve` does the work.
+
+    `peers` are the endpoints of the other sites' gateways; each is reached by one connection for control and `STREAMS`
+    for the rest, unless `streams` names another number. In `directory`, of mode 0700, members of this node find a unix
+    socket. Messages for a member or a site that is not up yet are held for `hold_seconds`; a site that was up and does
+    not answer for `patience_seconds` is given up until it does. At most `lane_bytes` of control messages and as much of
+    the rest wait for each destination.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        run: str,
+        bind_endpoint: str,
+        peers: Mapping[str, str],
+        keys: SiteKeys,
+        *,
+        directory: Path | None = None,
+        hold_seconds: float = HOLD_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        streams: Mapping[str, int] = MappingProxyType({}),
+        seats: int = SEATS,
+        lane_bytes: int = LANE_BYTES,
+    ) -> None:
+        strangers = sorted(set(peers) - set(keys.peers) - {site})
+        if strangers or keys.site != site:
+            raise HetrlError(f"{site}: the key file of {keys.site} does not fit (no key of {strangers}); submit again")
+        self.site, self.address = site, gateway_of(site)
+        self.malformed = self.not_admitted = 0
+        self._run, self._keys = run, keys
+        self._bind_endpoint, self._directory = bind_endpoint, directory
+        self._endpoints = {peer: endpoint for peer, endpoint in peers.items() if peer != site}
+        self._hold_seconds, self._lane_bytes, self._most_seats = hold_seconds, lane_bytes, seats
+        self._links = {
+            peer: Link(
+                site,
+                peer,
+                streams=streams.get(peer, STREAMS),
+                lane_bytes=lane_bytes,
+                hold_seconds=hold_seconds,
+                patience_seconds=min(patience_seconds, hold_seconds),
+            )
+            for peer in self._endpoints
+        }
+        self._seats: dict[str, Seat] = {}
+        self._admission = Admission(site, keys.site_by_key())
+        self._stop = asyncio.Event()
+        self._defect: BaseException | None = None
+
+    async def serve(self) -> None:
+        """Work until `stop`; then send what is queued for at most 2 s. Raises HetrlError when the port is taken."""
+        context: zmq.Context[Any] = zmq.Context(io_threads=2)
+        self._admission.open(context, failed=self._fail)
+        socket = server_socket(context, self._keys)
+        monitor = watch(socket, self._count_connection, failed=self._fail)
+        self._router = Port(socket, self._hear, self._pump, failed=self._fail)
+        linger_seconds, unix_socket = 0.0, None
+        try:
+            unix_socket = listen(socket, self.site, self._bind_endpoint, self._directory)
+            for peer, link in self._links.items():
+                link.open(context, self._keys, self._endpoints[peer], self._restored, self._fail)
+            _log.info("%s: the gateway listens on %s", self.site, self._bind_endpoint)
+            await self._tick_until_stopped()
+            if self._defect is not None:
+                raise self._defect
+            linger_seconds = await self._drain()
+        finally:
+            if unix_socket is not None:
+                unix_socket.unlink(missing_ok=True)
+            socket.disable_monitor()
+            monitor.close(0)
+            for link in self._links.values():
+                link.close(linger_seconds)
+            self._router.close(linger_seconds)
+            self._admission.close()
+            await asyncio.to_thread(context.term)
+
+    def stop(self) -> None:
+        """Make `serve` drain and return."""
+        self._stop.set()
+
+    def stats(self) -> wire.LinkStatsReply:
+        """Return what crossed the links, and what did not, so far."""
+        seats = self._seats.values()
+        return wire.LinkStatsReply(
+            links={peer: link.counters() for peer, link in self._links.items()},
+            refused=self._admission.refused,
+            malformed=self.malformed,
+            not_admitted=self.not_admitted,
+            chunks_dropped=sum(seat.chunks_dropped for seat in seats),
+            chunks_resent=sum(seat.hello.chunks_resent for seat in seats),
+            chunks_duplicate=sum(seat.hello.chunks_duplicate for seat in seats),
+            peak_queued_bytes={seat.address: seat.peak_queued_bytes for seat in seats if seat.peak_queued_bytes},
+        )
+
+    def _fail(self, defect: BaseException) -> None:
+        self._defect = defect
+        self._stop.set()
+
+    def _count_connection(self, event: int) -> None:
+        if event == ACCEPTED:
+            self.not_admitted += 1
+        elif event == UP:
+            self.not_admitted -= 1
+
+    # ---- from members and other gateways
+
+    def _hear(self, frames: list[zmq.Frame]) -> None:
+        identity, *rest = frames
+        try:
+            self._admit(identity.bytes, rest)
+        except (msgspec.MsgspecError, ValueError, LookupError) as error:
+            self.malformed += 1
+            _log.warning("%s: dropped a malformed message: %s", self.site, error)
+
+    def _admit(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+        """Take one message from a member of this site or from another gateway; raises ValueError on a bad one."""
+        header = wire.decode_header(frames[0].buffer)
+        origin = str(frames[0].get("User-Id"))
+        if header.run != self._run or wire.site_of(header.source) != origin or not header.to or len(frames) < 2:
+            raise ValueError(f"from {header.source} of run {header.run} with the key of {origin}")
+        if origin != self.site:
+            self._links[origin].heard(bytes_of(frames))
+        if self.address in header.to:
+            self._answer(header, wire.decode_message(frames[1].buffer), identity)
+        self._route(header, frames, origin)
+
+    def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
+        """Do what a message to the gateway itself asks."""
+        origin = wire.site_of(header.source)
+        match message:
+            case wire.Hello() if origin == self.site:
+                self._greet(header.source, message, identity)
+            case wire.Echo(seconds=seconds) if origin in self._links:
+                reply = wire.encode(self._header(header.source), wire.EchoReply(seconds=seconds))
+                self._links[origin].answer(reply)
+            case wire.EchoReply(seconds=seconds) if origin in self._links:
+                self._links[origin].echoed(seconds)
+            case wire.LinkStats():
+                self._say(header.source, self.stats(), reply_to=header.id)
+
+    def _greet(self, address: str, hello: wire.Hello, identity: bytes) -> None:
+        seat = self._seat(address)
+        if seat is None:
+            _log.warning("%s: %s", self.site, self._no_seat(address))
+            return
+        known = seat.connected
+        seat.greet(hello, identity)
+        if seat.connected and not known:
+            _log.info("%s: %s is connected", self.site, address)
+
+    # ---- to members and other gateways
+
+    def _route(self, header: wire.Header, frames: list[Any], origin: str) -> None:
+        """Queue a message once per other site and once per receiver here."""
+        size_bytes = bytes_of(frames)
+        for site, receivers in wire.by_site(tuple(dict.fromkeys(header.to))).items():
+            if site == self.site:
+                groups: list[tuple[str, ...]] = [(receiver,) for receiver in receivers if receiver != self.address]
+            else:
+                # What came from another site went from there to each site among its receivers.
+                groups = [receivers] if origin == self.site else []
+            for group in groups:
+                self._offer(site, Parcel(header, frames, group, size_bytes))
+
+    def _offer(self, site: str, parcel: Parcel) -> None:
+        if site == self.site:
+            seat = self._seat(parcel.receivers[0])
+            cause = seat.offer(parcel) if seat is not None else self._no_seat(parcel.receivers[0])
+        elif site in self._links:
+            cause = self._links[site].offer(parcel)
+        else:
+            cause = f"{site} is not a site of this run"
+        if cause is not None:
+            self._refuse(parcel, cause)
+
+    def _refuse(self, parcel: Parcel, cause: str) -> None:
+        """Tell the source of a parcel that it was not handed over."""
+        header = parcel.header
+        if header.id == NO_ANSWER:
+            return
+        _log.warning("%s: %s to %s refused: %s", self.site, header.source, ", ".join(parcel.receivers), cause)
+        for receiver in parcel.receivers:
+            undeliverable = wire.Undeliverable(receiver=receiver, cause=f"{self.address}: {cause}")
+            self._say(header.source, undeliverable, reply_to=header.id)
+
+    def _say(self, to: str, message: wire.Message, reply_to: int | None = None) -> None:
+        """Send a message of the gateway's own."""
+        header = self._header(to, reply_to)
+        self._route(header, wire.encode(header, message), self.site)
+
+    def _header(self, to: str, reply_to: int | None = None) -> wire.Header:
+        """Return the header of a message of the gateway's own, which asks for no answer."""
+        return wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER, reply_to=reply_to)
+
+    def _seat(self, address: str) -> Seat | None:
+        """Return the place of a member, made where it has none yet; None where there are too many."""
+        if address not in self._seats:
+            if len(self._seats) >= self._most_seats:
+                return None
+            self._seats[address] = Seat(
+                address, self._send, lane_bytes=self._lane_bytes, hold_seconds=self._hold_seconds
+            )
+        return self._seats[address]
+
+    def _no_seat(self, address: str) -> str:
+        return f"no place for {address}: {len(self._seats)} addresses of {self.site} are known already"
+
+    def _send(self, frames: Sequence[Any]) -> Attempt:
+        """Hand frames to the ROUTER, which tells who is gone."""
+        try:
+            return Attempt.SENT if self._router.send(frames) else Attempt.BUSY
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return Attempt.LOST
+
+    def _pump(self) -> None:
+        for seat in self._seats.values():
+            seat.pump()
+
+    def _restored(self, peer: str) -> None:
+        self._tell_members(wire.LinkRestored(site=peer))
+
+    def _tell_members(self, message: wire.Message) -> None:
+        for address, seat in list(self._seats.items()):
+            if seat.connected:
+                self._say(address, message)
+
+    # ---- time
+
+    async def _tick_until_stopped(self) -> None:
+        while not self._stop.is_set():
+            for peer, link in self._links.items():
+                if (cause := link.tick(self._echo)) is not None:
+                    self._tell_members(wire.Undeliverable(receiver=peer, cause=cause))
+            for seat in list(self._seats.values()):
+                parcels, cause = seat.overdue()
+                for parcel in parcels:
+                    self._refuse(parcel, cause)
+            self._pump()
+            try:
+                await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+            except TimeoutError:
+                continue
+
+    def _echo(self, peer: str, now: float) -> list[bytes]:
+        return wire.encode(self._header(gateway_of(peer)), wire.Echo(seconds=now))
+
+    def _places(self) -> list[Link | Seat]:
+        return [*self._links.values(), *self._seats.values()]
+
+    async def _drain(self) -> float:
+        """Let the lanes empty themselves; return what is left of `LINGER_SECONDS` for the sockets."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + LINGER_SECONDS
+        while clock() < deadline and not all(place.settled for place in self._places()):
+            await asyncio.sleep(0.01)
+        return max(0.0, deadline - clock())

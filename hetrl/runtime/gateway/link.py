@@ -1,0 +1,171 @@
+"""The link from one site's gateway to another's: a stream for control messages and several for the rest.
+
+Each stream reconnects by itself. Whether the other gateway is there is told by its answers to an echo every second:
+when it has been silent for too long, the link gives up what it holds and refuses more, until it hears again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from hetrl.runtime import wire
+from hetrl.runtime.gateway.link_report import LinkReport
+from hetrl.runtime.gateway.stream import Stream
+from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
+from hetrl.runtime.transport.sockets import QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, client_socket
+from hetrl.runtime.wire.keys import SiteKeys
+
+STREAMS = 4
+ECHO_SECONDS = 1.0
+_SMOOTHING = 1 / 8  # RFC 6298, section 2
+
+_log = logging.getLogger(__name__)
+
+
+class Link:
+    """Sends parcels to the gateway of `peer`; times are those of the event loop's clock."""
+
+    def __init__(
+        self,
+        site: str,
+        peer: str,
+        *,
+        streams: int,
+        lane_bytes: int,
+        hold_seconds: float,
+        patience_seconds: float,
+    ) -> None:
+        """Prepare a link that is not connected yet, and may stay so for `hold_seconds` at first."""
+        self.peer = peer
+        self.gone: str | None = None
+        self._site, self._count = site, streams
+        self._hold_seconds, self._patience_seconds = hold_seconds, patience_seconds
+        self._streams: list[Stream] = []  # the first is for control
+        self._control = Lane(lambda parcel: self._attempt(parcel, self._streams[:1]), lane_bytes)
+        self._bulk = Lane(lambda parcel: self._attempt(parcel, self._streams[1:]), lane_bytes)
+        self._counts: Counter[str] = Counter()
+        self._round_trip_seconds: float | None = None
+        self._echoed_seconds = self._echo_seconds = 0.0
+
+    def open(
+        self,
+        context: zmq.Context[Any],
+        keys: SiteKeys,
+        endpoint: str,
+        restored: Callable[[str], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Connect; `restored` is told the peer whenever a stream that was lost is back."""
+        self._echoed_seconds = _now()
+
+        def came_back() -> None:
+            self._counts["reconnects"] += 1
+            restored(self.peer)
+
+        for number in range(1 + self._count):
+            queue = STREAM_QUEUE_MESSAGES if number else QUEUE_MESSAGES
+            socket = client_socket(context, keys, keys.peers[self.peer], queue)
+            # What waits for a connection waits in the lanes, which are counted and bounded.
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            report = LinkReport(f"{self._site} -> {self.peer} stream {number}")
+            self._streams.append(Stream(socket, endpoint, report, self.pump, came_back, failed))
+
+    def offer(self, parcel: Parcel) -> str | None:
+        """Queue a parcel; return why not where it is refused, None also for a chunk that is dropped and counted."""
+        if self.gone is not None:
+            return self.gone
+        control = parcel.header.priority is wire.Priority.CONTROL
+        if (self._control if control else self._bulk).offer(parcel):
+            return None
+        if control:
+            return f"{self._site} -> {self.peer}: {self._control.bytes} bytes of control messages wait already"
+        self._counts["chunks_dropped"] += 1
+        return None
+
+    def pump(self) -> None:
+        """Send what waits."""
+        if self.gone is None:
+            self._control.pump()
+            self._bulk.pump()
+
+    def heard(self, size_bytes: int) -> None:
+        """Count a message that came from the peer."""
+        self._counts["messages_received"] += 1
+        self._counts["bytes_received"] += size_bytes
+
+    def echoed(self, sent_seconds: float) -> None:
+        """Hear the answer to an echo: the link carries both ways, and this is how long it takes."""
+        took, known = _now() - sent_seconds, self._round_trip_seconds
+        self._round_trip_seconds = took if known is None else known + _SMOOTHING * (took - known)
+        if self.gone is not None or known is None:
+            _log.info("%s: the link to %s is up", self._site, self.peer)
+        self._echoed_seconds, self.gone = _now(), None
+
+    def answer(self, frames: Sequence[Any]) -> None:
+        """Send the answer to an echo if the connection takes it now, on a link that was given up, too.
+
+        Where both sides have given a link up, these answers are how they learn that it carries again.
+        """
+        self._streams[0].send(frames)
+
+    def tick(self, echo: Callable[[str, float], Sequence[Any]]) -> str | None:
+        """Send an echo when it is time; return the cause when the link has just been given up."""
+        now = _now()
+        if now - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo(self.peer, now)):
+            self._echo_seconds = now
+        patience = self._hold_seconds if self._round_trip_seconds is None else self._patience_seconds
+        if self.gone is not None or now - self._echoed_seconds <= patience:
+            return None
+        self.gone = (
+            f"{self._site} -> {self.peer}: no connection for {patience:g} s; look into the gateways' logs of both "
+            "sites, and at what lies between them"
+        )
+        for lane in (self._control, self._bulk):
+            lane.clear()
+        _log.warning("%s", self.gone)
+        return self.gone
+
+    @property
+    def settled(self) -> bool:
+        """Whether waiting sends nothing more."""
+        return not self._reachable or not (self._control or self._bulk)
+
+    @property
+    def _reachable(self) -> bool:
+        return self._round_trip_seconds is not None and self.gone is None
+
+    def counters(self) -> wire.LinkCounters:
+        """Return what crossed so far."""
+        return wire.LinkCounters(
+            **self._counts,
+            peak_queued_bytes=self._control.peak_bytes + self._bulk.peak_bytes,
+            seconds_sending=round(self._bulk.busy_seconds, 6),
+            round_trip_seconds=self._round_trip_seconds,
+        )
+
+    def close(self, linger_seconds: float) -> None:
+        """Close every stream; what it holds may still go for `linger_seconds` where the peer is there."""
+        for stream in self._streams:
+            stream.close(linger_seconds if self._reachable else 0.0)
+
+    def _attempt(self, parcel: Parcel, streams: list[Stream]) -> Attempt:
+        """Hand a parcel to the next stream that has room."""
+        for stream in streams:
+            if stream.send(parcel.frames):
+                self._counts["messages_sent"] += 1
+                self._counts["bytes_sent"] += parcel.bytes
+                if len(streams) > 1:  # the stream goes to the end of the turn
+                    self._streams.remove(stream)
+                    self._streams.append(stream)
+                return Attempt.SENT
+        return Attempt.BUSY
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

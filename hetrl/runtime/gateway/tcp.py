@@ -1,0 +1,187 @@
+"""Plain TCP connections below ZeroMQ: connect, listen, read a preamble, splice two of them.
+
+Everything here works on non-blocking sockets of the running event loop. What passes is ciphertext of CURVE
+(`hetrl.runtime.wire.keys`): nothing here needs to be trusted with more than the addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hetrl.errors import SiteUnreachableError, UsageError
+
+BUFFER_BYTES = 256 * 1024  # per direction of a splice, and all that it holds
+CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 120.0  # ZeroMQ's heartbeats cross a living link every 2 s
+_BACKLOG = 128
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}  # accept(2)
+_ACCEPT_PAUSE_SECONDS = 1.0
+# A peer whose host vanished is noticed after 15 + 3 x 5 s (tcp(7)).
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+_log = logging.getLogger(__name__)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of `host:port`, `[v6]:port` or `tcp://host:port`; raises UsageError for anything else."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    # ASCII digits only: int() would take those of other scripts, signs and underscores.
+    if not bare or (":" in bare and bare == host) or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UsageError(f'"{address}" is not an address; write host:port, as login.example.org:7443')
+    return bare, int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen on an address, port 0 for any free one. Raises UsageError for one that is taken or not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise UsageError(f"cannot listen on {host}, port {port} ({why}); take another address or port") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def accept(listener: socket.socket) -> socket.socket:
+    """Return the next connection; where the process may open no more files, one that comes when it may again."""
+    while True:
+        try:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            return _prepared(connection)
+        except OSError as error:
+            if error.errno not in _PASSING:
+                raise
+            _log.warning("cannot accept a connection: %s", error.strerror)
+            await asyncio.sleep(_ACCEPT_PAUSE_SECONDS)
+
+
+async def connect(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
+    """Return a connection to `host:port`, the first of the host's addresses that answers.
+
+    Raises SiteUnreachableError that names the address where none does within `seconds`.
+    """
+    host, port = host_and_port(address)
+    failure = "it has no address"
+    try:
+        async with asyncio.timeout(seconds):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, where in found:
+                try:
+                    return await _connect(socket.socket(family, kind, protocol), where)
+                except OSError as error:
+                    failure = os.strerror(error.errno or 0)
+    except TimeoutError:
+        raise SiteUnreachableError(f"{address} did not answer within {seconds:g} s") from None
+    except socket.gaierror as error:
+        failure = error.strerror or str(error)
+    raise SiteUnreachableError(f"cannot connect to {address} ({failure})")
+
+
+async def _connect(connection: socket.socket, where: Any) -> socket.socket:
+    with closing_on_error(connection):
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, where)
+        return _prepared(connection)
+
+
+async def read_through(connection: socket.socket, end: bytes, limit_bytes: int) -> bytes:
+    """Return what arrives up to and with `end`, and not a byte more: what follows belongs to whoever is spliced on.
+
+    Raises ValueError where `limit_bytes` come without it, ConnectionError where the connection ends first.
+    """
+    loop = asyncio.get_running_loop()
+    text = b""
+    while not text.endswith(end):
+        if len(text) >= limit_bytes:
+            raise ValueError(f"no end within {limit_bytes} bytes")
+        byte = await loop.sock_recv(connection, 1)
+        if not byte:
+            raise ConnectionError("the connection ended")
+        text += byte
+    return text
+
+
+async def send(connection: socket.socket, data: bytes) -> None:
+    """Send all of it."""
+    await asyncio.get_running_loop().sock_sendall(connection, data)
+
+
+async def splice(
+    one: socket.socket,
+    other: socket.socket,
+    *,
+    idle_seconds: float = IDLE_SECONDS,
+    count: Callable[[int], None] = lambda size_bytes: None,
+) -> None:
+    """Carry bytes both ways until both ends are done or one fails, then close both.
+
+    An end that only stops sending is passed on as such (half-close). Nothing for `idle_seconds` ends the splice.
+    `count` is told the size of every piece.
+    """
+    with one, other:
+        idle = _Idle(idle_seconds)
+        directions = [asyncio.create_task(_pump(*pair, idle, count)) for pair in ((one, other), (other, one))]
+        watch = asyncio.create_task(idle.expire())
+        ends: set[asyncio.Future[Any]] = {asyncio.gather(*directions), watch}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*directions, watch):
+                task.cancel()
+            await asyncio.gather(*directions, *ends, return_exceptions=True)
+
+
+class _Idle:
+    """Ends when nothing happened for a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.touched = False
+
+    async def expire(self) -> None:
+        self.touched = True
+        while self.touched:
+            self.touched = False
+            await asyncio.sleep(self._seconds)
+
+
+async def _pump(source: socket.socket, sink: socket.socket, idle: _Idle, count: Callable[[int], None]) -> None:
+    """Carry one direction through one buffer: a sink that does not take holds the source back."""
+    loop = asyncio.get_running_loop()
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    while size_bytes := await loop.sock_recv_into(source, buffer):
+        await loop.sock_sendall(sink, buffer[:size_bytes])
+        idle.touched = True
+        count(size_bytes)
+        await asyncio.sleep(0)  # bytes that are there already would not let anybody else run
+    sink.shutdown(socket.SHUT_WR)
+
+
+@contextmanager
+def closing_on_error(connection: socket.socket) -> Iterator[socket.socket]:
+    """Close the connection where the block fails, keep it open where it does not."""
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _prepared(connection: socket.socket) -> socket.socket:
+    """Send small messages at once, and notice a peer whose host is gone."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return connection

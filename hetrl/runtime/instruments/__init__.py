@@ -1,0 +1,1 @@
+"""Probe and profile, as they run on a node."""

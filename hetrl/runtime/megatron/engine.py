@@ -1,0 +1,309 @@
+"""The training engine: score token sequences and step a model with megatron-core, on the ranks of one layout.
+
+    start_world(...)
+    engine = MegatronEngine(config, layout, rank=rank, optimizer=settings, seed=0)
+    engine.load(iter_safetensors(directory))      # or random_weights(config, seed)
+    engine.score(batch); engine.train_step(batch, "policy", hyper)
+    for name, tensor in engine.export(): ...      # every rank drives it, rank 0 gets the tensors
+    engine.save(directory, {"step": 1}); engine.restore(directory)
+    engine.close(); stop_world()
+
+All methods are collective: every rank of the world calls them in the same order with the same arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+from numpy.typing import NDArray
+
+from hetrl.errors import HetrlError
+from hetrl.runtime.megatron import (
+    checkpoint as megatron_checkpoint,
+    cpu as megatron_cpu,
+    hf_weights,
+    model as megatron_model,
+)
+from hetrl.runtime.megatron.batch import TokenBatch
+from hetrl.runtime.megatron.layers import packing
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.logprob import token_logprobs
+from hetrl.runtime.megatron.micro_batches import MicroBatch, cut
+from hetrl.runtime.megatron.optimizer import build_optimizer
+from hetrl.runtime.megatron.optimizer_settings import OptimizerSettings
+from hetrl.runtime.megatron.shards import Shards, to_rank_0
+from hetrl.runtime.rl import losses
+from hetrl.runtime.wan.torch_world import start_world, stop_world
+
+__all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
+
+LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
+
+
+class MegatronEngine:
+    """One rank of a model in training; a process holds one engine at a time, since megatron's groups are global."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        layout: Layout,
+        *,
+        rank: int,
+        dtype: str = "float32",
+        optimizer: OptimizerSettings | None,
+        seed: int,
+        recompute: str = "none",
+        packed: bool = False,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        """Build this rank's part of the model of a Hugging Face `config` inside the running torch.distributed world.
+
+        `dtype` is float32 or bfloat16 (then with float32 main parameters), `recompute` none or full, `optimizer` None
+        for an engine that only scores. `packed` lays the sequences of a micro-batch end to end instead of padding them
+        to the longest: the same results without the work on padding. `timeout_seconds` bounds each collective. Raises
+        HetrlError when the world, the layout and the model do not fit each other. Weights come with `load`.
+        """
+        self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
+        megatron_model.check_layout(self.architecture, layout)
+        if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (layout.world_size, rank):
+            raise HetrlError(f"rank {rank}: the layout needs a running world of {layout.world_size}; see start_world")
+        if dtype not in megatron_model.DTYPES:
+            raise HetrlError(f'dtype "{dtype}" is not known; known: {", ".join(megatron_model.DTYPES)}')
+        megatron_cpu.install()
+        self.layout, self.rank, self.settings, self.packed = layout, rank, optimizer, packed
+        self.place = layout.coordinates(rank)
+        self.dtype = megatron_model.DTYPES[dtype]
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        parallel_state.initialize_model_parallel(
+            layout.tensor,
+            layout.pipeline,
+            distributed_timeout_minutes=timeout_seconds / 60.0,
+            create_gloo_process_groups=False,
+        )
+        model_parallel_cuda_manual_seed(seed)
+        model = megatron_model.build_model(
+            config, self.architecture, layout, self.dtype, recompute=recompute, packed=packed
+        )
+        self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
+        places, group = hf_weights.places(self.architecture), parallel_state.get_tensor_model_parallel_group()
+        self.shards = Shards(self.architecture, layout, self.place, places, self.parameters, group, self.device)
+        self.model: Any = model
+        self.optimizer: Any = None
+        self.steps = 0  # what the optimiser has taken
+        if optimizer is not None:
+            self.model, self.optimizer = build_optimizer(model, optimizer, self.dtype)
+        self._loaded = False
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the weights of a Hugging Face model, tensor by tensor.
+
+        Every rank iterates over the same full tensors, in any order and dtype, and keeps its shard. The optimiser's
+        main parameters follow; its moments stay. Raises HetrlError for missing, surplus or misshapen tensors, naming
+        them; what a tied model or an old checkpoint stores twice (lm_head, rotary frequencies) is passed over.
+        """
+        self._loaded = False
+        arrived: set[str] = set()
+        for name, full in tensors:
+            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.architecture.tied_embeddings):
+                continue
+            arrived.add(name)
+            if name in self.shards.places:
+                self.shards.take(name, self.shards.places[name], full)
+        hf_weights.missing_and_surplus(arrived, self.shards.places)
+        if self.optimizer is not None:
+            self.optimizer.reload_model_params()
+        self._loaded = True
+
+    @torch.no_grad()
+    def score(self, batch: TokenBatch, temperature: float = 1.0) -> NDArray[numpy.float32] | None:
+        """Return log p(token j | tokens before j) of each token, float32 [n, s], on rank 0; None elsewhere.
+
+        Column 0 and padding are 0. The samples are spread over the replicas in proportion to `layout.samples`.
+        """
+        self._require_weights()
+        trimmed, shares = batch.trimmed(), self.layout.shares(batch.samples)
+        width = trimmed.tokens.shape[1]
+        part: torch.Tensor | None = None
+        if width > 1:
+            function = partial(self._logprobs_of, temperature=temperature)
+            outputs = self._run(trimmed, function, forward_only=True)
+            part = torch.cat(outputs)[: len(shares[self.place.replica])] if outputs else None
+        result = self._collect(part, shares, width) if width > 1 else torch.zeros(batch.samples, width)
+        if self.rank != 0:
+            return None
+        scores = numpy.zeros(batch.tokens.shape, dtype=numpy.float32)
+        scores[:, :width] = result.numpy()
+        scores[~batch.real] = 0.0
+        return scores
+
+    def _logprobs_of(self, micro: MicroBatch, logits: torch.Tensor, temperature: float) -> torch.Tensor:
+        return self._logprobs(micro, logits, temperature)[0]
+
+    def _logprobs(
+        self, micro: MicroBatch, logits: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probs and entropies [b, s] of a micro-batch's tokens; 0 in column 0, which nothing predicts."""
+        pair = token_logprobs(
+            logits[:, :-1],
+            micro.inputs[:, 1:],
+            vocabulary=self.architecture.vocabulary,
+            group=self.shards.tensor_group,
+            temperature=temperature,
+        )
+        logprobs, entropy = (micro.rows(torch.nn.functional.pad(values, (1, 0))) for values in pair)
+        return logprobs, entropy
+
+    def _collect(self, part: torch.Tensor | None, shares: tuple[range, ...], width: int) -> torch.Tensor:
+        """Bring the rows of all replicas from their last stages to rank 0, in order; empty elsewhere."""
+        rows = []
+        for replica, share in enumerate(shares):
+            source = self.layout.rank_of(replica, self.layout.pipeline - 1, 0)
+            received = to_rank_0(part, source, (len(share), width), torch.float32, self.device)
+            if received is not None:
+                rows.append(received)
+        return torch.cat(rows) if rows else torch.empty(0, width)
+
+    def train_step(self, batch: TokenBatch, loss: str, hyper: Mapping[str, float | str]) -> dict[str, float]:
+        """Take one optimiser step on the mean of a loss over all masked tokens; return its metrics on every rank.
+
+        `loss` and the extras it needs are those of `hetrl.runtime.rl.losses`; `hyper` may hold its coefficients,
+        `temperature` and `learning_rate` (for this step). Returns loss, grad_norm (before clipping), tokens,
+        learning_rate and the means of the loss's metrics. Raises HetrlError for a wrong request, and, with the weights
+        untouched, when the loss or the gradient is not finite.
+        """
+        optimizer = self._require_optimizer()
+        losses.check(loss, batch.extras, hyper)
+        if not batch.mask.any():
+            raise HetrlError("train_step: no token of the batch is a target; its mask is empty")
+        self.model.zero_grad_buffer()
+        optimizer.zero_grad()
+        function = partial(self._loss_of, loss=loss, hyper=hyper)
+        metrics = self._mean(self._run(batch.trimmed(), function, forward_only=False), int(batch.mask.sum()))
+        optimizer.prepare_grads()
+        grad_norm = float(optimizer.get_grad_norm())
+        if not math.isfinite(grad_norm) or not math.isfinite(metrics["loss"]):
+            raise HetrlError(
+                f"train_step: loss {metrics['loss']}, gradient norm {grad_norm}: not finite, the step was not taken; "
+                "look at the batch's advantages and log-probs, or lower the learning rate"
+            )
+        rate = self._set_learning_rate(hyper)
+        optimizer.step()
+        self.steps += 1
+        return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
+
+    def _loss_of(
+        self, micro: MicroBatch, logits: torch.Tensor, loss: str, hyper: Mapping[str, float | str]
+    ) -> tuple[torch.Tensor, torch.Tensor, losses.Sums]:
+        """Return what megatron's schedule expects: the sum to differentiate, its number of tokens, what to report."""
+        logprobs, entropy = self._logprobs(micro, logits, float(hyper.get("temperature", 1.0)))
+        total, sums = losses.evaluate(loss, logprobs, micro.mask, micro.extras, hyper, entropy)
+        return total, micro.mask.sum().int(), {"loss": total.detach().clone(), **sums}
+
+    def _mean(self, outputs: list[losses.Sums], tokens: int) -> dict[str, float]:
+        """Return the metrics over the whole batch, on every rank: sums over micro-batches and replicas / tokens."""
+        reports = self.place.tensor_index == 0 and self.place.stage == self.layout.pipeline - 1
+        sums = torch.zeros(len(losses.METRICS), 2, dtype=torch.float64)  # value, how many gave one
+        for output in outputs if reports else []:
+            for name, value in output.items():
+                sums[losses.METRICS.index(name)] += torch.tensor([float(value), 1.0], dtype=torch.float64)
+        sums = sums.to(self.device)
+        dist.all_reduce(sums)
+        values = zip(losses.METRICS, sums.tolist(), strict=True)
+        return {"tokens": float(tokens), **{name: value / tokens for name, (value, given) in values if given}}
+
+    def _set_learning_rate(self, hyper: Mapping[str, float | str]) -> float:
+        assert self.settings is not None
+        rate = float(hyper.get("learning_rate", self.settings.learning_rate))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    def _run(self, batch: TokenBatch, function: LossFunction, *, forward_only: bool) -> list[Any]:
+        """Drive this replica's micro-batches through the pipeline; the last stage gets what `function` reports."""
+        share = self.layout.shares(batch.samples)[self.place.replica]
+        micros = cut(batch, share, self.layout.micro_batch, self.device, self.packed)
+
+        def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+            micro = next(iterator)
+            logits = model(micro.inputs, None, None, packed_seq_params=packing(micro.real))
+            return logits, partial(_report, function, micro)
+
+        outputs: list[Any] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(micros),
+            model=[self.model],
+            num_microbatches=len(micros),
+            seq_length=micros[0].inputs.shape[1],
+            micro_batch_size=micros[0].inputs.shape[0],
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+        return outputs
+
+    def export(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights under their Hugging Face names, in the order of the layers, on rank 0.
+
+        Contiguous CPU tensors in the model's dtype, one at a time. Collective: the other ranks iterate too and get
+        nothing. Only the first replica takes part.
+        """
+        self._require_weights()
+        yield from self.shards.stream(lambda name: self.parameters[name].data, self.dtype)
+
+    def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
+        """Write weights, optimiser, generators and `extra` (JSON: step, position in the data, ...) to a checkpoint.
+
+        See `checkpoint_files`: `directory` is whole or not there, on the disk of rank 0. Raises HetrlError on
+        every rank when it cannot be written.
+        """
+        optimizer = self._require_optimizer()
+        try:
+            json.dumps(extra)
+        except (TypeError, ValueError) as error:
+            raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
+        megatron_checkpoint.save(self.shards, optimizer, directory, self.config, self.steps, extra)
+
+    def restore(self, directory: Path) -> dict[str, Any]:
+        """Take up the state that `save` wrote, on whatever layout, and return its `extra`.
+
+        Every rank reads the files, so they lie where all ranks see them. The random generators follow only onto the
+        same layout. Raises HetrlError on every rank, naming the checkpoint, when it is half-written or not of this
+        model; the engine then has no weights.
+        """
+        self._loaded = False
+        state = megatron_checkpoint.restore(self.shards, self.optimizer, directory)
+        self.steps, self._loaded = int(state["steps"]), True
+        extra: dict[str, Any] = state["extra"]
+        return extra
+
+    def close(self) -> None:
+        """Drop the model, the optimiser and megatron's groups; the torch.distributed world stays (see `stop_world`)."""
+        self._loaded = False
+        self.parameters.clear()
+        self.model = self.optimizer = None
+        parallel_state.destroy_model_parallel()
+
+    def _require_weights(self) -> None:
+        if not self._loaded:
+            raise HetrlError(f"rank {self.rank}: the model has no weights; call load first")
+
+    def _require_optimizer(self) -> Any:
+        self._require_weights()
+        if self.optimizer is None:
+            raise HetrlError(f"rank {self.rank}: this engine only scores; give it OptimizerSettings to train")
+        return self.optimizer
+
+
+def _report(function: LossFunction, micro: MicroBatch, logits: torch.Tensor, non_loss_data: bool = False) -> Any:
+    """Call `function` as megatron's schedule calls its loss function, with a flag that says what it already knows."""
+    return function(micro, logits)

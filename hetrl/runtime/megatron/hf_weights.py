@@ -1,0 +1,232 @@
+"""Hugging Face weights and where each of them lives in a megatron-core model.
+
+Every Hugging Face tensor is one *window* (a strided view) of one megatron parameter, cut along at most one dimension
+for tensor parallelism. So a model is loaded and exported tensor by tensor:
+
+    load(name, full):  window(parameter) <- shard(full, rank)          on every rank of the stage that owns it
+    export(name):      full <- merge(window(parameter) of each rank)
+
+Megatron's shapes: linear_qkv holds per KV group its query heads, its key head, its value head; linear_fc1 holds per
+tensor rank [gate; up] (megatron/core/transformer/attention.py and mlp.py, version 0.16.1).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hetrl.errors import HetrlError, UsageError
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.workload import Architecture, architecture_from_hf_config
+
+EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one Hugging Face tensor of `shape` lives.
+
+    `parameter` is megatron's name with the global layer index, `layer` that index (None: outside the layers), `part`
+    the window in it (whole, q, k, v, gate, up), `split` the dimension that tensor parallelism cuts (None: every rank
+    holds all). A tied embedding has a second home `twin` on the last stage of a pipeline.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    split: int | None = None
+    part: str = "whole"
+    layer: int | None = None
+    twin: str | None = None
+
+
+def architecture_of(config: Mapping[str, Any]) -> Architecture:
+    """Return the shapes in a `config.json`; raises UsageError for what the training engine does not compute."""
+    name = str(config.get("_name_or_path") or config.get("model_type"))
+    result = architecture_from_hf_config(config, name)
+    wrong = {
+        "hidden_act": config.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "use_sliding_window": bool(config.get("use_sliding_window")),
+        "attention_dropout": bool(config.get("attention_dropout")),
+    }
+    for key in (key for key, is_wrong in wrong.items() if is_wrong):
+        raise UsageError(f"{name}: {key} = {config[key]!r} in config.json is not supported by the training engine")
+    return result
+
+
+def places(architecture: Architecture) -> dict[str, Place]:
+    """Return the place of every tensor of a model by its Hugging Face name, in the order of export."""
+    hidden, vocabulary = architecture.hidden, (architecture.vocabulary, architecture.hidden)
+    twin = OUTPUT if architecture.tied_embeddings else None
+    result = {"model.embed_tokens.weight": Place(EMBEDDING, vocabulary, split=0, twin=twin)}
+    for layer in range(architecture.layers):
+        result |= _layer_places(architecture, layer)
+    result["model.norm.weight"] = Place("decoder.final_layernorm.weight", (hidden,))
+    if not architecture.tied_embeddings:
+        result["lm_head.weight"] = Place(OUTPUT, vocabulary, split=0)
+    return result
+
+
+def _layer_places(architecture: Architecture, layer: int) -> dict[str, Place]:
+    """Return the places of one layer."""
+    a, there, here = architecture, f"decoder.layers.{layer}.", f"model.layers.{layer}."
+    attention, feed_forward = there + "self_attention.", there + "mlp."
+    rows = {"q": a.heads * a.head_dim, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}
+    result = {"input_layernorm.weight": Place(there + "input_layernorm.weight", (a.hidden,), layer=layer)}
+    for part, length in rows.items():
+        weight = Place(attention + "linear_qkv.weight", (length, a.hidden), 0, part, layer)
+        result[f"self_attn.{part}_proj.weight"] = weight
+        if a.qkv_bias:
+            result[f"self_attn.{part}_proj.bias"] = Place(attention + "linear_qkv.bias", (length,), 0, part, layer)
+    for part in ("q", "k") if a.qk_norm else ():
+        norm = Place(attention + f"{part}_layernorm.weight", (a.head_dim,), layer=layer)
+        result[f"self_attn.{part}_norm.weight"] = norm
+    output = Place(attention + "linear_proj.weight", (a.hidden, rows["q"]), 1, layer=layer)
+    result["self_attn.o_proj.weight"] = output
+    result["post_attention_layernorm.weight"] = Place(there + "pre_mlp_layernorm.weight", (a.hidden,), layer=layer)
+    for part in ("gate", "up"):
+        place = Place(feed_forward + "linear_fc1.weight", (a.intermediate, a.hidden), 0, part, layer)
+        result[f"mlp.{part}_proj.weight"] = place
+    result["mlp.down_proj.weight"] = Place(
+        feed_forward + "linear_fc2.weight", (a.hidden, a.intermediate), 1, layer=layer
+    )
+    return {here + name: place for name, place in result.items()}
+
+
+def stage_of(place: Place, layout: Layout) -> int:
+    """Return the pipeline stage that owns a tensor (of a tied embedding: the first)."""
+    if place.layer is None:
+        return 0 if place.parameter == EMBEDDING else layout.pipeline - 1
+    return next(i for i, (start, end) in enumerate(layout.stages) if start <= place.layer < end)
+
+
+def padded(length: int, tensor: int) -> int:
+    """Return `length` rounded up to a multiple of the tensor-parallel degree (only a vocabulary needs it)."""
+    return -(-length // tensor) * tensor
+
+
+def window(parameter: torch.Tensor, place: Place, architecture: Architecture) -> torch.Tensor:
+    """Return the view of one tensor rank's `parameter` that holds this rank's shard, in any shape with its elements."""
+    if place.part in ("gate", "up"):
+        return parameter.view(2, -1, *parameter.shape[1:])[("gate", "up").index(place.part)]
+    if place.part == "whole":
+        return parameter
+    queries = architecture.heads // architecture.kv_heads
+    groups = parameter.view(-1, queries + 2, architecture.head_dim, *parameter.shape[1:])
+    bounds = {"q": (0, queries), "k": (queries, queries + 1), "v": (queries + 1, queries + 2)}
+    start, end = bounds[place.part]
+    return groups[:, start:end]
+
+
+def shard(full: torch.Tensor, place: Place, rank: int, tensor: int) -> torch.Tensor:
+    """Return what tensor rank `rank` of `tensor` holds of `full`, as a view without padding."""
+    if place.split is None:
+        return full
+    length = full.shape[place.split]
+    each = padded(length, tensor) // tensor
+    start = min(rank * each, length)
+    return full.narrow(place.split, start, min(each, length - start))
+
+
+def write(parameter: torch.Tensor, part: torch.Tensor, place: Place, architecture: Architecture) -> None:
+    """Copy one rank's shard into its window; padded rows of a vocabulary become zero."""
+    target = window(parameter, place, architecture)
+    if place.part != "whole":
+        target.copy_(part.reshape(target.shape))
+        return
+    target[: part.shape[0]].copy_(part)
+    target[part.shape[0] :].zero_()
+
+
+def read(parameter: torch.Tensor, place: Place, architecture: Architecture) -> torch.Tensor:
+    """Return one rank's shard, contiguous; a vocabulary comes with its padding."""
+    return window(parameter, place, architecture).reshape(-1, *parameter.shape[1:]).contiguous()
+
+
+def merge(parts: Sequence[torch.Tensor], place: Place) -> torch.Tensor:
+    """Join the shards of all tensor ranks, in rank order, to the full tensor without padding."""
+    if place.split is None:
+        return parts[0]
+    full = parts[0] if len(parts) == 1 else torch.cat(list(parts), place.split)
+    return full.narrow(place.split, 0, place.shape[place.split]).contiguous()
+
+
+def read_config(directory: str | Path) -> dict[str, Any]:
+    """Read `config.json` of a model directory; raises UsageError when it is missing or not a JSON object."""
+    path = Path(directory) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{directory}: no config.json there; give a directory with a Hugging Face model") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{path}: expected an object, found {type(config).__name__}")
+    return config
+
+
+def iter_safetensors(source: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a file or a model directory one by one, in the order of the files and their names.
+
+    Of a directory, reads `model.safetensors`, or the files that `model.safetensors.index.json` names. Raises UsageError
+    when neither is there or one cannot be read.
+    """
+    for path in _safetensors_files(Path(source)):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in sorted(file.keys()):
+                    yield name, file.get_tensor(name)
+        except (SafetensorError, FileNotFoundError) as error:
+            raise UsageError(f"{path}: cannot be read ({error}); download or write the weights again") from error
+
+
+def _safetensors_files(directory: Path) -> list[Path]:
+    if directory.is_file():
+        return [directory]
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return [directory / name for name in sorted(set(files))]
+    raise UsageError(f"{directory}: neither {single.name} nor {index.name} is there")
+
+
+def random_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield fresh float32 weights of a model under their Hugging Face names.
+
+    Matrices are normal with the standard deviation `initializer_range` (0.02 where the configuration has none, the
+    default of transformers), norms one, biases zero. Each tensor depends on its name and `seed` alone, so every layout
+    starts from the same model.
+    """
+    deviation = float(config.get("initializer_range", 0.02))
+    for name, place in places(architecture_of(config)).items():
+        if name.endswith("bias"):
+            yield name, torch.zeros(place.shape)
+        elif len(place.shape) == 1:
+            yield name, torch.ones(place.shape)
+        else:
+            yield name, torch.empty(place.shape).normal_(0.0, deviation, generator=_generator(name, seed))
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def missing_and_surplus(arrived: set[str], wanted: Mapping[str, Place]) -> None:
+    """Raise HetrlError when tensors are missing or unknown, naming the first of them."""
+    for kind, names in (("missing", wanted.keys() - arrived), ("unknown to this model", arrived - wanted.keys())):
+        if names:
+            shown = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+            raise HetrlError(
+                f"weights: {len(names)} tensors are {kind}: {shown}; do config.json and weights belong together?"
+            )

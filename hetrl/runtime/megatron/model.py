@@ -1,0 +1,160 @@
+"""Build the megatron-core model of one rank from a Hugging Face configuration and a layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.distributed import finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch.nn import functional
+
+from hetrl.errors import HetrlError, UsageError
+from hetrl.runtime.megatron.hf_weights import padded
+from hetrl.runtime.megatron.layers import block_spec
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.workload import Architecture
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+RECOMPUTE = ("none", "full")
+# What megatron/core/models/common/embeddings/rotary_pos_embedding.py assumes for Llama 3.
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def check_layout(architecture: Architecture, layout: Layout) -> None:
+    """Raise HetrlError when the model cannot be cut as the layout says."""
+    a, tensor = architecture, layout.tensor
+    if layout.layers != a.layers:
+        raise HetrlError(f"{a.name}: the stages {layout.stages} hold {layout.layers} layers, the model has {a.layers}")
+    if a.kv_heads < tensor:
+        raise HetrlError(
+            f"{a.name}: tensor parallel {tensor} exceeds the {a.kv_heads} key-value heads; plan at most {a.kv_heads}"
+        )
+    parts = {"heads": a.heads, "key-value heads": a.kv_heads, "feed-forward width": a.intermediate}
+    for what, number in parts.items():
+        if number % tensor:
+            raise HetrlError(f"{a.name}: tensor parallel {tensor} does not divide its {number} {what}; plan a divisor")
+
+
+def build_model(
+    config: Mapping[str, Any],
+    architecture: Architecture,
+    layout: Layout,
+    dtype: torch.dtype,
+    *,
+    recompute: str,
+    packed: bool,
+) -> GPTModel:
+    """Return this rank's part of the model, all matrices zero until weights are loaded.
+
+    `packed`: the stages exchange micro-batches of any length. The parallel state must be initialised. Raises UsageError
+    for rotary embeddings that cannot be computed.
+    """
+    transformer = _transformer_config(config, architecture, layout, dtype, recompute, packed)
+    theta, factor = rope(config, architecture.name)
+    model = GPTModel(
+        transformer,
+        block_spec(transformer),
+        vocab_size=padded(architecture.vocabulary, layout.tensor),
+        max_sequence_length=int(config.get("max_position_embeddings", 0)),
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        position_embedding_type="rope",
+        rotary_base=theta,
+        rope_scaling=factor is not None,
+        rope_scaling_factor=factor or 1.0,
+        share_embeddings_and_output_weights=architecture.tied_embeddings,
+    )
+    return model.cuda() if torch.cuda.is_available() else model
+
+
+def _transformer_config(
+    config: Mapping[str, Any],
+    architecture: Architecture,
+    layout: Layout,
+    dtype: torch.dtype,
+    recompute: str,
+    packed: bool,
+) -> TransformerConfig:
+    """Return megatron's configuration: nothing fused, so that the same code runs with and without CUDA."""
+    if recompute not in RECOMPUTE:
+        raise HetrlError(f'recompute "{recompute}" is not known; known: {", ".join(RECOMPUTE)}')
+    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return TransformerConfig(
+        num_layers=architecture.layers,
+        hidden_size=architecture.hidden,
+        num_attention_heads=architecture.heads,
+        num_query_groups=architecture.kv_heads,
+        kv_channels=architecture.head_dim,
+        ffn_hidden_size=architecture.intermediate,
+        normalization="RMSNorm",
+        layernorm_epsilon=float(config.get("rms_norm_eps", 1e-6)),
+        qk_layernorm=architecture.qk_norm,
+        gated_linear_unit=True,
+        activation_func=functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=architecture.qkv_bias,
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        init_method=torch.nn.init.zeros_,
+        output_layer_init_method=torch.nn.init.zeros_,
+        embedding_init_method=torch.nn.init.zeros_,
+        use_cpu_initialization=not torch.cuda.is_available(),
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        gradient_accumulation_fusion=False,
+        deallocate_pipeline_outputs=True,
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        pipeline_model_parallel_layout=_pipeline_layout(layout),
+        variable_seq_lengths=packed,
+        moe_token_dispatcher_type="alltoall",  # no experts here, but the default refuses variable lengths
+        calculate_per_token_loss=True,
+        finalize_model_grads_func=finalize_model_grads,
+        **(full if recompute == "full" else {}),
+    )
+
+
+def _pipeline_layout(layout: Layout) -> list[list[str]] | None:
+    """Return the stages in megatron's words; None for a single one."""
+    if layout.pipeline == 1:
+        return None
+    stages = [["decoder"] * (end - start) for start, end in layout.stages]
+    stages[0].insert(0, "embedding")
+    stages[-1].append("loss")
+    return stages
+
+
+def rope(config: Mapping[str, Any], name: str) -> tuple[float, float | None]:
+    """Return the base of the rotary embedding and the factor of Llama 3's scaling (None: no scaling).
+
+    Reads `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises UsageError for any
+    other scaling.
+    """
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind == "llama3" and all(float(parameters[key]) == value for key, value in LLAMA3_ROPE.items()):
+        return theta, float(parameters["factor"])
+    raise UsageError(f"{name}: rotary embedding {parameters} in config.json is not supported; known: default, llama3")
+
+
+def global_parameters(model: torch.nn.Module, layout: Layout, stage: int) -> dict[str, torch.nn.Parameter]:
+    """Return this rank's parameters under their names with global layer indices."""
+    start = layout.stages[stage][0]
+    return {
+        re.sub(r"^decoder\.layers\.(\d+)\.", lambda found: f"decoder.layers.{int(found[1]) + start}.", name): parameter
+        for name, parameter in model.named_parameters()
+    }

@@ -1,0 +1,109 @@
+"""Megatron-core's optimiser: built, and opened so that its state can be read and written parameter by parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+from megatron.core.optimizer.optimizer import MegatronOptimizer
+
+from hetrl.runtime.megatron.checkpoint_files import WEIGHTS
+from hetrl.runtime.megatron.optimizer_settings import OptimizerSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def build_optimizer(
+    model: GPTModel, settings: OptimizerSettings, dtype: torch.dtype
+) -> tuple[DistributedDataParallel, MegatronOptimizer]:
+    """Wrap the model for gradients in float32, summed over the replicas, and return it with its optimiser."""
+    wrapped = DistributedDataParallel(
+        model.config,
+        DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=settings.distributed
+        ),
+        model,
+    )
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam",
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adam_beta1=settings.beta1,
+            adam_beta2=settings.beta2,
+            adam_eps=settings.eps,
+            clip_grad=settings.clip_grad,
+            bf16=dtype is torch.bfloat16,
+            params_dtype=dtype,
+            use_distributed_optimizer=settings.distributed,
+        ),
+        [wrapped],
+        use_gloo_process_groups=False,
+    )
+    for group in optimizer.param_groups:  # megatron leaves this to its scheduler of learning rates
+        group["weight_decay"] = settings.weight_decay * group["wd_mult"]
+    return wrapped, optimizer
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What this rank's optimiser holds of one parameter: elements `start`.. of it, flattened.
+
+    `values` are flat float32 views of the main weights (`weights`) and the moments; writing them changes the optimiser.
+    """
+
+    start: int
+    values: dict[str, torch.Tensor]
+
+    @property
+    def range(self) -> slice:
+        """Return which elements of the flattened parameter these are."""
+        return slice(self.start, self.start + self.values[WEIGHTS].numel())
+
+
+def slice_of(optimizer: Any, parameter: torch.nn.Parameter) -> Slice | None:
+    """Return this rank's slice of a parameter; None when other replicas hold all of it.
+
+    Moments that no step has made yet are made here, zero as Adam makes them.
+    """
+    for part in optimizer.chained_optimizers:
+        if isinstance(part, DistributedOptimizer):
+            if parameter not in part.model_param_gbuf_map:
+                continue
+            start = part._get_model_param_range_map(parameter)["param"].start
+            group, index = part.model_param_group_index_map[parameter]
+            main = part.optimizer.param_groups[group]["params"][index]
+        else:
+            start, main = 0, getattr(parameter, "main_param", parameter)
+        return Slice(start, _values(part.optimizer, main))
+    return None
+
+
+def _values(adam: torch.optim.Optimizer, main: torch.Tensor) -> dict[str, torch.Tensor]:
+    state = adam.state[main]
+    for name in MOMENTS:
+        if name not in state:
+            state[name] = torch.zeros_like(main, dtype=torch.float32)
+    if isinstance(adam, torch.optim.AdamW):
+        state.setdefault("step", torch.tensor(0.0))
+    return {name: tensor.detach().view(-1) for name, tensor in ((WEIGHTS, main), *((m, state[m]) for m in MOMENTS))}
+
+
+def set_steps(optimizer: Any, steps: int) -> None:
+    """Say how many steps Adam has taken, which its bias correction uses.
+
+    torch counts per parameter, each in a tensor of its own; the fused Adam of Transformer Engine and Apex, which
+    megatron takes where it is installed, per group.
+    """
+    for part in optimizer.chained_optimizers:
+        for group in part.optimizer.param_groups:
+            if not isinstance(part.optimizer, torch.optim.AdamW):
+                group["step"] = steps
+                continue
+            for main in group["params"]:
+                part.optimizer.state[main]["step"] = torch.tensor(float(steps))

@@ -1,0 +1,1 @@
+"""The algorithms: samples, staleness, advantages, losses, one iteration of learning."""

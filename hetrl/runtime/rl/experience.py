@@ -1,0 +1,192 @@
+"""Arrays for training from groups of samples, in the order of an iteration:
+
+arrays = experience(groups, pad_token, algorithm)
+arrays["old_logprobs"] = ...      # and reference_logprobs: from the engines
+batch, measured = training_batch(arrays, groups, algorithm)
+for part in minibatches(batch, algorithm.minibatches, algorithm): one optimiser step with hyper_of(algorithm)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrl.describe.experiment import AlgorithmSection
+from hetrl.runtime.rl.advantages import GroupAdvantages, group_advantages
+from hetrl.runtime.rl.importance import bounded_exp, importance_weights
+from hetrl.runtime.rl.kl import kl_estimate
+from hetrl.runtime.rl.sampling import Group
+
+Arrays = dict[str, NDArray[Any]]
+
+DEFAULTS = AlgorithmSection()
+log = logging.getLogger(__name__)
+
+
+def padded(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], pad_token: int) -> Arrays:
+    """Return tokens int64 [n, s], lengths int64 [n] and mask bool [n, s] (response tokens) of (prompt, response)."""
+    lengths = np.array([len(prompt) + len(response) for prompt, response in sequences], dtype=np.int64)
+    tokens = np.full((len(sequences), int(lengths.max())), pad_token, dtype=np.int64)
+    mask = np.zeros(tokens.shape, dtype=np.bool_)
+    for row, (prompt, response) in enumerate(sequences):
+        tokens[row, : lengths[row]] = [*prompt, *response]
+        mask[row, len(prompt) : lengths[row]] = True
+    return {"tokens": tokens, "lengths": lengths, "mask": mask}
+
+
+def experience(groups: Sequence[Group], pad_token: int, algorithm: AlgorithmSection = DEFAULTS) -> Arrays:
+    """Return the batch of an iteration: `padded` plus advantages and sampler_logprobs, float32 [n, s].
+
+    The advantages are those of the rewards alone; logs a warning for groups of one sample, whose advantages are 0.
+    """
+    pairs = [(group, sample) for group in groups for sample in group.samples]
+    arrays = padded([(group.prompt_tokens, sample.tokens) for group, sample in pairs], pad_token)
+    advantages = _advantages([group.rewards for group in groups], algorithm)
+    if advantages.single:
+        log.warning(
+            "%d of %d groups have one sample: their advantages are 0, nothing is learnt from them; "
+            "raise algorithm.samples_per_prompt",
+            advantages.single,
+            len(groups),
+        )
+    arrays["advantages"] = _per_token(advantages, arrays["mask"])
+    sampler_logprobs = np.zeros(arrays["tokens"].shape, dtype=np.float32)
+    for row, (group, sample) in enumerate(pairs):
+        start = len(group.prompt_tokens)
+        sampler_logprobs[row, start : start + len(sample.tokens)] = sample.logprobs
+    arrays["sampler_logprobs"] = sampler_logprobs
+    return arrays
+
+
+def training_batch(
+    arrays: Mapping[str, NDArray[Any]], groups: Sequence[Group], algorithm: AlgorithmSection = DEFAULTS
+) -> tuple[Arrays, dict[str, float]]:
+    """Return what the policy loss reads of a batch whose log-probs are known, and what is worth watching in it.
+
+    `arrays` is an `experience` of the same groups with the trainer's `old_logprobs` and, if there is a reference,
+    `reference_logprobs`. The batch has no sampler_logprobs; beyond what `arrays` had it may have importance_weights.
+
+    With algorithm.kl_in "reward" a sample's reward is r - kl_coefficient x (sum of the KL estimates of its tokens)
+    before the advantages are taken: DeepSeekMath (arXiv 2402.03300), equation 2, summed over the response.
+    With samples that may be stale (max_staleness above 0): objective "decoupled" clips against old_logprobs, taken
+    under the weights that the step starts from, and weights each token by pi_old / pi_sampler; "coupled" clips against
+    the policy that drew the token, so that old_logprobs are the sampler's: PPO as published (arXiv 1707.06347).
+
+    Measured: groups_equal and groups_single (see GroupAdvantages); kl_penalty, the mean over samples of what the reward
+    lost; importance_weight and importance_cut, means over tokens.
+    """
+    batch = {name: array for name, array in arrays.items() if name != "sampler_logprobs"}
+    mask = arrays["mask"]
+    rewards, measured = [group.rewards for group in groups], dict[str, float]()
+    if algorithm.kl_coefficient and algorithm.kl_in == "reward":
+        penalties = algorithm.kl_coefficient * _sequence_kl(arrays, algorithm.kl_estimator)
+        rewards = _minus(rewards, penalties)
+        batch["advantages"] = _per_token(_advantages(rewards, algorithm), mask)
+        measured["kl_penalty"] = float(penalties.mean())
+    advantages = _advantages(rewards, algorithm)
+    measured |= {"groups_equal": advantages.equal, "groups_single": advantages.single}
+    stale = algorithm.max_staleness > 0
+    if stale and algorithm.objective == "coupled":
+        batch["old_logprobs"] = arrays["sampler_logprobs"]
+    elif stale or algorithm.correction != "none":
+        weights, cut = importance_weights(
+            arrays["old_logprobs"],
+            arrays["sampler_logprobs"],
+            mask,
+            bound=algorithm.correction,
+            cap=algorithm.correction_cap,
+            bounds=algorithm.correction_bounds,
+        )
+        batch["importance_weights"] = weights
+        measured |= {"importance_weight": float(weights[mask].mean()), "importance_cut": cut}
+    return batch, measured
+
+
+def minibatches(
+    arrays: Mapping[str, NDArray[Any]], number: int, algorithm: AlgorithmSection = DEFAULTS
+) -> list[Arrays]:
+    """Cut a batch into `number` parts of consecutive samples, as equal as can be, each with the weights it needs."""
+    edges = [len(arrays["tokens"]) * part // number for part in range(number + 1)]
+    parts = [{name: array[start:end] for name, array in arrays.items()} for start, end in pairwise(edges)]
+    if algorithm.normalisation != "token-mean":
+        for part in parts:
+            part["token_weights"] = token_weights(part["mask"], algorithm.normalisation_tokens)
+    return parts
+
+
+def token_weights(mask: NDArray[np.bool_], constant: int | None) -> NDArray[np.float32]:
+    """Return the weights [n, s] that turn a mean over the tokens of a minibatch into a mean over its samples.
+
+    The engine divides the sum of a minibatch by its T masked tokens, whatever the split over replicas. With N samples
+    that have a target and |o_i| of them in sample i, the weight of a token is
+        T / (N |o_i|)       `constant` None: sum_i (1 / |o_i|) sum_t loss / N, GRPO (arXiv 2402.03300, equation 3)
+        T / (N constant)    sum_i sum_t loss / (N constant), Dr. GRPO (arXiv 2503.20783, section 3.2), whose constant is
+                            the longest response that was allowed
+    The mean over tokens, DAPO's (arXiv 2503.14476, equation 8), needs no weights. Weights are 0 outside the mask.
+    """
+    targets = mask.sum(axis=1, keepdims=True)
+    samples = max(1, int((targets > 0).sum()))
+    divisor = np.maximum(targets, 1) if constant is None else constant
+    return np.where(mask, mask.sum() / (samples * divisor), 0.0).astype(np.float32)
+
+
+def hyper_of(algorithm: AlgorithmSection) -> dict[str, float | str]:
+    """Return the hyper-parameters of an optimiser step with the policy loss."""
+    hyper: dict[str, float | str] = {
+        "learning_rate": algorithm.learning_rate,
+        "temperature": algorithm.temperature,
+        "clip_low": algorithm.clip_low,
+        "clip_high": algorithm.clip_high,
+        "kl_coefficient": algorithm.kl_coefficient if algorithm.kl_in == "loss" else 0.0,
+        "kl_estimator": algorithm.kl_estimator,
+        "entropy_coefficient": algorithm.entropy_coefficient,
+    }
+    return hyper if algorithm.dual_clip is None else {**hyper, "dual_clip": algorithm.dual_clip}
+
+
+def largest_difference(arrays: Mapping[str, NDArray[Any]], fresh: NDArray[np.bool_]) -> float | None:
+    """Return max |log p(sampler) - log p(trainer)| over the `fresh` tokens: the mismatch of the two engines.
+
+    Tokens that were drawn under older weights differ because the policies do; None where no token is fresh.
+    """
+    difference = np.abs(arrays["sampler_logprobs"] - arrays["old_logprobs"])[fresh]
+    return float(difference.max()) if difference.size else None
+
+
+def drawn_under(version: int, groups: Sequence[Group], width: int) -> NDArray[np.bool_]:
+    """Return bool [n, width]: the response tokens that were drawn under this weight version."""
+    pairs = [(group, sample) for group in groups for sample in group.samples]
+    fresh = np.zeros((len(pairs), width), dtype=np.bool_)
+    for row, (group, sample) in enumerate(pairs):
+        start = len(group.prompt_tokens)
+        for span in sample.versions:
+            fresh[row, start + span.start : start + span.end] = span.version == version
+    return fresh
+
+
+def _advantages(rewards: Sequence[Sequence[float]], algorithm: AlgorithmSection) -> GroupAdvantages:
+    return group_advantages(rewards, algorithm.advantage_std, algorithm.advantage_epsilon)
+
+
+def _per_token(advantages: GroupAdvantages, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Give every response token the advantage of its sample."""
+    return np.where(mask, advantages.values[:, None], 0.0).astype(np.float32)
+
+
+def _sequence_kl(arrays: Mapping[str, NDArray[Any]], estimator: str) -> NDArray[np.float64]:
+    """Return the sum of the KL estimates over the response tokens of each sample, [n]."""
+    distance = arrays["reference_logprobs"].astype(np.float64) - arrays["old_logprobs"]
+    distance = np.where(arrays["mask"], distance, 0.0)
+    totals: NDArray[np.float64] = kl_estimate(estimator, distance, bounded_exp).sum(axis=1)
+    return totals
+
+
+def _minus(rewards: Sequence[Sequence[float]], penalties: NDArray[np.float64]) -> list[tuple[float, ...]]:
+    """Take each sample's penalty off its reward; penalties are in the order of the samples."""
+    rest = iter(penalties.tolist())
+    return [tuple(reward - next(rest) for reward in group) for group in rewards]

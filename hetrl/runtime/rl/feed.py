@@ -1,0 +1,87 @@
+"""Groups of samples on their way to the trainer: how many may be under way, and which are too old to train on.
+
+    admit:  start groups while  (max_staleness + iterations + 1) x batch - (accepted + running) > 0
+    batch:  wait for `batch` accepted groups, dropping those whose oldest token is more than max_staleness versions old
+    advance: one more iteration is trained and its weights are served
+
+With max_staleness 0 the groups of an iteration start when its weights are served: synchronous training.
+Source of the rule: AReaL (arXiv 2505.24298), section 5.1, staleness-aware training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from hetrl.runtime.rl.sampling import Group
+
+Draw = Callable[[int], Awaitable[Group]]
+
+
+def capacity(max_staleness: int, iterations: int, batch: int, accepted: int, running: int) -> int:
+    """Return how many more groups may start; `accepted` counts those that were trained on, too."""
+    return (max_staleness + iterations + 1) * batch - (accepted + running)
+
+
+def oldest_version(group: Group) -> int:
+    """Return the oldest weight version that any token of the group was drawn under."""
+    return min(span.version for sample in group.samples for span in sample.versions)
+
+
+class Feed:
+    """Draws groups ahead of the trainer; `draw(number)` samples the group of prompt `number`."""
+
+    def __init__(self, draw: Draw, batch: int, max_staleness: int, iterations: int, version: int) -> None:
+        """Feed `iterations` batches of `batch` groups, the first trained from weight version `version`."""
+        self._draw, self._batch, self._max_staleness = draw, batch, max_staleness
+        self._needed = iterations * batch
+        self._version, self._iterations = version, 0
+        self._running: dict[int, asyncio.Future[Group]] = {}
+        self._waiting: dict[int, Group] = {}
+        self._trained = 0
+        self._next = 0
+        self.dropped = 0
+
+    async def batch(self) -> tuple[Group, ...]:
+        """Return the next batch, in the order of the prompts; raises what a draw raised."""
+        while True:
+            self._sweep()
+            self._admit()
+            if len(self._waiting) >= self._batch:
+                return self._take()
+            await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            self._collect()
+
+    def advance(self, version: int) -> None:
+        """Note that an iteration was trained and that `version` is served; more groups may start."""
+        self._version, self._iterations = version, self._iterations + 1
+        self._admit()
+
+    async def close(self) -> None:
+        """Give up the groups that are under way."""
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        self._running.clear()
+
+    def _admit(self) -> None:
+        accepted = self._trained + len(self._waiting)
+        allowed = capacity(self._max_staleness, self._iterations, self._batch, accepted, len(self._running))
+        for _ in range(min(allowed, self._needed - accepted - len(self._running))):
+            self._running[self._next] = asyncio.ensure_future(self._draw(self._next))
+            self._next += 1
+
+    def _collect(self) -> None:
+        for number in [number for number, task in self._running.items() if task.done()]:
+            self._waiting[number] = self._running.pop(number).result()
+
+    def _sweep(self) -> None:
+        stale = [n for n, group in self._waiting.items() if self._version - oldest_version(group) > self._max_staleness]
+        for number in stale:
+            del self._waiting[number]
+        self.dropped += len(stale)
+
+    def _take(self) -> tuple[Group, ...]:
+        numbers: Sequence[int] = sorted(self._waiting)[: self._batch]
+        self._trained += len(numbers)
+        return tuple(self._waiting.pop(number) for number in numbers)

@@ -1,0 +1,131 @@
+"""What a process of a run knows at its start: the files that were staged in its site's own directory.
+
+config.yaml   the experiment          plan.json   the plan
+site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus
+keys.json     the site's CURVE keys (0600)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hetrl.describe.experiment import Experiment, seconds_of
+from hetrl.describe.yaml_file import read_yaml
+from hetrl.errors import HetrlError
+from hetrl.plan.document import read_plan
+from hetrl.plan.plan import Plan, site_of
+from hetrl.runtime import wire
+from hetrl.runtime.transport.member import Member, RunAborted
+from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
+from hetrl.runtime.wire.keys import read_keys
+from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
+
+HEARTBEAT_SECONDS = 2.0
+GENERATION = ACTOR_GENERATION
+CONTROLLER = "controller"
+
+
+@dataclass(frozen=True)
+class Context:
+    """One site's view of the run."""
+
+    directory: Path
+    run: str
+    site: str
+    lead_site: str
+    gateway: str
+    gpus: Mapping[str, str]  # device of the plan -> catalogue GPU
+    experiment: Experiment
+    plan: Plan
+
+    @property
+    def controller(self) -> str:
+        """Return the controller's address."""
+        return wire.address(self.lead_site, CONTROLLER)
+
+    @cached_property
+    def architecture(self) -> Architecture:
+        """Return the policy's shape."""
+        return architecture(self.experiment.model.architecture)
+
+    def member(self, role: str, instance: int = 0) -> Member:
+        """Return the member of this role at this site, not yet connected."""
+        keys = read_keys(self.directory / "keys.json")
+        return Member(wire.address(self.site, role, instance), self.run, self.gateway, keys, self.directory)
+
+    @asynccontextmanager
+    async def joined(self, role: str, instance: int = 0) -> AsyncIterator[Member]:
+        """Connect a member that says to the controller that it lives and, should it fail, why."""
+        async with self.member(role, instance) as member:
+            member.start_heartbeat(self.controller, HEARTBEAT_SECONDS)
+            try:
+                yield member
+            except RunAborted:
+                raise
+            except HetrlError as error:
+                await member.send(self.controller, wire.Failed(cause=str(error), exit_code=error.exit_code))
+                raise
+
+    def task_address(self, task: str) -> str:
+        """Return the address of a Megatron task: rank 0 of its world speaks for it."""
+        return wire.address(site_of(self.plan.tasks[task].rank_order()[0]), task)
+
+    @cached_property
+    def replicas(self) -> tuple[str, ...]:
+        """Return the addresses of the generation replicas, in the plan's order."""
+        return tuple(
+            wire.address(site_of(replica.devices[0]), GENERATION, number)
+            for number, replica in enumerate(self.plan.tasks[GENERATION].replicas)
+        )
+
+    @cached_property
+    def megatron_tasks(self) -> tuple[str, ...]:
+        """Return the tasks that run as Megatron worlds."""
+        return tuple(task for task, plan in self.plan.tasks.items() if plan.engine == "megatron")
+
+    @cached_property
+    def members(self) -> tuple[str, ...]:
+        """Return everyone that the controller waits for."""
+        return (*(self.task_address(task) for task in self.megatron_tasks), *self.replicas)
+
+
+def read_context(directory: Path) -> Context:
+    """Read a site's directory; where the gateway's address is not known beforehand, wait until the gateway says it.
+
+    Raises GangTimeoutError where it does not.
+    """
+    site = json.loads((directory / "site.json").read_text())
+    experiment = read_yaml(directory / "config.yaml", Experiment)
+    gateway = site["bind"]
+    if gateway is None:
+        timeout_seconds = seconds_of(experiment.launch.gang_timeout)
+        gateway = wait_for_endpoint(directory / GATEWAY_ENDPOINT, timeout_seconds, f"the gateway of {site['site']}")
+    return Context(
+        directory=directory,
+        run=site["run"],
+        site=site["site"],
+        lead_site=site["lead_site"],
+        gateway=gateway,
+        gpus=site["gpus"],
+        experiment=experiment,
+        plan=read_plan(directory / "plan.json"),
+    )
+
+
+def log_to_stderr() -> None:
+    """Log with time and level to stderr, which the launcher keeps as the process's log."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
+
+
+def exit_with(error: HetrlError) -> int:
+    """Print an error as the last line of the log and return its exit code."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return error.exit_code

@@ -1,0 +1,123 @@
+"""Where a process stands in its island: what the launcher, MPI or Slurm says.
+
+HETRL_RANK ...        of the launcher, which decides where a run's ranks stand
+PMI_RANK, PMIX_RANK   of `srun --mpi=pmi2|pmix`: MPI counts, and broadcasts the address of rank 0
+SLURM_PROCID ...      of a plain srun; rank 0 leaves its address in a file of a directory that all nodes share
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from hetrl.errors import UsageError
+from hetrl.runtime.transport.rendezvous import free_port, node_address, publish_endpoint, wait_for_endpoint
+
+MEET_SECONDS = 120.0  # until rank 0 has left its address
+_OURS = ("HETRL_RANK", "HETRL_WORLD_SIZE", "HETRL_LOCAL_RANK")
+_SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
+_STORE = ("HETRL_STORE_HOST", "HETRL_STORE_PORT")
+_PMI = ("PMI_RANK", "PMIX_RANK")
+
+
+@dataclass(frozen=True)
+class Island:
+    """One rank of an island: its place among `size` ranks, on its node, and where rank 0 serves.
+
+    The ranks of a node follow each other, as the ranks of a site do among those of all sites.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    port: int
+
+
+def started_by_mpi(env: Mapping[str, str]) -> bool:
+    """Return whether srun prepared MPI for this process, and mpi4py is there to use it."""
+    return any(name in env for name in _PMI) and importlib.util.find_spec("mpi4py") is not None
+
+
+def island_from_environment(
+    env: Mapping[str, str],
+    directory: Path | None = None,
+    interface: str | None = None,
+    timeout_seconds: float = MEET_SECONDS,
+) -> Island:
+    """Return the place of this process (collective where MPI started it).
+
+    HETRL_STORE_HOST and HETRL_STORE_PORT say where rank 0 serves. Where they are not set, it is its node's address, of
+    `interface` if one is named, and a free port; a plain srun then needs `directory`. Slurm's names are those of the
+    OUTPUT ENVIRONMENT VARIABLES of srun(1). Raises UsageError naming the variables that are missing or wrong, or the
+    nodes whose ranks are mixed, and GangTimeoutError where rank 0 does not say where it is.
+    """
+    ours = any(name in env for name in _OURS)
+    if not ours and started_by_mpi(env):
+        return _from_mpi(interface)
+    names = _SLURM if not ours and any(name in env for name in _SLURM) else _OURS
+    meets = names is _SLURM and directory is not None and not any(env.get(name) for name in _STORE)
+    missing = [name for name in (*names, *(() if meets else _STORE)) if not env.get(name)]
+    if missing:
+        raise UsageError(
+            f"the environment lacks {', '.join(missing)}; start this process with hetrl submit, or with srun and "
+            "HETRL_STORE_HOST and HETRL_STORE_PORT set"
+        )
+    rank, size, local_rank = (_whole(env, name) for name in names)
+    if not 0 <= local_rank <= rank < size:
+        raise UsageError(f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={size}")
+    if directory is not None and meets:
+        return Island(rank, size, local_rank, *_met(env, rank, directory, interface, timeout_seconds))
+    port = _whole(env, "HETRL_STORE_PORT")
+    if not 0 < port < 65536:
+        raise UsageError(f"HETRL_STORE_PORT={port} is not a port; use 1 to 65535")
+    return Island(rank=rank, size=size, local_rank=local_rank, host=env["HETRL_STORE_HOST"], port=port)
+
+
+def _whole(env: Mapping[str, str], name: str) -> int:
+    """Read a whole number >= 0."""
+    if not (env[name].isascii() and env[name].isdigit()):
+        raise UsageError(f"{name}={env[name]!r} is not a whole number")
+    return int(env[name])
+
+
+def _met(
+    env: Mapping[str, str], rank: int, directory: Path, interface: str | None, timeout_seconds: float
+) -> tuple[str, int]:
+    """Return the address of rank 0, which leaves it in a file of this step."""
+    step = ".".join(env.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    path = directory / f"island-{step}.endpoint"
+    if rank == 0:
+        endpoint = publish_endpoint(path, interface)
+    else:
+        endpoint = wait_for_endpoint(path, timeout_seconds, "rank 0 of the step")
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
+
+
+def _from_mpi(interface: str | None) -> Island:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    check_contiguous(world.allgather(socket.gethostname()))
+    local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
+    served = None
+    if world.Get_rank() == 0:
+        host = node_address(interface)
+        served = (host, free_port(host))
+    host, port = world.bcast(served, root=0)
+    return Island(world.Get_rank(), world.Get_size(), local_rank, host, port)
+
+
+def check_contiguous(hosts: Sequence[str]) -> None:
+    """Raise UsageError where the ranks of a node do not follow each other; `hosts` are those of all ranks in order.
+
+    Mixed ranks send between nodes what could stay inside one.
+    """
+    runs = [host for host, _ in groupby(hosts)]
+    if mixed := sorted({host for host in runs if runs.count(host) > 1}):
+        raise UsageError(f"the ranks of {', '.join(mixed)} are mixed with others; use srun --distribution=block")

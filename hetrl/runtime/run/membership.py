@@ -1,0 +1,63 @@
+"""Who takes part: waits for READY of every member, then watches that each still lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from hetrl.errors import GangTimeoutError, HetrlError, error_of
+from hetrl.runtime import wire
+from hetrl.runtime.transport.member import DeadlineError, Member
+
+SILENCE_SECONDS = 60.0
+POLL_SECONDS = 1.0
+LAST_WORD_SECONDS = 5.0  # a member that gives up at the deadline says why
+
+
+class Membership:
+    """The members that a controller waits for and watches."""
+
+    def __init__(self, member: Member, expected: Sequence[str], on_ready: Callable[[str, wire.Join], None]) -> None:
+        self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
+        self._last_seen = dict.fromkeys(expected, time.monotonic())
+        self.joined: dict[str, wire.Join] = {}
+
+    async def gather(self, timeout_seconds: float) -> None:
+        """Wait until everyone is READY, then send GO; raises GangTimeoutError naming who is missing."""
+        deadline = time.monotonic() + timeout_seconds + LAST_WORD_SECONDS
+        while missing := [name for name in self._expected if name not in self.joined]:
+            if time.monotonic() > deadline:
+                raise GangTimeoutError(
+                    f"{', '.join(missing)}: not ready within {timeout_seconds:g} s; look into their logs, "
+                    "or raise launch.gang_timeout"
+                )
+            await self._hear()
+        await self._member.send(self._expected, wire.Go(epoch=1, members=self._expected))
+
+    async def watch(self) -> None:
+        """Hear the members for as long as the run lasts; raises HetrlError naming one that failed or fell silent."""
+        while True:
+            await self._hear()
+            now = time.monotonic()
+            for name, seen in self._last_seen.items():
+                if now - seen > SILENCE_SECONDS:
+                    raise HetrlError(
+                        f"{wire.site_of(name)}: {name} has been silent for {SILENCE_SECONDS:g} s; look into its log"
+                    )
+
+    async def _hear(self) -> None:
+        """Take one message, or none within the poll interval."""
+        try:
+            envelope = await self._member.receive(POLL_SECONDS)
+        except DeadlineError:
+            return
+        source = envelope.header.source
+        self._last_seen[source] = time.monotonic()
+        match envelope.message:
+            case wire.Join() as join if source in self._expected:
+                self.joined[source] = join
+                self._on_ready(source, join)
+            case wire.Failed(cause=cause, exit_code=exit_code):
+                raise error_of(exit_code, f"{source}: {cause}")
+            case wire.Undeliverable(receiver=receiver, cause=cause):
+                raise HetrlError(f"{wire.site_of(receiver)}: {receiver} cannot be reached: {cause}")

@@ -1,0 +1,133 @@
+"""What a run leaves behind: a row per step in metrics.jsonl, events, and summary.json at the end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hetrl.events import EventLog, append_line
+from hetrl.files import replace_json
+from hetrl.plan.plan import Plan, site_of
+from hetrl.runtime import wire
+from hetrl.runtime.data.rewards import tally
+from hetrl.runtime.rl.sampling import Group, mean_reward
+
+LAST_STEPS = 5  # reward_last is the mean over so many steps
+
+
+class Record:
+    """Writes one run's files into the controller's directory and remembers what the summary needs."""
+
+    def __init__(self, directory: Path, site: str) -> None:
+        self.events = EventLog(directory / "events.jsonl", site)
+        self._directory = directory
+        self._start = time.monotonic()
+        self._rows: list[dict[str, Any]] = []
+        self._published: list[dict[str, Any]] = []
+        self._engines: dict[str, str] = {}
+        self._warm_start: dict[str, Any] | None = None
+
+    def ready(self, member: str, join: wire.Join) -> None:
+        """Note a member that is READY."""
+        self._engines.update(join.engines)
+        self.events.append("member_ready", member=member, ranks=join.ranks, host=join.host, engines=join.engines)
+
+    def published(self, published: wire.Published) -> None:
+        """Note a weight version that all receivers serve."""
+        row = {
+            "version": published.version,
+            "bytes": published.bytes,
+            "seconds": round(published.seconds, 4),
+            "digest": published.digest,
+        }
+        self._published.append(row)
+        self.events.append("weights_published", **row, to=sorted(published.apply_seconds))
+
+    def warm_start(self, steps: int, reward: float) -> None:
+        """Note a check of the supervised warm start; the last one is where RL begins."""
+        self._warm_start = {"steps": steps, "reward": round(reward, 4)}
+        self.events.append("warm_start", **self._warm_start)
+
+    def saved(self, saved: wire.Saved) -> None:
+        """Note a checkpoint."""
+        self.events.append("checkpoint", step=saved.step, directory=saved.directory, seconds=round(saved.seconds, 3))
+
+    def step(self, row: Mapping[str, Any], of: int) -> None:
+        """Write the metrics of one step."""
+        self._rows.append(dict(row))
+        append_line(self._directory / "metrics.jsonl", row)
+        self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
+
+    def summary(self, run: str, name: str, plan: Plan, stats: wire.LinkStatsReply) -> dict[str, Any]:
+        """Write summary.json and return it; `stats` are those of the lead site's gateway."""
+        rows, elapsed = self._rows, sum(row["seconds"]["iteration"] for row in self._rows)
+        summary = {
+            "run": run,
+            "name": name,
+            "steps": len(rows),
+            "reward_first": rows[0]["reward"],
+            "reward_last": round(statistics.fmean(row["reward"] for row in rows[-LAST_STEPS:]), 4),
+            "reward_last_steps": min(LAST_STEPS, len(rows)),
+            "warm_start": self._warm_start,
+            "samples_per_second": round(sum(row["samples"] for row in rows) / elapsed, 3),
+            "tokens_per_second": round(sum(row["tokens"] for row in rows) / elapsed, 3),
+            "engines": self._engines,
+            "sites": list(plan.site_order),
+            "tasks": _task_seconds(rows, plan),
+            "weight_versions": self._published,
+            "batch_versions": [[row["step"], row["versions"]] for row in rows],
+            "bytes_per_link": {
+                f"{plan.lead_site}-{site}": link.bytes_sent + link.bytes_received for site, link in stats.links.items()
+            },
+            "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
+            "gpu_hours": _gpu_hours(plan, time.monotonic() - self._start),
+            "faults_survived": sum(link.reconnects for link in stats.links.values()),
+        }
+        replace_json(self._directory / "summary.json", summary)
+        return summary
+
+
+def sample_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return what the samples of a step say.
+
+    The reward, counts, how many samples have tokens of each version, and per replica tokens and the seconds of its
+    longest group.
+    """
+    samples = [sample for group in groups for sample in group.samples]
+    replicas: dict[str, dict[str, float]] = {}
+    for group in groups:
+        row = replicas.setdefault(group.replica, {"tokens": 0, "seconds": 0.0})
+        row["tokens"] += sum(len(sample.tokens) for sample in group.samples)
+        row["seconds"] = round(max(row["seconds"], group.seconds), 4)
+    versions = Counter(str(span.version) for sample in samples for span in sample.versions)
+    return {
+        "reward": round(mean_reward(groups), 6),
+        "samples": len(samples),
+        "tokens": sum(len(sample.tokens) for sample in samples),
+        "versions": dict(versions),
+        "replicas": replicas,
+        **tally([score for group in groups for score in group.scores]),
+    }
+
+
+def _task_seconds(rows: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, dict[str, float]]:
+    """Return predicted and measured (median over steps) seconds of each task, the weight sync and the iteration."""
+    predicted = {**plan.predicted.tasks, "iteration": plan.predicted.iteration_seconds}
+    measured = {task: statistics.median(row["seconds"].get(task, 0.0) for row in rows) for task in predicted}
+    return {
+        task: {"predicted_seconds": round(predicted[task], 4), "measured_seconds": round(measured[task], 4)}
+        for task in predicted
+    }
+
+
+def _gpu_hours(plan: Plan, seconds: float) -> dict[str, float]:
+    """Return the device-hours that the plan's devices were held, per site."""
+    devices = {device for group in plan.groups for device in group.devices}
+    held = Counter(site_of(device) for device in devices)
+    return {site: round(held[site] * seconds / 3600, 4) for site in plan.site_order}

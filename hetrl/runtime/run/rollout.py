@@ -1,0 +1,169 @@
+"""One generation replica: `python -m hetrl.runtime.run.rollout SITE_DIRECTORY --replica 0`.
+
+The agent starts a vLLM server on its devices, joins the run and passes on what arrives:
+
+    Generate                    sample continuations of one prompt (many at a time)
+    WeightsBegin/Tensor/End     write a version to a file on this node, check it, let vLLM load it
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from hetrl.describe.experiment import seconds_of
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.vllm.server import VllmServer, VllmSettings
+from hetrl.runtime.weights.model_directory import ensure_model_directory
+from hetrl.runtime.weights.weight_file import WeightFile
+
+GENERATE_SECONDS = 3600.0
+UPDATE_SECONDS = 600.0
+LOG_LINES = 60
+
+
+def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
+    """Return how this replica's server is started, from the plan and the experiment."""
+    experiment, task = context.experiment, context.plan.tasks[GENERATION]
+    directory = ensure_model_directory(experiment.model, context.architecture, scratch / "model")
+    stage, *others = task.replicas[replica].stages
+    if others:
+        raise HetrlError(f"{GENERATION} replica {replica}: pipeline-parallel generation cannot be started yet")
+    return VllmSettings(
+        model_directory=directory.path,
+        dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
+        tensor_parallel=len(stage.devices),
+        kv_cache_bytes=int(task.kv_cache_gb * 1e9),
+        max_sequences=task.max_sequences,
+        max_model_tokens=experiment.batch.prompt_tokens + experiment.batch.response_tokens,
+        load_format="auto" if directory.weights else "dummy",
+        device="cpu" if context.gpus[stage.devices[0]] == "cpu" else "cuda",
+        seed=experiment.seed,
+    )
+
+
+class Agent:
+    """Answers the run for one server."""
+
+    def __init__(self, member: Member, server: VllmServer, weights: WeightFile, *, recompute: bool) -> None:
+        self._member, self._server, self._weights, self._recompute = member, server, weights, recompute
+
+    async def serve(self) -> None:
+        """Answer until the run finishes or is aborted; generations run concurrently, weights come in order."""
+        async with asyncio.TaskGroup() as generations:
+            under_way: set[asyncio.Task[None]] = set()
+            while True:
+                envelope = await self._member.receive()
+                match envelope.message:
+                    case wire.Finish():
+                        for task in under_way:
+                            task.cancel()
+                        return
+                    case wire.Generate():
+                        task = generations.create_task(self._answer(envelope))
+                        under_way.add(task)
+                        task.add_done_callback(under_way.discard)
+                    case wire.WeightsBegin() | wire.WeightsTensor() | wire.WeightsEnd():
+                        await self._answer(envelope)
+
+    async def _answer(self, envelope: Envelope) -> None:
+        """Do one thing; its failure is an answer, not the end of the agent."""
+        try:
+            match envelope.message:
+                case wire.Generate():
+                    await self._generate(envelope, envelope.message)
+                case wire.WeightsBegin():
+                    self._weights.begin(envelope.message)
+                case wire.WeightsTensor():
+                    self._weights.add(envelope.message, envelope.buffers[0])
+                case wire.WeightsEnd():
+                    await self._apply(envelope, envelope.message)
+        except HetrlError as error:
+            await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+
+    async def _generate(self, envelope: Envelope, request: wire.Generate) -> None:
+        start = time.monotonic()
+        samples = await self._server.generate(request.prompt, request.sampling, GENERATE_SECONDS)
+        answer = wire.Generated(group=request.group, samples=samples, seconds=time.monotonic() - start)
+        await self._member.reply(envelope, answer)
+
+    async def _apply(self, envelope: Envelope, end: wire.WeightsEnd) -> None:
+        start = time.monotonic()
+        try:
+            path, digest = self._weights.end(end)
+        except HetrlError as error:
+            await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
+            return
+        await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
+        seconds = time.monotonic() - start
+        applied = wire.WeightsApplied(version=end.version, digest=end.digest, seconds=seconds)
+        await self._member.reply(envelope, applied)
+
+
+async def serve_replica(context: Context, replica: int) -> None:
+    """Join the run as one replica: start the server, say READY, serve; the server is stopped on every way out."""
+    scratch = context.directory / f"{GENERATION}-{replica}"
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    server = VllmServer(settings_of(context, replica, scratch), scratch, scratch / "vllm.log")
+    async with context.joined(GENERATION, replica) as member:
+        try:
+            await start(server, seconds_of(context.experiment.launch.gang_timeout), scratch / "vllm.log")
+            ready = wire.Join(
+                ranks=len(context.plan.tasks[GENERATION].replicas[replica].devices),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                engines=server.versions,
+            )
+            await member.send(context.controller, ready)
+            recompute = context.experiment.algorithm.on_update == "recompute"
+            await Agent(member, server, WeightFile(scratch / "weights"), recompute=recompute).serve()
+        finally:
+            await server.stop()
+
+
+async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:
+    """Start the server; when it fails, the end of its log goes to ours, which the launcher shows."""
+    try:
+        await server.start(timeout_seconds)
+    except HetrlError:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+        print(f"the end of {log.name}:", *lines, sep="\n", file=sys.stderr)
+        raise
+
+
+def main() -> int:
+    """Run one replica."""
+    parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.rollout")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--replica", type=int, required=True)
+    arguments = parser.parse_args()
+    log_to_stderr()
+    try:
+        asyncio.run(serve_replica(read_context(arguments.directory), arguments.replica))
+    except HetrlError as error:
+        return exit_with(error)
+    except ExceptionGroup as group:
+        return exit_with(first_error(group))
+    return 0
+
+
+def first_error(group: BaseException) -> HetrlError:
+    """Return the first error inside an exception group; anything but a HetrlError is a defect and raised."""
+    error = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, HetrlError):
+        raise error
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

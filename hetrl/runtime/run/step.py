@@ -1,0 +1,131 @@
+"""Become one process of a Slurm step: `srun ... python -m hetrl.runtime.run.step scripts/gang.json actor_training`.
+
+The file lists the processes of each step; task i of a step (SLURM_PROCID) becomes the i-th of them:
+
+    print to logs/<process>.log
+    take the GPUs that Slurm granted: the row counts them from 0
+    as a rank of a Megatron task, find the store: rank 0 picks its address, the others wait for it
+    execute the row's command
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hetrl.errors import HetrlError, UsageError
+from hetrl.runtime.transport.rendezvous import publish_endpoint, store_endpoint, wait_for_endpoint
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One process: its name within the site, its command, what it adds to the environment.
+
+    CUDA_VISIBLE_DEVICES counts the GPUs that Slurm grants on the node from 0. `world` is the Megatron task whose ranks
+    meet at its store.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    world: str | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The file of a job: its processes by step, or by index of the array."""
+
+    gang_timeout_seconds: float
+    steps: Mapping[str, tuple[Row, ...]]
+
+
+def read_rows(path: Path) -> Rows:
+    """Read a file of rows; raises UsageError where it is not one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Rows)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot read the rows of this job ({error.strerror})") from None
+    except msgspec.MsgspecError as error:
+        raise UsageError(f"{path}: not the rows of a job ({error}); submit the run again") from None
+
+
+def row_of(rows: Rows, step: str, environment: Mapping[str, str]) -> Row:
+    """Return the row of this task of a step; raises UsageError where the step has another number of tasks."""
+    if step not in rows.steps:
+        raise UsageError(f'there is no step "{step}" in the rows of this job; it has {", ".join(rows.steps)}')
+    found = rows.steps[step]
+    number, count = int(environment.get("SLURM_PROCID", "0")), int(environment.get("SLURM_NTASKS", "1"))
+    if count != len(found) or number >= count:
+        raise UsageError(f"step {step} has {len(found)} processes, and srun started {count} tasks; set --ntasks")
+    return found[number]
+
+
+def environment_of(row: Row, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a row's process, with the GPUs that Slurm granted.
+
+    Raises UsageError where Slurm granted fewer GPUs than the row counts on.
+    """
+    environment = {**inherited, **row.environment}
+    if _VISIBLE in row.environment:
+        granted = [gpu for gpu in inherited.get(_VISIBLE, "").split(",") if gpu]
+        wanted = [int(position) for position in row.environment[_VISIBLE].split(",")]
+        if max(wanted) >= len(granted):
+            raise UsageError(
+                f"{row.name} needs GPU {max(wanted)} of its node, counted from 0, and Slurm granted "
+                f"{len(granted)} ({_VISIBLE}={inherited.get(_VISIBLE, '')!r}); correct gres and nodes in the site's "
+                "file, or ask the site for its gres.conf"
+            )
+        environment[_VISIBLE] = ",".join(granted[position] for position in wanted)
+    return environment
+
+
+def store_of(row: Row, directory: Path, timeout_seconds: float) -> dict[str, str]:
+    """Return the variables that name the store of a row's world; nothing for a process without one."""
+    if row.world is None:
+        return {}
+    path = directory / store_endpoint(row.world)
+    if row.environment["HETRL_RANK"] == "0":
+        endpoint = publish_endpoint(path)
+    else:
+        endpoint = wait_for_endpoint(path, timeout_seconds, f"rank 0 of {row.world}")
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return {"HETRL_STORE_HOST": host, "HETRL_STORE_PORT": port}
+
+
+def main() -> int:
+    """Become the process; returns an exit code only where that fails."""
+    parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.step", description=main.__doc__)
+    parser.add_argument("rows", type=Path, help="scripts/<job>.json")
+    parser.add_argument("step", help="a step of the gang, or the index of an array's task")
+    arguments = parser.parse_args()
+    try:
+        rows = read_rows(arguments.rows)
+        row = row_of(rows, arguments.step, os.environ)
+        _print_to(Path("logs") / f"{row.name}.log")
+        environment = environment_of(row, os.environ)
+        environment |= store_of(row, Path.cwd(), rows.gang_timeout_seconds)
+    except HetrlError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    argv = [sys.executable if word == "python" else word for word in row.argv]
+    os.execve(argv[0], argv, environment)
+
+
+def _print_to(path: Path) -> None:
+    """Let everything that this process prints, and what it becomes, go to a log."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

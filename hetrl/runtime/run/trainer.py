@@ -1,0 +1,262 @@
+"""One rank of a Megatron task: `python -m hetrl.runtime.run.trainer SITE_DIRECTORY --task actor_training`.
+
+Rank 0 is the task's member in the run. It shares each request with the other ranks, all of them execute it, and rank 0
+answers:
+
+    Score    log-probs of sequences under the current weights
+    Train    one optimiser step on one minibatch
+    Save     write a checkpoint to the site's disk
+    Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import logging
+import os
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetrl.describe.experiment import seconds_of
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.megatron.batch import TokenBatch
+from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
+from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, start_world
+from hetrl.runtime.megatron.hf_weights import iter_safetensors, random_weights
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.island import Island, island_from_environment
+from hetrl.runtime.run.world import share, share_tensors
+from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.weights.model_directory import ensure_model_directory
+from hetrl.runtime.weights.publisher import Publisher
+from hetrl.runtime.weights.weight_file import WeightFile
+from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.workload import TRAININGS
+
+CHECKPOINTS = Path("checkpoints")  # in the site's directory, where its processes start
+BATCH_ARRAYS = ("tokens", "lengths", "mask")
+
+
+def layout_of(context: Context, task: str) -> Layout:
+    """Return the Megatron layout of a task of the plan."""
+    plan = context.plan.tasks[task]
+    return Layout(
+        tensor=plan.tensor_parallel,
+        stages=tuple(stage.layers for stage in plan.replicas[0].stages),
+        samples=tuple(replica.samples for replica in plan.replicas),
+        micro_batch=plan.micro_batch,
+    )
+
+
+def build_engine(context: Context, task: str, island: Island) -> MegatronEngine:
+    """Start the task's world and build its model with the experiment's first weights (collective)."""
+    experiment, plan = context.experiment, context.plan.tasks[task]
+    device = "cpu" if _first_gpu(context, task) == "cpu" else f"cuda:{island.local_rank}"
+    start_world(
+        island.rank,
+        island.size,
+        island.host,
+        island.port,
+        timeout_seconds=seconds_of(experiment.launch.gang_timeout),
+        device=device,
+        collective_seconds=seconds_of(experiment.launch.walltime),
+    )
+    directory = ensure_model_directory(experiment.model, context.architecture, context.directory / f"model-{task}")
+    optimizer = None
+    if task in TRAININGS:
+        optimizer = OptimizerSettings(
+            learning_rate=experiment.algorithm.learning_rate, distributed=plan.optimizer_sharding == "data_parallel"
+        )
+    engine = MegatronEngine(
+        directory.config,
+        layout_of(context, task),
+        rank=island.rank,
+        dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
+        optimizer=optimizer,
+        seed=experiment.seed,
+        recompute=plan.recompute,
+    )
+    weights = directory.weights
+    engine.load(iter_safetensors(weights) if weights else random_weights(directory.config, experiment.model.seed))
+    return engine
+
+
+def _first_gpu(context: Context, task: str) -> str:
+    return context.gpus[context.plan.tasks[task].rank_order()[0]]
+
+
+def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryview]) -> TokenBatch:
+    """Read the batch that a request carries; a Score has no mask: every token after the first is a target."""
+    arrays = unpack(message.arrays, list(buffers))
+    tokens, lengths = arrays["tokens"], arrays["lengths"]
+    mask = arrays.get("mask")
+    if mask is None:
+        columns = torch.arange(tokens.shape[1]).numpy()
+        mask = (columns[None, :] > 0) & (columns[None, :] < lengths[:, None])
+    extras = {name: array for name, array in arrays.items() if name not in BATCH_ARRAYS}
+    return TokenBatch(tokens=tokens, lengths=lengths, mask=mask, extras=extras)
+
+
+def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes]) -> Any:
+    """Do what a shared request asks for (collective); rank 0 gets the result."""
+    match message:
+        case wire.Score(temperature=temperature):
+            return engine.score(batch_of(message, buffers), temperature)
+        case wire.Train(loss=loss, hyper=hyper):
+            return engine.train_step(batch_of(message, buffers), loss, hyper)
+        case wire.Save(step=step, version=version):
+            return engine.save(path_of(CHECKPOINTS, step), {"step": step, "version": version})
+    raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
+
+
+def follow(engine: MegatronEngine) -> None:
+    """Be one of the other ranks: do what rank 0 shares until it says Finish; HetrlError when another rank is gone."""
+    try:
+        _follow(engine)
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        logging.getLogger(__name__).info("%s", error)
+        raise HetrlError(f"rank {engine.rank}: the other ranks are gone; see the log of rank 0") from None
+
+
+def _follow(engine: MegatronEngine) -> None:
+    while True:
+        message, buffers = share(None)
+        match message:
+            case wire.Finish():
+                return
+            case wire.WeightsEnd():
+                engine.load(share_tensors(None))
+            case wire.Publish():
+                for _ in engine.export():
+                    pass
+            case _:
+                execute(engine, message, buffers)
+
+
+class Lead:
+    """Rank 0: the member of the run that speaks for the world; engine calls run in one thread beside the event loop."""
+
+    def __init__(self, context: Context, member: Member, engine: MegatronEngine, thread: ThreadPoolExecutor) -> None:
+        self._member, self._engine, self._thread = member, engine, thread
+        self._incoming = WeightFile(context.directory / "weights")
+
+    async def serve(self) -> None:
+        """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
+        while True:
+            envelope = await self._member.receive()
+            match envelope.message:
+                case wire.Finish():
+                    await self._in_thread(share, wire.Finish())
+                    return
+                case wire.Go() | wire.Done():
+                    continue
+            try:
+                await self._answer(envelope)
+            except HetrlError as error:
+                await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+
+    async def _answer(self, envelope: Envelope) -> None:
+        message, start = envelope.message, time.monotonic()
+        match message:
+            case wire.Score(step=step):
+                scores = await self._execute(message, envelope.buffers)
+                specs, buffers = pack({"scores": scores})
+                scored = wire.Scored(step=step, arrays=specs, seconds=time.monotonic() - start)
+                await self._member.reply(envelope, scored, buffers)
+            case wire.Train(step=step):
+                metrics = await self._execute(message, envelope.buffers)
+                trained = wire.Trained(step=step, metrics=metrics, seconds=time.monotonic() - start)
+                await self._member.reply(envelope, trained)
+            case wire.Save(step=step, keep=keep):
+                await self._execute(message, ())
+                keep_last(CHECKPOINTS, keep)
+                saved = wire.Saved(
+                    step=step, directory=str(path_of(CHECKPOINTS, step)), seconds=time.monotonic() - start
+                )
+                await self._member.reply(envelope, saved)
+            case wire.Publish():
+                publisher = Publisher(self._member, message, asyncio.get_running_loop())
+                await publisher.begin()
+                await self._in_thread(self._export, message, publisher)
+                await self._member.reply(envelope, await publisher.finish())
+            case wire.WeightsBegin():
+                self._incoming.begin(message)
+            case wire.WeightsTensor():
+                self._incoming.add(message, envelope.buffers[0])
+            case wire.WeightsEnd(version=version):
+                path, _ = self._incoming.end(message)
+                await self._in_thread(self._load, message, path)
+                seconds = time.monotonic() - start
+                applied = wire.WeightsApplied(version=version, digest=message.digest, seconds=seconds)
+                await self._member.reply(envelope, applied)
+            case _:
+                raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
+
+    async def _execute(self, message: wire.Message, buffers: Iterable[bytes | memoryview]) -> Any:
+        return await self._in_thread(lambda: execute(self._engine, *share(message, list(buffers))))
+
+    def _export(self, message: wire.Publish, publisher: Publisher) -> None:
+        share(message)
+        publisher.send_all(self._engine.export())
+
+    def _load(self, message: wire.WeightsEnd, path: Path) -> None:
+        share(message)
+        self._engine.load(share_tensors(iter_safetensors(path)))
+
+    async def _in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+async def lead(context: Context, task: str, island: Island) -> None:
+    """Join the run as rank 0 of a task: build the engine, say READY, serve."""
+    async with context.joined(task) as member:
+        with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
+            loop = asyncio.get_running_loop()
+            engine = await loop.run_in_executor(thread, build_engine, context, task, island)
+            engines = {"megatron-core": importlib.metadata.version("megatron-core"), "torch": str(torch.__version__)}
+            ready = wire.Join(ranks=island.size, host=socket.gethostname(), pid=os.getpid(), engines=engines)
+            await member.send(context.controller, ready)
+            await Lead(context, member, engine, thread).serve()
+            await loop.run_in_executor(thread, engine.close)
+
+
+def main() -> int:
+    """Run one rank."""
+    parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.trainer")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--task", required=True)
+    arguments = parser.parse_args()
+    log_to_stderr()
+    # What torch and megatron deprecate among themselves would bury a run's own words in its log.
+    warnings.filterwarnings("ignore", module=r"(torch|megatron)\.")
+    try:
+        context, island = read_context(arguments.directory), island_from_environment(os.environ)
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        if island.rank == 0:
+            asyncio.run(lead(context, arguments.task, island))
+        else:
+            engine = build_engine(context, arguments.task, island)
+            follow(engine)
+            engine.close()
+    except HetrlError as error:
+        return exit_with(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

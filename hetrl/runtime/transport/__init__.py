@@ -1,0 +1,1 @@
+"""Exactly once, in order and encrypted between two members of a run."""

@@ -1,0 +1,303 @@
+"""All channels of one member: three to and from every other member, one per priority. Pure but for two callbacks.
+
+`emit` takes what shall go to the gateway; `fail` is told of messages that will not arrive. A multicast is cut once: a
+chunk carries a place per receiver, and is emitted once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from hetrl.runtime import wire
+from hetrl.runtime.transport.channel import Inbound, Outbound
+from hetrl.runtime.transport.chunks import Assembly, Buffer, Chunk, flat
+from hetrl.runtime.transport.shipment import Arrival, Shipment
+from hetrl.runtime.wire import NO_ANSWER, Priority
+
+# 64 MiB: 10 Gb/s over a round trip of 50 ms.
+WINDOW_BYTES = 64 * 2**20
+_PAST_LIVES = 16
+
+Emit = Callable[[wire.Header, Sequence[Buffer]], None]
+Fail = Callable[[str, tuple[int, ...], str], None]  # receiver, its messages that were under way, cause
+
+
+class Exchange:
+    """What the member `address`, in this life of it, sends, acknowledges and hands over; `now` is any one clock."""
+
+    def __init__(self, address: str, run: str, incarnation: int, emit: Emit, fail: Fail) -> None:
+        self.address, self.incarnation = address, incarnation
+        self.malformed = 0
+        self._run, self._emit, self._fail = run, emit, fail
+        self._outbound: dict[tuple[str, Priority], Outbound] = {}
+        self._inbound: dict[tuple[str, Priority], Inbound] = {}
+        self._lives: dict[str, int] = {}
+        self._past: dict[str, deque[int]] = {}
+        self._waiting: list[Shipment] = []
+        self._owed: dict[tuple[str, Priority], None] = {}
+        self._gone_duplicate = 0
+
+    # ---- sending
+
+    def ship(
+        self,
+        message: int,
+        receivers: Sequence[str],
+        priority: Priority,
+        reply_to: int | None,
+        frames: Sequence[Buffer],
+        now: float,
+    ) -> Shipment:
+        """Send as much of a message as the windows allow; the rest follows when they open, in the order of calls."""
+        shipment = Shipment(message, receivers, priority, reply_to, frames)
+        self._waiting.append(shipment)
+        self._advance(now)
+        return shipment
+
+    def withdraw(self, shipment: Shipment, now: float) -> None:
+        """Give a message up unless it has begun: one that has goes on to its end."""
+        if not shipment.admitted and shipment in self._waiting:
+            self._waiting.remove(shipment)
+            self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        """Push whoever waits, oldest first; nobody overtakes another in a channel."""
+        blocked: set[tuple[str, Priority]] = set()
+        waiting: list[Shipment] = []
+        for shipment in self._waiting:
+            keys = {(receiver, shipment.priority) for receiver in shipment.receivers}
+            if blocked.isdisjoint(keys) and self._push(shipment, now):
+                shipment.posted = True
+                continue
+            blocked |= keys
+            waiting.append(shipment)
+        self._waiting = waiting
+
+    def _push(self, shipment: Shipment, now: float) -> bool:
+        """Send what the windows allow of one message; return whether that is all of it."""
+        channels = [self._to(receiver, shipment.priority) for receiver in shipment.receivers]
+        if not shipment.admitted:
+            if not all(channel.has_room(shipment.bytes) for channel in channels):
+                return False
+            shipment.admitted = True
+            for channel in channels:
+                channel.reserve(shipment.bytes, now)
+        while (chunk := shipment.chunk) is not None and channels:
+            if not all(channel.may_send(chunk) for channel in channels):
+                return False
+            places = tuple(channel.add(chunk, now) for channel in channels)
+            self._emit_chunk(tuple(shipment.receivers), shipment.priority, places, chunk)
+            shipment.advance()
+        return True
+
+    def _emit_chunk(
+        self, receivers: tuple[str, ...], priority: Priority, places: tuple[wire.Place, ...], chunk: Chunk
+    ) -> None:
+        header = wire.Header(
+            run=self._run,
+            source=self.address,
+            to=receivers,
+            id=chunk.message,
+            reply_to=chunk.reply_to,
+            incarnation=self.incarnation,
+            priority=priority,
+            places=places,
+            sizes=chunk.sizes,
+        )
+        self._emit(header, [wire.encode_header(header), *chunk.views])
+
+    def tell(
+        self,
+        to: str,
+        message: wire.Message,
+        *,
+        priority: Priority = Priority.CONTROL,
+        id: int = NO_ANSWER,
+        reply_to: int | None = None,
+    ) -> None:
+        """Send a message outside the channels: once, if it arrives at all."""
+        header = wire.Header(
+            run=self._run,
+            source=self.address,
+            to=(to,),
+            id=id,
+            reply_to=reply_to,
+            incarnation=self.incarnation,
+            priority=priority,
+        )
+        self._emit(header, wire.encode(header, message))
+
+    def acknowledged(self, header: wire.Header, report: wire.Acknowledged, now: float) -> None:
+        """Hear what a receiver has: send again what it lacks, and whatever has room now."""
+        if report.incarnation != self.incarnation or not self._meet(header):
+            return
+        channel = self._to(header.source, report.priority)
+        try:
+            again = channel.acknowledge(report, now)
+        except ValueError:
+            self.malformed += 1
+            return
+        for place, chunk in again:
+            self._emit_chunk((header.source,), report.priority, (place,), chunk)
+        self._advance(now)
+
+    def tick(self, now: float) -> None:
+        """Probe the channels in which nothing goes forward, and push what waits."""
+        self._advance(now)
+        for (receiver, _), channel in list(self._outbound.items()):
+            if channel.stalled(now):
+                self._probe(receiver, channel, now)
+
+    def hasten(self, now: float, site: str | None = None) -> None:
+        """Probe every channel with something under way to `site`, or to anybody: it may be lost."""
+        for (receiver, _), channel in list(self._outbound.items()):
+            if channel.open_bytes and site in (None, wire.site_of(receiver)):
+                self._probe(receiver, channel, now)
+
+    def _probe(self, receiver: str, channel: Outbound, now: float) -> None:
+        probe, waiting = channel.probe(now)
+        self.tell(receiver, probe, priority=channel.priority, id=waiting or NO_ANSWER)
+
+    # ---- receiving
+
+    def heard(self, header: wire.Header, views: Sequence[memoryview]) -> list[Arrival]:
+        """Take a chunk; return the messages that it completes. Raises ValueError where it has no place for us."""
+        if len(header.places) != len(header.to) or self.address not in header.to:
+            raise ValueError(f"a chunk from {header.source} without a place for {self.address}")
+        if not self._meet(header):
+            self._gone_duplicate += 1
+            return []
+        channel = self._from(header)
+        chunk = Chunk(header.id, header.reply_to, header.sizes, tuple(map(flat, views)))
+        whole = channel.accept(header.places[header.to.index(self.address)], chunk)
+        self._owe(header.source, channel)
+        return [
+            Arrival(_header_of(message, header), message.frames, message.bytes, channel.stream) for message in whole
+        ]
+
+    def taken(self, arrival: Arrival) -> None:
+        """Return the credit of a message that the application took out."""
+        channel = self._inbound.get((arrival.header.source, arrival.header.priority))
+        if channel is not None and channel.incarnation == arrival.header.incarnation:
+            channel.take(arrival.stream, arrival.bytes)
+            self._owe(arrival.header.source, channel)
+
+    def probed(self, header: wire.Header, probe: wire.Probe) -> None:
+        """Answer a probe."""
+        if self._meet(header) and (report := self._from(header).answer(probe)) is not None:
+            self.tell(header.source, report)
+
+    @property
+    def owes(self) -> bool:
+        """Whether somebody is to hear what arrived: `settle` within a moment."""
+        return bool(self._owed)
+
+    def settle(self) -> None:
+        """Report to everybody whose chunks arrived or were taken out since the last report."""
+        owed, self._owed = self._owed, {}
+        for source, priority in owed:
+            if (channel := self._inbound.get((source, priority))) is not None:
+                self.tell(source, channel.report())
+
+    def _owe(self, source: str, channel: Inbound) -> None:
+        if channel.urgent:
+            self._owed.pop((source, channel.priority), None)
+            self.tell(source, channel.report())
+        else:
+            self._owed[source, channel.priority] = None
+
+    # ---- members that go and come
+
+    def end(self, where: str, cause: str) -> None:
+        """Fail what is under way to a member or to all members of a site; their channels begin anew."""
+        receivers = {receiver for receiver, _ in self._outbound}
+        receivers.update(receiver for shipment in self._waiting for receiver in shipment.receivers)
+        for receiver in sorted(receivers):
+            if where in (receiver, wire.site_of(receiver)):
+                self._fail(receiver, tuple(self._renew(receiver)), cause)
+
+    def forget(self, member: str, cause: str) -> None:
+        """Drop all state of a member that is dead: nothing of this life of it is accepted any more."""
+        self.end(member, cause)
+        self._retire(member)
+
+    def _renew(self, receiver: str) -> Iterator[int]:
+        """Begin every channel to a receiver anew; yield the messages that were under way."""
+        for shipment in list(self._waiting):
+            if receiver in shipment.receivers:
+                shipment.receivers.remove(receiver)
+                yield shipment.message
+            if not shipment.receivers:
+                shipment.posted = True
+                self._waiting.remove(shipment)
+        for priority in Priority:
+            if (receiver, priority) in self._outbound:
+                yield from self._outbound[receiver, priority].renew()
+
+    def _meet(self, header: wire.Header) -> bool:
+        """Whether a frame is of the present life of its source; a life that was not known ends the one before."""
+        source, life = header.source, header.incarnation
+        if life in self._past.get(source, ()):
+            return False
+        if self._lives.get(source, life) != life:
+            self._retire(source)
+            self.end(source, f"{source} restarted")
+        self._lives[source] = life
+        return True
+
+    def _retire(self, source: str) -> None:
+        for priority in Priority:
+            if (channel := self._inbound.pop((source, priority), None)) is not None:
+                self._gone_duplicate += channel.chunks_duplicate
+                self.malformed += channel.malformed
+        if source in self._lives:
+            self._past.setdefault(source, deque(maxlen=_PAST_LIVES)).append(self._lives.pop(source))
+
+    # ---- state
+
+    def under_way(self, message: int, receiver: str) -> bool:
+        """Whether a message waits for its window or for the acknowledgement of a receiver."""
+        waits = any(shipment.message == message and receiver in shipment.receivers for shipment in self._waiting)
+        return waits or any(channel.holds(message) for (to, _), channel in self._outbound.items() if to == receiver)
+
+    def stuck(self, shipment: Shipment) -> tuple[str, ...]:
+        """Return the receivers that a message waits for."""
+        channels = {to: self._to(to, shipment.priority) for to in shipment.receivers}
+        return tuple(to for to, channel in channels.items() if not channel.has_room(shipment.bytes))
+
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether something that was sent is not known to have arrived."""
+        return any(channel.unacknowledged for channel in self._outbound.values())
+
+    @property
+    def chunks_resent(self) -> int:
+        """Return how many chunks went a second time."""
+        return sum(channel.chunks_resent for channel in self._outbound.values())
+
+    @property
+    def chunks_duplicate(self) -> int:
+        """Return how many chunks came that were here already, or too late."""
+        return self._gone_duplicate + sum(channel.chunks_duplicate for channel in self._inbound.values())
+
+    def _to(self, receiver: str, priority: Priority) -> Outbound:
+        key = (receiver, priority)
+        if key not in self._outbound:
+            self._outbound[key] = Outbound(priority, WINDOW_BYTES)
+        return self._outbound[key]
+
+    def _from(self, header: wire.Header) -> Inbound:
+        key = (header.source, header.priority)
+        if key not in self._inbound:
+            self._inbound[key] = Inbound(header.priority, header.incarnation, WINDOW_BYTES)
+        return self._inbound[key]
+
+
+def _header_of(message: Assembly, header: wire.Header) -> wire.Header:
+    """Return the header of a message that the chunk with `header` completed."""
+    if header.id == message.message and header.reply_to == message.reply_to:
+        return header
+    return msgspec.structs.replace(header, id=message.message, reply_to=message.reply_to, places=(), sizes=())

@@ -1,0 +1,1 @@
+"""The rollout engine: a vLLM server as a child process."""

@@ -1,0 +1,132 @@
+"""What runs inside vLLM's workers: weights from a file on this node. The only module that imports vllm.
+
+vLLM imports it in every worker (`--worker-extension-cls`) before the worker chooses its
+weight-transfer engine; the import registers the engine `hetrl_file`. See
+https://docs.vllm.ai/en/latest/training/weight_transfer/ and https://docs.vllm.ai/en/latest/training/layerwise/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
+
+from hetrl.runtime.vllm.command import BACKEND
+from hetrl.runtime.weights.weight_file import digest_of_file
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker; there is nothing to add to it."""
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):
+    """The engine needs nothing to start."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    """A safetensors file on this node and its blake2b-128 digest (hex)."""
+
+    path: str
+    digest: str
+
+
+class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
+    """Loads a whole version from one file in one step; a file that is refused leaves the model as it was."""
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+    _contents: dict[str, tuple[str, tuple[int, ...]]] | None = None
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        """Do nothing: there is no connection."""
+
+    def start_weight_update(self) -> None:
+        """Do nothing: the model must stay whole until the file has passed its checks."""
+
+    def finish_weight_update(self) -> None:
+        """Do nothing: `receive_weights` leaves a model that can serve."""
+
+    def shutdown(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        """Load the file; raises ValueError when its digest or its tensors are not what was promised.
+
+        A file whose tensors differ in name, dtype or shape from the version before is refused before the model is
+        touched, so only the first version can fail half-way.
+        """
+        path = Path(update_info.path)
+        found = digest_of_file(path)
+        if found != update_info.digest:
+            raise ValueError(f"{path} has digest {found}, expected {update_info.digest}")
+        with safe_open(path, framework="pt", device="cpu") as file:
+            contents = _contents_of(file)
+            if self._contents is not None and contents != self._contents:
+                differing = sorted(name for name, _ in contents.items() ^ self._contents.items())
+                raise ValueError(f"{path}: {differing[0]} is not as in the version before")
+            self._load(file, path)
+        self._contents = contents
+
+    def _load(self, file: Any, path: Path) -> None:
+        initialize_layerwise_reload(self.model)
+        try:
+            loaded = self.model.load_weights(_tensors_of(file, self.device))
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu():
+            _repack_output_layer(self.model)
+        if loaded is not None and (missing := {name for name, _ in self.model.named_parameters()} - loaded):
+            raise ValueError(f"{path} lacks the weights of {sorted(missing)[0]}")
+
+
+def _contents_of(file: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return dtype and shape of every tensor of an open safetensors file, without reading the tensors."""
+    slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+    return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+
+
+def _tensors_of(file: Any, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors one at a time."""
+    for name in sorted(file.keys()):
+        yield name, file.get_tensor(name).to(device)
+
+
+def _repack_output_layer(model: torch.nn.Module) -> None:
+    """Repack lm_head for oneDNN: with tied embeddings no lm_head.weight arrives and the old packed copy would stay."""
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _repack_experts_on_reload() -> None:
+    """Let the CPU experts repack after every load: vLLM 0.32.0 does so only when their kernel is first set up."""
+    original = UnquantizedFusedMoEMethod._setup_kernel
+
+    def setup(self: Any, layer: torch.nn.Module, w13: torch.Tensor, w2: torch.Tensor) -> None:
+        reloaded = self.moe_kernel is not None
+        original(self, layer, w13, w2)
+        if reloaded:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    UnquantizedFusedMoEMethod._setup_kernel = setup
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, FileEngine)
+if current_platform.is_cpu():
+    _repack_experts_on_reload()

@@ -1,0 +1,288 @@
+"""A vLLM server as a child process, spoken to over its HTTP API on a unix socket that nobody else can open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from hetrl.errors import GangTimeoutError, HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.parent_death import end_with_parent
+from hetrl.runtime.vllm.command import MODEL_NAME, VllmSettings, command_of, environment_of
+
+__all__ = ["VllmServer", "VllmSettings"]
+
+# unix(7): sun_path holds 108 bytes; vLLM's own sockets are named by a uuid of 36 characters.
+DIRECTORY_BYTES = 108 - 1 - 37
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.2
+CONTROL_SECONDS = 60.0
+
+
+class VllmServer:
+    """One `vllm serve` with its workers; call `start` from a thread that lives as long as the server is wanted.
+
+    The server belongs to the caller's process group and is terminated when the thread that started it dies.
+    `directory` holds its sockets (a short one in the system's temporary directory is made where its path is too long),
+    `log_path` receives what it prints.
+    """
+
+    def __init__(self, settings: VllmSettings, directory: Path, log_path: Path) -> None:
+        self._settings, self._directory, self._log_path = settings, directory, log_path
+        self._private: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._family: set[psutil.Process] = set()
+        self._client: httpx.AsyncClient | None = None
+        self._versions: dict[str, str] = {}
+        self._has_weights = settings.load_format != "dummy"
+        self._updating = asyncio.Lock()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The engine and its version as the server reports it; empty before `start`."""
+        return dict(self._versions)
+
+    async def start(self, timeout_seconds: float) -> None:
+        """Start the server and wait until it is healthy; on every failure nothing of it is left running.
+
+        Raises HetrlError with the exit code when the server ends early, or when the deadline passes; both quote the
+        last meaningful line of the log and its path.
+        """
+        if self._process is not None:
+            raise HetrlError(f"vllm: the server is already running (process {self._process.pid})")
+        deadline = time.monotonic() + timeout_seconds
+        try:
+            self._spawn()
+            while not await self._is_healthy():
+                if time.monotonic() > deadline:
+                    raise GangTimeoutError(
+                        f"vllm: not healthy after {timeout_seconds:g} s, last said {self._last_words()}; "
+                        f"see {self._log_path}, or raise launch.gang_timeout"
+                    )
+                await asyncio.sleep(POLL_SECONDS)
+            answer = await self._call("GET", "/version", CONTROL_SECONDS)
+            self._versions = {"vllm": str(answer["version"])}
+            await self._call("POST", "/init_weight_transfer_engine", CONTROL_SECONDS, {"init_info": {}})
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the server and all of its workers: SIGTERM, then SIGKILL after 10 seconds; may be called again."""
+        client, self._client = self._client, None
+        process, self._process = self._process, None
+        private, self._private = self._private, None
+        if client is not None:
+            await client.aclose()
+        if process is not None:
+            self._adopt(process)
+            await asyncio.to_thread(_terminate, process, self._family)
+            self._family = set()
+        if private is not None:
+            shutil.rmtree(private, ignore_errors=True)
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
+    ) -> tuple[wire.Sample, ...]:
+        """Return `sampling.samples` continuations of a prompt of token ids.
+
+        Log-probs are those of the distribution that was sampled from (after temperature and top_p). Sample k depends on
+        the seed, k, prompt and weights only; the stop token is the last token of a sample that it ended. Weights that
+        the server started with are version 0. Raises HetrlError when there are no weights yet, more samples are asked
+        than `max_sequences`, the server refuses, or it does not answer in time.
+        """
+        if not self._has_weights:
+            raise HetrlError("vllm: asked to generate before the first weight version arrived")
+        parameters = {
+            "n": sampling.samples,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": _spread(sampling.seed),
+            "logprobs": 0,
+            "ignore_eos": True,
+            "stop_token_ids": list(sampling.stop_tokens),
+        }
+        body = {"model": MODEL_NAME, "token_ids": list(prompt), "sampling_params": parameters}
+        answer = await self._call("POST", "/inference/v1/generate", timeout_seconds, body)
+        return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
+
+    async def update_weights(
+        self, version: int, path: Path, digest: str, timeout_seconds: float, *, recompute: bool = True
+    ) -> None:
+        """Load a version from a safetensors file whose blake2b-128 is `digest`, then serve it.
+
+        Requests under way are held, then continue under the new weights, with `recompute` after their context was
+        computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (digest, a
+        tensor that the version before did not have) the old version is served on and HetrlError raised.
+        """
+        update = {"update_info": {"path": str(path.absolute()), "digest": digest}}
+        async with self._updating:
+            await self.pause(forget=recompute)
+            try:
+                await self._call("POST", "/start_weight_update", CONTROL_SECONDS)
+                await self._call("POST", "/update_weights", timeout_seconds, update)
+                await self._call("POST", "/finish_weight_update", CONTROL_SECONDS, {"weight_version": str(version)})
+                self._has_weights = True
+            except HetrlError as error:
+                raise HetrlError(f"weight version {version}: {error}") from None
+            finally:
+                await self.resume()
+
+    async def pause(self, *, forget: bool = True) -> None:
+        """Hold all requests where they are; with `forget` the keys and values of all contexts are dropped."""
+        await self._call("POST", f"/pause?mode=keep&clear_cache={str(forget).lower()}", CONTROL_SECONDS)
+
+    async def resume(self) -> None:
+        """Let held requests continue."""
+        await self._call("POST", "/resume", CONTROL_SECONDS)
+
+    async def abort_all(self) -> None:
+        """End every request: each answers with the tokens that it has, as finished by abort."""
+        await self._call("POST", "/abort_requests", CONTROL_SECONDS, {})
+
+    def _spawn(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        short = len(str(self._directory.absolute()).encode()) + len("/vllm-12345678") <= DIRECTORY_BYTES
+        # mkdtemp makes the directory 0700: the socket in it is open to this user alone, on every route.
+        self._private = Path(tempfile.mkdtemp(prefix="vllm-", dir=self._directory.absolute() if short else None))
+        socket = self._private / "http"
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command_of(self._settings, socket),
+                env={**os.environ, **environment_of(self._settings, self._private)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=end_with_parent,  # on SIGTERM the server ends its workers itself
+            )
+        # The server closes the connection after an error answer: a kept one would fail the next request.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        transport = httpx.AsyncHTTPTransport(uds=str(socket), limits=limits)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://vllm")
+
+    async def _is_healthy(self) -> bool:
+        process, client = self._process, self._client
+        assert process is not None and client is not None
+        self._adopt(process)
+        self._raise_if_ended(process)
+        try:
+            return (await client.get("/health", timeout=CONTROL_SECONDS)).status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def _adopt(self, process: subprocess.Popen[bytes]) -> None:
+        """Remember the workers while the server lives: those of a server that was killed have no parent to ask."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._family |= set(psutil.Process(process.pid).children(recursive=True))
+
+    def _raise_if_ended(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is not None:
+            raise HetrlError(
+                f"vllm: the server ended with exit code {process.returncode}: {self._last_words()}; "
+                f"see {self._log_path}"
+            )
+
+    def _last_words(self) -> str:
+        try:
+            return last_words(self._log_path.read_text(errors="replace"))
+        except OSError:
+            return "nothing"
+
+    async def _call(
+        self, method: str, path: str, timeout_seconds: float, body: Mapping[str, object] | None = None
+    ) -> dict[str, Any]:
+        """Return the JSON of one route; HetrlError when the server is gone, silent or answers with an error."""
+        process, client = self._process, self._client
+        if process is None or client is None:
+            raise HetrlError(f"vllm: {path} asked of a server that is not running")
+        route = path.split("?")[0]
+        try:
+            response = await client.request(method, path, json=body, timeout=timeout_seconds)
+        except httpx.TimeoutException:
+            raise HetrlError(f"vllm: no answer to {route} in {timeout_seconds:g} s; see {self._log_path}") from None
+        except httpx.TransportError as error:
+            await asyncio.sleep(POLL_SECONDS)  # a server that crashed needs a moment until its exit code is known
+            self._raise_if_ended(process)
+            raise HetrlError(f"vllm: {route} failed: {error}; see {self._log_path}") from None
+        if response.status_code != httpx.codes.OK:
+            raise HetrlError(f"vllm: {route} answered {response.status_code}: {_reason(response)}")
+        content: dict[str, Any] = response.json()
+        return content
+
+
+def last_words(log: str) -> str:
+    """Return the line of a log that tells most: the last error, else the last line; without vLLM's prefixes."""
+    lines = [re.sub(r"^\(\w+ pid=\d+\) *", "", line).strip() for line in log.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(("For further information", "^"))]
+    errors = [line for line in lines if re.match(r"([\w.]+(Error|Exception)|error): ", line)]
+    # The server repeats the failure of its engine; the root cause was printed by the engine before.
+    causes = [line for line in errors if "Engine core initialization failed" not in line]
+    return (causes or errors or lines or ["nothing"])[-1]
+
+
+def _reason(response: httpx.Response) -> str:
+    """Return the message inside vLLM's error answers ({"error": {"message": ...}}), or the start of the body."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(response.json()["error"]["message"])
+    return response.text[:500]
+
+
+def _spread(seed: int) -> int:
+    """Return 31 bits out of a seed: vLLM gives sample k the seed + k, so that near seeds would share samples."""
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "little") >> 1
+
+
+def _sample(choice: Mapping[str, Any]) -> wire.Sample:
+    """Return one choice of an answer of /inference/v1/generate."""
+    tokens = choice["token_ids"] or []
+    content = (choice["logprobs"] or {}).get("content") or []
+    spans = choice["weight_versions"] or []
+    return wire.Sample(
+        tokens=tuple(tokens),
+        logprobs=tuple(entry["logprob"] for entry in content),
+        versions=tuple(
+            wire.VersionSpan(
+                version=0 if span["version"] == "default" else int(span["version"]),
+                start=span["start"],
+                end=span["end"],
+            )
+            for span in spans
+        ),
+        finish_reason=choice["finish_reason"],
+    )
+
+
+def _terminate(process: subprocess.Popen[bytes], workers: set[psutil.Process]) -> None:
+    """Let the server end itself and its workers, then kill what remains."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    deadline = time.monotonic() + (STOP_SECONDS if process.returncode == 0 else 1.0)
+    while any(_lives(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for worker in filter(_lives, workers):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    process.kill()
+    process.wait()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,81 @@
+"""Operations of a group on several sites, each tensor once over each link.
+
+send, recv    from rank to rank
+broadcast     the root sends to the leaders of the other sites; every site passes each piece on inside as it arrives
+all_gather    the same from every rank, at once
+all_reduce    `hetrl.runtime.wan.all_reduce`
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from hetrl.runtime.wan.communicator import Communicator, Operation
+from hetrl.runtime.wan.streams import Arrivals, Key, cuts
+from hetrl.runtime.wan.tensors import bytes_of, dtype_name
+
+
+async def send(group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:
+    """Send a flat tensor to some ranks; each piece is copied, so that the tensor may change afterwards."""
+    place = bytes_of(tensor)
+    for number, cut in enumerate(cuts(place.nbytes)):
+        await group.endpoint.send(to, key, number, (place.nbytes, dtype_name(tensor)), bytes(place[cut]))
+    group.endpoint.outbox.end(to, key)
+
+
+async def receive(group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> None:
+    """Receive a flat tensor from one rank."""
+    arrivals = group.receive(key, source, bytes_of(tensor), dtype_name(tensor), cuts(bytes_of(tensor).nbytes))
+    await arrivals.all()
+    group.endpoint.inbox.end(arrivals)
+
+
+async def spread(group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]) -> None:
+    """Give every rank each block (root, flat tensor) of its root: broadcast is one block, all_gather one per rank."""
+    layout = group.layout
+    passed: list[asyncio.Future[None]] = []
+    async with asyncio.TaskGroup() as tasks:
+        for tag, (root, tensor) in enumerate(blocks):
+            if root == layout.rank:
+                key = replace(operation.key, tag=tag)
+                tasks.create_task(send(group, key, layout.other_leaders, tensor))
+        for number, arrivals in _foreign(group, operation, blocks):
+            root, tensor = blocks[number]
+            passed += await _pass_on(group, root, tensor, arrivals)
+        await asyncio.gather(*passed)
+
+
+def _foreign(
+    group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]
+) -> list[tuple[int, Arrivals | None]]:
+    """Begin to receive the blocks of other sites, if this rank leads its own; None for the others."""
+    layout = group.layout
+    begun: list[tuple[int, Arrivals | None]] = []
+    for tag, (root, tensor) in enumerate(blocks):
+        arrivals = None
+        if layout.leads and root not in layout.local:
+            place, key = bytes_of(tensor), replace(operation.key, tag=tag)
+            arrivals = group.receive(key, root, place, dtype_name(tensor), cuts(place.nbytes))
+        begun.append((tag, arrivals))
+    return begun
+
+
+async def _pass_on(
+    group: Communicator, root: int, tensor: torch.Tensor, arrivals: Arrivals | None
+) -> list[asyncio.Future[None]]:
+    """Give a block to every rank of this island, piece by piece as it arrives."""
+    local, view = group.layout.local, tensor.view(torch.uint8)
+    origin = local.index(root) if root in local else 0
+    passed = []
+    for number, cut in enumerate(cuts(view.numel())):
+        if arrivals is not None:
+            await arrivals.piece(number)
+        if group.island is not None:
+            passed.append(group.island.broadcast(view[cut], origin))
+    if arrivals is not None:
+        group.endpoint.inbox.end(arrivals)
+    return passed

@@ -1,0 +1,188 @@
+"""A group of ranks on several sites: who they are, and the life of its operations.
+
+launch -> wait for its turn (collectives go one after the other) -> work, with a deadline -> done
+the first failure, here or told by another rank, ends every operation of the group and every later one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hetrl.runtime import wire
+from hetrl.runtime.wan.endpoint import PROBE_SECONDS, Endpoint, GroupError
+from hetrl.runtime.wan.island import Island, IslandError
+from hetrl.runtime.wan.streams import Arrivals, Key
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of a group by site; a site's leader is its lowest rank."""
+
+    addresses: tuple[str, ...]
+    rank: int
+
+    @cached_property
+    def sites(self) -> dict[str, tuple[int, ...]]:
+        """Return the ranks of each site, sites in the order of their lowest rank."""
+        ranks: dict[str, tuple[int, ...]] = {}
+        for rank, address in enumerate(self.addresses):
+            site = wire.site_of(address)
+            ranks[site] = (*ranks.get(site, ()), rank)
+        return ranks
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """Return the ranks of this rank's site."""
+        return self.sites[wire.site_of(self.addresses[self.rank])]
+
+    @property
+    def leaders(self) -> tuple[int, ...]:
+        """Return the leader of each site."""
+        return tuple(ranks[0] for ranks in self.sites.values())
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is its site's leader."""
+        return self.rank == self.local[0]
+
+    @property
+    def other_leaders(self) -> tuple[str, ...]:
+        """Return the addresses of the leaders of the other sites."""
+        return tuple(self.addresses[rank] for rank in self.leaders if rank != self.local[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One call of one operation; its key names what is sent in it, its title says what it is."""
+
+    key: Key
+    seconds: float
+    title: str
+
+    def part(self, number: int) -> Operation:
+        """Return the operation of one of several tensors."""
+        return replace(self, key=replace(self.key, operation=f"{self.key.operation}.{number}"))
+
+
+class Communicator:
+    """The operations of one group; methods are for the loop of its endpoint."""
+
+    def __init__(self, name: str, layout: Layout, endpoint: Endpoint, island: Island | None) -> None:
+        self.name, self.layout, self.endpoint, self.island = name, layout, endpoint, island
+        self.addresses: Sequence[str] = layout.addresses
+        self._turn = asyncio.Lock()
+        self._sequence = itertools.count()
+        self._running: dict[Operation, asyncio.Task[None] | None] = {}  # None: it failed and looks for the cause
+        self._cause: str | None = None
+        self._failed = asyncio.Event()
+
+    def under_way(self) -> tuple[str, ...]:
+        """Return the operations under way, as in "all_reduce 7"."""
+        return tuple(operation.title for operation in self._running)
+
+    def operation(self, name: str, seconds: float) -> Operation:
+        """Name the next collective; every rank calls them in the same order."""
+        key = Key(self.name, name, next(self._sequence))
+        return Operation(key, seconds, f"{name} {key.sequence}")
+
+    async def run(
+        self, operation: Operation, work: Callable[[Operation], Awaitable[None]], *, in_turn: bool = True
+    ) -> None:
+        """Do the work of an operation; raises GroupError that names who is missing after `operation.seconds`."""
+        if self._cause is not None:
+            raise self._error(operation)
+        self._running[operation] = asyncio.current_task()
+        try:
+            async with asyncio.timeout(operation.seconds), self._turn if in_turn else nullcontext():
+                await work(operation)
+        except asyncio.CancelledError:
+            raise self._error(operation) from None
+        except Exception as error:
+            self._running[operation] = None
+            await self._give_up(operation, _first(error))
+            raise self._error(operation) from error
+        finally:
+            del self._running[operation]
+
+    def fail(self, cause: str, tell: bool) -> None:
+        """End every operation with this cause, and `tell` the other ranks; the first cause stays."""
+        if self._cause is not None:
+            return
+        self._cause = cause
+        self._failed.set()
+        if tell:
+            others = [address for address in self.addresses if address != self.endpoint.address]
+            self.endpoint.post(others, wire.WanFailed(group=self.name, cause=cause))
+        for task in self._running.values():
+            if task is not None:
+                task.cancel()
+        self.endpoint.drop(self.name)
+        if self.island is not None:
+            self.island.close()
+
+    async def close(self) -> None:
+        """End the group; what it still did fails."""
+        self.fail("the group was destroyed", tell=False)
+        self.endpoint.remove(self)
+
+    def receive(self, key: Key, source: int, place: memoryview, dtype: str, pieces: Sequence[slice]) -> Arrivals:
+        """Begin to receive the stream `key` of a rank, cut into `pieces`."""
+        arrivals = Arrivals(key, self.addresses[source], place, pieces, dtype)
+        if place.nbytes:
+            self.endpoint.begin(arrivals)
+        return arrivals
+
+    def _error(self, operation: Operation) -> GroupError:
+        return GroupError(
+            f"wan: {operation.title} of group {self.name} at {self._place(self.layout.rank)}: {self._cause}"
+        )
+
+    async def _give_up(self, operation: Operation, error: BaseException) -> None:
+        """Find out who is missing, and end the group."""
+        what, missing = str(error), set[str]()
+        if isinstance(error, TimeoutError):
+            what, missing = f"nothing came for {operation.seconds:g} s", self.endpoint.awaited(self.name)
+        ranks = [rank for rank, address in enumerate(self.addresses) if address in missing]
+        if not ranks and isinstance(error, TimeoutError | IslandError):
+            ranks = [rank for rank in self.layout.local if rank != self.layout.rank]
+        told = await self._verdict(operation, ranks)
+        self.fail("; ".join([what, *told]) + f" ({operation.title} at {self._place(self.layout.rank)})", tell=True)
+
+    async def _verdict(self, operation: Operation, ranks: Sequence[int]) -> list[str]:
+        """Name those to blame among ranks that are waited for: who is dead, else who does something else, else all.
+
+        The weaker the ground, the longer another rank has to come up with a better one.
+        """
+        doing = dict(zip(ranks, await asyncio.gather(*map(self._probe, ranks)), strict=True))
+        dead = [rank for rank in ranks if doing[rank] is None]
+        elsewhere = [rank for rank in ranks if operation.title not in (doing[rank] or ())]
+        blamed = dead or elsewhere or ranks
+        patience_seconds = 0 if dead else PROBE_SECONDS if elsewhere else 2 * PROBE_SECONDS
+        if ranks and patience_seconds:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._failed.wait(), patience_seconds)
+        if dead:
+            return [f"{self._place(rank)} does not answer, look into its log" for rank in blamed]
+        return [
+            f"{self._place(rank)} lives and is in {', '.join(doing[rank] or ()) or 'no operation of this group'}"
+            for rank in blamed
+        ]
+
+    async def _probe(self, rank: int) -> tuple[str, ...] | None:
+        return await self.endpoint.probe(self.addresses[rank], self.name)
+
+    def _place(self, rank: int) -> str:
+        address = self.addresses[rank]
+        return f"rank {rank} ({address}, site {wire.site_of(address)})"
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return the first failure among those of concurrent tasks."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

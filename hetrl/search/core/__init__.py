@@ -1,0 +1,1 @@
+"""The compiled core: what Python and C++ share, and the functions that are called."""

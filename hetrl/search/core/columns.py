@@ -1,0 +1,76 @@
+"""From a training's genes to columns: equal replicas, counted, with their places in the nodes.
+
+A *unit* is the tensor-parallel ranks of one stage of one replica, inside one node. The units of a group's devices stand
+in a chain: class by class in the training's order, whole nodes first, then the remainder. With p stages and r replicas
+
+    stages by class     replica i takes the units i, i + r, i + 2 r, ...     a stage fills classes one after the other
+    replicas by class   replica i takes the units i p .. i p + p - 1         a replica does
+    whole replicas      the same, but no replica has units of two classes
+
+A *column* stands for `count` replicas whose stages lie on the same classes. Inside a class its replicas follow each
+other, either with the stages of one replica side by side, or with one stage of all replicas side by side (`ALIKE`):
+the first keeps activations inside nodes, the second gradients. Stage i of replica r is unit `offset[i] + r stride[i]`
+of its class. So the work grows with classes and stages, not with devices.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hetrl.search.core.records import Floats1, Ints1, Ints2
+from hetrl.search.core.tables import MAX_STAGES, Tables
+
+
+class Columns(NamedTuple):
+    """One training's columns (q) of stages (i); written by the functions of columns.h in `cpp`."""
+
+    kind: Ints2  # [q, i]
+    offset: Ints2  # [q, i]
+    stride: Ints2  # [q, i]
+    replicas: Ints1  # [q] how many replicas it stands for
+    layers: Ints1  # [i]
+    samples: Ints1  # [q] of each replica but the first `extra`
+    extra: Ints1  # [q] replicas that have `unit` samples more
+    order: Ints1  # [c] classes of the chain
+    units: Ints1  # [c] how many units each has
+    cursor: Ints1  # [c]
+    held: Ints1  # [c]
+    cuts: Ints1  # [q]
+    slope: Floats1  # [q] seconds per unit of samples
+    start: Floats1  # [q] seconds beside them
+    capacity: Floats1  # [i] most layers of a stage
+    layer: Floats1  # [i] seconds per layer
+    beside: Floats1  # [i] seconds beside the layers
+    both: Floats1  # [i] forward and backward of one micro-batch
+    hop: Floats1  # [i] to the next stage
+    load: Floats1  # [i] bytes that all rings of a stage send through a node
+
+
+def make_columns(tables: Tables) -> Columns:
+    """Return room for the columns of any training of a problem."""
+    kinds = tables.classes
+    most = 2 * kinds + MAX_STAGES
+
+    def ints(*sizes: int) -> npt.NDArray[np.int64]:
+        return np.zeros(sizes, np.int64)
+
+    return Columns(
+        ints(most, MAX_STAGES),
+        ints(most, MAX_STAGES),
+        ints(most, MAX_STAGES),
+        ints(most),
+        ints(MAX_STAGES),
+        ints(most),
+        ints(most),
+        ints(kinds),
+        ints(kinds),
+        ints(kinds),
+        ints(kinds),
+        ints(most),
+        np.zeros(most),
+        np.zeros(most),
+        *np.zeros((6, MAX_STAGES)),
+    )

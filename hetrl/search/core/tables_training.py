@@ -1,0 +1,172 @@
+"""The numbers of trainings per device class: times, parameters and memory, linear in what a layout chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hetrl.cost.compute import StageShape, has_language_head, optimizer_seconds
+from hetrl.cost.efficiency import remembered
+from hetrl.cost.memory import training_active_bytes, training_state_bytes
+from hetrl.cost.network import slowest
+from hetrl.cost.stages import Placed, model_of
+from hetrl.cost.training import GRADIENT_BYTES, activation_bytes, expected_largest, micro_batch_times, variation
+from hetrl.hardware import Path
+from hetrl.search.core.records import Floats1, Floats2, Floats5, Floats6, Ints1
+from hetrl.search.space import Space, powers_of_two
+from hetrl.workload import TRAININGS, Workload
+
+MAX_STAGES = 8
+MICRO_BATCH_TOKENS = 8192  # larger micro-batches gain nothing on a GPU
+MAX_MICRO_BATCH = 64
+RECOMPUTE = ("none", "full")
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class TrainingTables(NamedTuple):
+    """Coefficients of the trainings; `[.., 2]` is (constant, per layer), the rest is said at each field.
+
+    Axes as in `hetrl.search.core.tables`; f, l: whether the stage is the first, the last of its pipeline.
+    """
+
+    both: Floats6  # [t, c, k, r, l, 4] forward + backward: 1, layers, tokens, layers x tokens
+    hop_bytes: Floats1  # [t] per token between two stages
+    parameters: Floats5  # [t, k, f, l, 2] of one rank
+    active: Floats5  # [t, k, r, l, 4] bytes per token: 1, layers, in flight, layers x in flight
+    update: Floats2  # [c, 2] seconds of one optimiser step: constant, per parameter of a shard
+    state_bytes: Floats1  # [2] per parameter: weights with gradients; optimiser
+    weight_bytes: float  # per parameter
+    gradient_bytes: float  # per parameter, in the reduction
+    tied_bytes: float  # of the actor's second copy of a tied embedding, in a pipeline
+    micro_batches: Ints1  # [m] sizes to choose from
+    most_tensor: Ints1  # [t] largest k that divides heads and key-value heads
+    samples: int
+    steps: int  # optimiser steps per iteration
+    minibatches: int
+    largest: Floats1  # [n] expected largest of n standard normal values
+    variation: float  # of the tokens of one sample: deviation / mean
+    mean_tokens: float  # of a sequence
+    max_tokens: float
+
+
+def training_tables(space: Space) -> TrainingTables:
+    """Return the numbers of all trainings of the workload, on all classes."""
+    workload = space.problem.workload
+    tasks, kinds = len(workload.tasks), len(space.classes)
+    tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
+    both = np.zeros((tasks, kinds, tensors, 2, 2, 4))
+    parameters = np.zeros((tasks, tensors, 2, 2, 2))
+    active = np.zeros((tasks, tensors, 2, 2, 4))
+    hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
+    for t, name in enumerate(workload.tasks):
+        if name not in TRAININGS:
+            continue
+        shape = _shape(space, name, 0)
+        model = shape.architecture
+        degrees = [k for k in range(tensors) if model.heads % (1 << k) == 0 and model.kv_heads % (1 << k) == 0]
+        most_tensor[t] = degrees[-1]
+        hop_bytes[t] = activation_bytes(shape, 1.0)
+        for k in degrees:
+            of_degree = replace(shape, tensor_parallel=1 << k)
+            parameters[t, k] = _parameters(of_degree)
+            active[t, k] = _active(of_degree)
+            for kind in range(kinds):
+                if 1 << k <= space.classes[kind].gpus_per_node:
+                    both[t, kind, k] = _both(space, replace(of_degree, gpu=space.classes[kind].gpu), kind)
+    steps = workload.optimizer_steps_per_iteration
+    shape = _shape(space, TRAININGS[0], 0)
+    model = shape.architecture
+    return TrainingTables(
+        both=both,
+        hop_bytes=hop_bytes,
+        parameters=parameters,
+        active=active,
+        update=np.array([_update(replace(shape, gpu=kind.gpu)) for kind in space.classes]),
+        state_bytes=np.array(training_state_bytes(shape, 1)) / shape.parameters,
+        weight_bytes=float(workload.weight_bytes),
+        gradient_bytes=float(GRADIENT_BYTES[workload.gradient_dtype]),
+        tied_bytes=float(model.head_parameters * workload.weight_bytes if model.tied_embeddings else 0),
+        micro_batches=np.array(micro_batch_sizes(workload), np.int64),
+        most_tensor=most_tensor,
+        samples=workload.samples,
+        steps=steps,
+        minibatches=max(steps // workload.epochs, 1),
+        largest=np.array([expected_largest(count) for count in range(max(sum(space.sizes), MAX_STAGES) + 1)]),
+        variation=variation(workload, 1.0),
+        mean_tokens=float(workload.sequence_tokens),
+        max_tokens=float(workload.max_sequence_tokens),
+    )
+
+
+def micro_batch_sizes(workload: Workload) -> list[int]:
+    """Return the powers of two that divide the batch, up to `MICRO_BATCH_TOKENS` tokens."""
+    limit = min(max(int(MICRO_BATCH_TOKENS / workload.max_sequence_tokens), 1), MAX_MICRO_BATCH)
+    return [size for size in powers_of_two(limit) if workload.samples % size == 0]
+
+
+def _shape(space: Space, name: str, layers: int) -> StageShape:
+    workload = space.problem.workload
+    gpu = space.classes[0].gpu
+    model = model_of(name, workload)
+    return StageShape(model, layers, True, True, has_language_head(name), 1, gpu, workload.weight_bytes)
+
+
+def _corners(value: Callable[[int, int], float], high: int) -> Floats:
+    """Return the coefficients of 1, x, y and x y of a function that is linear in each, from its corners (1, high)."""
+    zero, right, up, corner = value(0, 0), value(1, 0), value(0, high), value(1, high)
+    return np.array([zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high])
+
+
+def _parameters(shape: StageShape) -> Floats:
+    found = np.zeros((2, 2, 2))
+    for first in (0, 1):
+        for last in (0, 1):
+            empty, one = (replace(shape, layers=n, first=bool(first), last=bool(last)).parameters for n in (0, 1))
+            found[first, last] = (empty, one - empty)
+    return found
+
+
+def _active(shape: StageShape) -> Floats:
+    found = np.zeros((2, 2, 4))
+    for r, recompute in enumerate(RECOMPUTE):
+        for last in (0, 1):
+            stage = replace(shape, last=bool(last))
+
+            def held(layers: int, in_flight: int, stage: StageShape = stage, recompute: str = recompute) -> float:
+                return training_active_bytes(replace(stage, layers=layers), in_flight, 1.0, recompute)
+
+            found[r, last] = _corners(held, 1)
+    return found
+
+
+def _both(space: Space, shape: StageShape, kind: int) -> Floats:
+    topology, workload = space.problem.topology, space.problem.workload
+    peers = slowest(topology, space.nodes[kind][0][: shape.tensor_parallel])
+    return _both_of(shape, peers, workload)
+
+
+@remembered
+def _both_of(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
+    found = np.zeros((2, 2, 4))
+    for r, recompute in enumerate(RECOMPUTE):
+        for last in (0, 1):
+            stage = replace(shape, last=bool(last))
+
+            def seconds(layers: int, tokens: int, stage: StageShape = stage, recompute: str = recompute) -> float:
+                placed = Placed(replace(stage, layers=layers), (), peers, None)
+                return micro_batch_times(placed, float(tokens), recompute, workload.attended_tokens).both
+
+            found[r, last] = _corners(seconds, 4096)
+    return found
+
+
+def _update(shape: StageShape) -> tuple[float, float]:
+    """Return the constant and the seconds per parameter of a shard."""
+    whole, half = optimizer_seconds(shape, 1), optimizer_seconds(shape, 2)
+    return 2 * half - whole, 2 * (whole - half) / shape.parameters

@@ -1,0 +1,1 @@
+"""The integer program over group columns."""

@@ -1,0 +1,243 @@
+"""Discrete-event execution of a plan: what an iteration takes when every micro-batch, chunk and transfer is played.
+
+    admit:    groups start while (max_staleness + version + 1) x batch - (trained + waiting + running) > 0
+    generate: replicas draw samples, chunk by chunk                                      (`rollouts`)
+    batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
+              the inferences, each in its group's turn; then the trainings               (`pipelines`)
+              then the weights travel and are loaded, and a version more is served       (`weights`)
+
+A synchronous plan is one with max_staleness 0: nothing can start before the version that it waits for. Seconds of a
+decode step, of a pass over a stage and bytes of a transfer come from `hetrl.cost`; when things happen, and how they
+wait for each other, from the play alone. Source of the admission rule: AReaL (arXiv 2505.24298), section 5.1.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hetrl.cost.efficiency import rates
+from hetrl.cost.memory import task_footprints
+from hetrl.hardware import Topology
+from hetrl.plan.plan import Plan
+from hetrl.simulator.events import Clock, Process, Signal, Turn, all_of
+from hetrl.simulator.links import Network
+from hetrl.simulator.pipelines import Setting, inference, training
+from hetrl.simulator.rollouts import Generation, Group
+from hetrl.simulator.trace import Recorder, Span, chrome_trace
+from hetrl.simulator.weights import WeightSync
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS, Workload
+
+__all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
+
+WEIGHT_SYNC = "weight_sync"
+STEADY = 0.01  # two windows of iterations that differ by less are steady
+MOST_ITERATIONS = 40
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation showed; seconds are means over the last, steady iterations.
+
+    `tasks` has the seconds in which each task ran (generation: its busiest replica) and those of `weight_sync`;
+    `wan_gb` what crossed each link in an iteration; `trained` the numbers of the prompts of each iteration, `dropped`
+    how many groups were too old to train on.
+    """
+
+    iteration_seconds: float
+    iterations: int
+    steady: bool
+    tasks: Mapping[str, float]
+    wan_gb: Mapping[str, float]
+    trained: tuple[tuple[int, ...], ...]
+    dropped: int
+    spans: tuple[Span, ...]
+
+
+def simulate(
+    plan: Plan, topology: Topology, workload: Workload, seed: int = 0, iterations: int | None = None
+) -> Simulated:
+    """Play a plan until its iterations are steady, or for so many `iterations`; the same seed gives the same play."""
+    play = _Play(plan, topology, workload, seed, iterations)
+    play.setting.clock.run(until=play.over)
+    return play.result()
+
+
+class _Play:
+    def __init__(self, plan: Plan, topology: Topology, workload: Workload, seed: int, iterations: int | None) -> None:
+        self.plan, self.workload, self.iterations = plan, workload, iterations
+        clock, recorder = Clock(), Recorder()
+        self.setting = Setting(topology, workload, clock, Network(topology, clock, recorder), recorder)
+        self.staleness = workload.max_staleness if workload.mode == "async" else 0
+        self.batch = workload.samples // workload.samples_per_prompt
+        self.version = self.running = self.next = self.dropped = 0
+        self.waiting: dict[int, Group] = {}
+        self.trained: list[tuple[int, ...]] = []
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.served = [0.0]
+        self.busy: list[list[float]] = []
+        self.steady = False
+        self.changed, self.over = Signal(), Signal()
+        self.turns = {name: turn for group in plan.groups for turn in [Turn()] for name in group.tasks}
+        shares = len(next(group.tasks for group in plan.groups if ACTOR_GENERATION in group.tasks)) > 1
+        self.generation = Generation(self.setting, plan.tasks[ACTOR_GENERATION], shares, seed, self._complete)
+        self.weights = WeightSync(self.setting, plan)
+        self._note_busy()
+        if shares:
+            clock.start(self._hold_turn())
+        clock.start(self._batches())
+
+    # --- groups of samples ---
+
+    def _admit(self) -> None:
+        accepted = len(self.trained) * self.batch + len(self.waiting)
+        allowed = (self.staleness + self.version + 1) * self.batch - accepted - self.running
+        fresh = [self.generation.group(self.next + index, self.version) for index in range(allowed)]
+        self.next, self.running = self.next + len(fresh), self.running + len(fresh)
+        if self.staleness == 0 and fresh:
+            self.generation.deal(fresh)
+        else:
+            for group in fresh:
+                self.generation.dispatch(group)
+
+    def _complete(self, group: Group) -> None:
+        self.running -= 1
+        self.waiting[group.number] = group
+        self.changed.fire()
+
+    def _batches(self) -> Process:
+        """Form a batch once there are enough groups and the last one leaves room; send it on its way."""
+        sent, served = Signal(), Signal()
+        sent.fire()
+        served.fire()
+        self._admit()
+        while True:
+            self._sweep()
+            while len(self.waiting) < self.batch:
+                self.changed = Signal()
+                yield self.changed
+                self._sweep()
+            numbers = sorted(self.waiting)[: self.batch]
+            groups = [self.waiting.pop(number) for number in numbers]
+            self.trained.append(tuple(numbers))
+            lengths = [length for group in groups for length in group.lengths]
+            before, sent, room = (sent, served), Signal(), Signal()
+            served = self.setting.clock.start(self._iteration(lengths, before, sent, room))
+            yield room
+
+    def _sweep(self) -> None:
+        stale = [n for n, group in self.waiting.items() if len(self.trained) - group.version > self.staleness]
+        for number in stale:
+            del self.waiting[number]
+        self.dropped += len(stale)
+        if stale:
+            self._admit()
+
+    # --- one iteration ---
+
+    def _iteration(self, lengths: Sequence[int], before: tuple[Signal, Signal], sent: Signal, room: Signal) -> Process:
+        """Train a batch and serve a version; `before`: the last version was sent, was served.
+
+        There is `room` for the next batch once this one has passed its first station.
+        """
+        for kind in (INFERENCES, TRAININGS):
+            if names := [name for name in kind if name in self.plan.tasks]:
+                yield from all_of([self._start(name, lengths) for name in names])
+                room.fire()
+        yield before[0]
+        began = self.setting.clock.now
+        yield from self.weights.transfer()
+        sent.fire()
+        yield before[1]
+        replicas = self.plan.tasks[ACTOR_GENERATION].replicas
+        yield from self.generation.load([self.weights.load_seconds(replica) for replica in replicas])
+        self.seconds[WEIGHT_SYNC].append(self.setting.clock.now - began)
+        self.version += 1
+        self._serve()
+        self._admit()
+
+    def _start(self, name: str, lengths: Sequence[int]) -> Signal:
+        """Let a task run in its group's turn; the signal fires when it has run, before it leaves its devices."""
+        ran = Signal()
+        self.setting.clock.start(self._task(name, lengths, ran))
+        return ran
+
+    def _task(self, name: str, lengths: Sequence[int], ran: Signal) -> Process:
+        yield self.turns[name].take()
+        yield from self._switch(name, "reload")
+        began, task = self.setting.clock.now, self.plan.tasks[name]
+        body = training if name in TRAININGS else inference
+        yield from body(self.setting, name, task, lengths)
+        self.seconds[name].append(self.setting.clock.now - began)
+        ran.fire()
+        yield from self._switch(name, "offload")
+        self.turns[name].give()
+
+    def _switch(self, name: str, what: str) -> Process:
+        """Move an offloaded task's state over PCIe, one way."""
+        topology, task, slowest = self.setting.topology, self.plan.tasks[name], 0.0
+        if task.idle_state != "offload":
+            return
+        for device, needs in task_footprints(name, task, topology, self.workload):
+            found = topology.device_by_id[device]
+            seconds = needs.host_gb * 1e9 / rates(found.gpu).host_bytes_per_s
+            self.setting.recorder.on_devices((found,), what, name, self.setting.clock.now, seconds)
+            slowest = max(slowest, seconds)
+        yield slowest
+
+    def _hold_turn(self) -> Process:
+        """Generate in the group's turn whenever no other task of the group wants it."""
+        turn = self.turns[ACTOR_GENERATION]
+        while True:
+            yield from self.generation.until_needed()
+            yield turn.take(later=True)
+            yield from self._switch(ACTOR_GENERATION, "reload")
+            self.generation.resume()
+            yield turn.wanted
+            yield from self.generation.stop()
+            yield from self._switch(ACTOR_GENERATION, "offload")
+            turn.give()
+
+    # --- what it showed ---
+
+    def _note_busy(self) -> None:
+        self.busy.append([rollout.busy_seconds for rollout in self.generation.rollouts])
+
+    def _serve(self) -> None:
+        self.served.append(self.setting.clock.now)
+        self._note_busy()
+        done, window = len(self.served) - 1, self._window
+        if self.iterations is not None:
+            enough = done >= self.iterations
+        else:
+            if done >= 2 * window + self.staleness + 1:
+                last, before = (self.served[-1 - i] - self.served[-1 - i - window] for i in (0, window))
+                self.steady = abs(last - before) <= STEADY * last
+            enough = self.steady or done >= MOST_ITERATIONS
+        if enough:
+            self.over.fire()
+
+    @property
+    def _window(self) -> int:
+        """Return the iterations of a window: versions may come in bursts of 1 + max_staleness."""
+        return max(1 + self.staleness, 2)
+
+    def result(self) -> Simulated:
+        """Return the means over the last two windows, or over what there is."""
+        done = len(self.served) - 1
+        count = min(2 * self._window, max(done - 1, 1))
+        tasks = {name: sum(seconds[-count:]) / len(seconds[-count:]) for name, seconds in self.seconds.items()}
+        tasks[ACTOR_GENERATION] = max(
+            (after - before) / count for after, before in zip(self.busy[-1], self.busy[-1 - count], strict=True)
+        )
+        return Simulated(
+            iteration_seconds=(self.served[-1] - self.served[-1 - count]) / count,
+            iterations=done,
+            steady=self.steady,
+            tasks=tasks,
+            wan_gb={f"{a}-{b}": size / 1e9 / done for (a, b), size in sorted(self.setting.network.carried.items())},
+            trained=tuple(self.trained[:done]),
+            dropped=self.dropped,
+            spans=self.setting.recorder.spans(),
+        )

@@ -1,0 +1,206 @@
+"""Transfers over shared wires: concurrent flows share bandwidth max-min fairly.
+
+    a flow passes wires: GPU lanes inside a node; the nodes' NICs inside a site; NICs, caps and the link between sites
+    whenever a flow starts or ends, the flows that share a wire with it get their rates anew:
+      repeat: the wire with the least bandwidth per open flow fixes that rate for its flows; take it off their wires
+    a flow has arrived one delay after its last byte has left
+
+Each wire is one direction. Source of the filling: Bertsekas and Gallager, Data Networks (2nd ed.), section 6.5.2.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hetrl.errors import HetrlError
+from hetrl.hardware import Device, Node, Topology
+from hetrl.simulator.events import Clock, Signal
+from hetrl.simulator.trace import Recorder
+
+Wire = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Route:
+    """The wires between two devices with their bytes per second; `link` is (from site, to site) where it leaves one."""
+
+    wires: Mapping[Wire, float]
+    delay_seconds: float
+    link: tuple[str, str] | None = None
+
+
+def route(topology: Topology, source: Device, target: Device) -> Route:
+    """Return the way from one device to another; HetrlError where two sites have no link."""
+    path = topology.path(source, target)
+    if path is None:
+        raise HetrlError(f"no link between {source.site} and {target.site}, which the plan uses; add it to the links")
+    node, other = (topology.node_by_id[f"{d.site}/{d.node}"] for d in (source, target))
+    if (source.site, source.node) == (target.site, target.node):
+        gbps: dict[Wire, float] = {("lane out", source.id): path.gbps, ("lane in", target.id): path.gbps}
+        return Route(_bytes_per_s(gbps), path.delay_ms / 1e3)
+    gbps = {("nic out", source.site, source.node): node.nic_gbps, ("nic in", target.site, target.node): other.nic_gbps}
+    if source.site == target.site:
+        return Route(_bytes_per_s(gbps), path.delay_ms / 1e3)
+    ends = (source.site, target.site)
+    gbps |= _uplink("wan out", source, node) | _uplink("wan in", target, other)
+    link = topology.link(*ends)
+    assert link is not None  # there is a path
+    gbps["link", *ends] = link.gbps
+    return Route(_bytes_per_s(gbps), path.delay_ms / 1e3, ends)
+
+
+def _uplink(name: str, device: Device, node: Node) -> dict[Wire, float]:
+    return {} if node.wan_gbps is None else {(name, device.site, device.node): node.wan_gbps}
+
+
+def _bytes_per_s(gbps: Mapping[Wire, float]) -> dict[Wire, float]:
+    return {wire: rate * 1e9 / 8 for wire, rate in gbps.items()}
+
+
+def gateways(topology: Topology, sources: Sequence[Device], targets: Sequence[Device]) -> tuple[Device, Device]:
+    """Return the best-connected pair of devices, one of either side: what crosses between sites crosses there."""
+
+    def gbps(pair: tuple[Device, Device]) -> float:
+        found = topology.path(*pair)
+        return found.gbps if found else 0.0
+
+    return max(((a, b) for a in sources for b in targets), key=gbps)
+
+
+def fair_rates(paths: Sequence[Sequence[Wire]], capacity: Mapping[Wire, float]) -> list[float]:
+    """Return the max-min fair rate of each flow; every flow passes at least one wire."""
+    rates = [0.0] * len(paths)
+    left, users = dict(capacity), Counter(wire for path in paths for wire in path)
+    undecided = dict.fromkeys(range(len(paths)))
+    while undecided:
+        tightest = min((wire for wire in users if users[wire]), key=lambda wire: left[wire] / users[wire])
+        rate = left[tightest] / users[tightest]
+        for flow in [flow for flow in undecided if tightest in paths[flow]]:
+            rates[flow] = rate
+            del undecided[flow]
+            for wire in paths[flow]:
+                left[wire] = max(left[wire] - rate, 0.0)
+                users[wire] -= 1
+    return rates
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The last byte has `left` the sender, and a delay later it has `arrived`."""
+
+    left: Signal
+    arrived: Signal
+
+
+@dataclass(eq=False)
+class _Flow:
+    route: Route
+    left: float  # bytes
+    done: Signal
+    rate: float = 0.0
+    since: float = 0.0  # when `left` was true
+    turn: int = 0  # an end that was foreseen at an earlier rate is void
+
+
+@dataclass(eq=False)
+class Network:
+    """All wires with the flows that are on them."""
+
+    topology: Topology
+    clock: Clock
+    recorder: Recorder
+    carried: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))  # bytes per link
+    _on_wire: defaultdict[Wire, dict[_Flow, None]] = field(default_factory=lambda: defaultdict(dict))
+    _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
+
+    def send(self, source: Device, target: Device, size: float, name: str) -> Transfer:
+        """Start a transfer of `size` bytes."""
+        key = (source.id, target.id)
+        if key not in self._routes:
+            self._routes[key] = route(self.topology, source, target)
+        way, began, transfer = self._routes[key], self.clock.now, Transfer(Signal(), Signal())
+
+        def left() -> None:
+            if way.link:
+                self.carried[way.link] += size
+                self.recorder.on_link(way.link, name, began, self.clock.now - began)
+            self.clock.after(way.delay_seconds, transfer.arrived.fire)
+
+        transfer.left.then(left)
+        self._change(_Flow(way, size, transfer.left, since=began), joins=True)
+        return transfer
+
+    def _change(self, flow: _Flow, joins: bool) -> None:
+        """Let a flow join or leave, and give all flows that it bears on their rates."""
+        affected = self._neighbours(flow)
+        for wire in flow.route.wires:
+            if joins:
+                self._on_wire[wire][flow] = None
+            else:
+                del self._on_wire[wire][flow]
+        if joins:
+            affected.append(flow)
+        if not affected:
+            return
+        if len(affected) == 1:
+            self._go_on(affected[0], min(affected[0].route.wires.values()))
+            return
+        capacity = {wire: rate for one in affected for wire, rate in one.route.wires.items()}
+        rates = fair_rates([tuple(one.route.wires) for one in affected], capacity)
+        for one, rate in zip(affected, rates, strict=True):
+            self._go_on(one, rate)
+
+    def _neighbours(self, flow: _Flow) -> list[_Flow]:
+        """Return the other flows that share a wire with this one, directly or over others."""
+        found: dict[_Flow, None] = {}
+        front = [flow]
+        while front:
+            for wire in front.pop().route.wires:
+                for other in self._on_wire[wire]:
+                    if other is not flow and other not in found:
+                        found[other] = None
+                        front.append(other)
+        return list(found)
+
+    def _go_on(self, flow: _Flow, rate: float) -> None:
+        if rate == flow.rate:
+            return
+        flow.left = max(flow.left - (self.clock.now - flow.since) * flow.rate, 0.0)
+        flow.rate, flow.since, flow.turn = rate, self.clock.now, flow.turn + 1
+        turn = flow.turn
+
+        def end() -> None:
+            if flow.turn == turn:
+                flow.turn += 1
+                self._change(flow, joins=False)
+                flow.done.fire()
+
+        self.clock.after(flow.left / rate, end)
+
+
+class Channel:
+    """A connection from one device to another: messages go one after another, in the order of `send`."""
+
+    def __init__(self, network: Network, source: Device, target: Device, name: str) -> None:
+        """Connect two devices; `name` is what the trace calls the messages."""
+        self._network, self._ends, self._name = network, (source, target), name
+        self._queue: deque[tuple[float, Signal]] = deque()
+        self._busy = False
+
+    def send(self, size: float) -> Signal:
+        """Queue a message of `size` bytes; the signal fires when it has arrived."""
+        arrived = Signal()
+        self._queue.append((size, arrived))
+        if not self._busy:
+            self._next()
+        return arrived
+
+    def _next(self) -> None:
+        self._busy = bool(self._queue)
+        if self._busy:
+            size, arrived = self._queue.popleft()
+            transfer = self._network.send(*self._ends, size, self._name)
+            transfer.arrived.then(arrived.fire)
+            transfer.left.then(self._next)

@@ -1,0 +1,245 @@
+"""Training and inference, micro-batch by micro-batch: stages compute, channels carry, rings reduce.
+
+for each optimiser step:
+    every replica: its part of the minibatch in micro-batches through 1F1B
+    every stage, once all its replicas are done: reduce the gradients
+    when all stages are reduced: update
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hetrl.cost.compute import optimizer_seconds, prefill_seconds
+from hetrl.cost.efficiency import rates
+from hetrl.cost.network import Ring, all_reduce_seconds, wan_reduction_bytes
+from hetrl.cost.stages import Placed, place_all
+from hetrl.cost.training import activation_bytes, gradient_rings, micro_batch_times
+from hetrl.hardware import Device, Topology
+from hetrl.plan.plan import TaskPlan
+from hetrl.simulator.events import Clock, Process, Signal, all_of
+from hetrl.simulator.links import Channel, Network, Transfer, gateways
+from hetrl.simulator.trace import Recorder
+from hetrl.workload import Workload
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part of one simulation shares."""
+
+    topology: Topology
+    workload: Workload
+    clock: Clock
+    network: Network
+    recorder: Recorder
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Its tokens, and the length of the sequence that a token of it is in, on average over the tokens."""
+
+    tokens: float
+    sequence: float
+
+
+def micro_batches(responses: Sequence[int], size: int, prompt_tokens: int) -> list[MicroBatch]:
+    """Cut samples with these response lengths into micro-batches of at most `size` samples."""
+    cut = []
+    for start in range(0, len(responses), size):
+        lengths = [prompt_tokens + length for length in responses[start : start + size]]
+        cut.append(MicroBatch(sum(lengths), sum(length * length for length in lengths) / sum(lengths)))
+    return cut
+
+
+def deal(batch: Sequence[int], task: TaskPlan) -> list[Sequence[int]]:
+    """Return each replica's samples of a batch, as the plan divides them."""
+    shares, start = [], 0
+    for replica in task.replicas:
+        shares.append(batch[start : start + replica.samples])
+        start += replica.samples
+    return shares
+
+
+def one_forward_one_backward(stages: int, stage: int, micro_batches: int) -> Iterator[tuple[str, int]]:
+    """Yield the passes of one stage in their order: p-1-i forwards, then one of each, then the backwards left.
+
+    Source: PipeDream-flush (arXiv 2006.09503, section 2.2), Megatron-core's schedule without interleaving.
+    """
+    ahead = min(stages - 1 - stage, micro_batches)
+    yield from ((FORWARD, index) for index in range(ahead))
+    for index in range(micro_batches - ahead):
+        yield FORWARD, ahead + index
+        yield BACKWARD, index
+    yield from ((BACKWARD, index) for index in range(micro_batches - ahead, micro_batches))
+
+
+def forward_only(stages: int, stage: int, micro_batches: int) -> Iterator[tuple[str, int]]:
+    """Yield the forward passes of one stage."""
+    del stages, stage
+    yield from ((FORWARD, index) for index in range(micro_batches))
+
+
+@dataclass(eq=False)
+class Pipeline:
+    """One replica of a training or of a forward-only task."""
+
+    setting: Setting
+    name: str
+    task: TaskPlan
+    placed: tuple[Placed, ...]
+    training: bool
+    _down: list[Channel] = field(init=False)
+    _up: list[Channel] = field(init=False)
+    _seconds: dict[tuple[int, MicroBatch], dict[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Connect each stage with the next one, both ways."""
+        ends = [(a.devices[0], b.devices[0]) for a, b in pairwise(self.placed)]
+        network = self.setting.network
+        self._down = [Channel(network, a, b, f"{self.name} activations") for a, b in ends]
+        self._up = [Channel(network, b, a, f"{self.name} gradients") for a, b in ends]
+
+    def start(self, micro: Sequence[MicroBatch]) -> list[Signal]:
+        """Run the micro-batches; returns for each stage the signal of its last pass."""
+        count = len(self.placed)
+        arrivals = [
+            {(kind, j): Signal() for kind in (FORWARD, BACKWARD) for j in range(len(micro))} for _ in range(count)
+        ]
+        for j in range(len(micro)):
+            arrivals[0][FORWARD, j].fire()
+            arrivals[-1][BACKWARD, j].fire()  # its own forward comes before it in the order
+        return [self.setting.clock.start(self._stage(index, micro, arrivals)) for index in range(count)]
+
+    def _stage(
+        self, index: int, micro: Sequence[MicroBatch], arrivals: Sequence[dict[tuple[str, int], Signal]]
+    ) -> Process:
+        stage, count, clock = self.placed[index], len(self.placed), self.setting.clock
+        order = one_forward_one_backward if self.training else forward_only
+        for kind, j in order(count, index, len(micro)):
+            yield arrivals[index][kind, j]
+            seconds = self._pass_seconds(index, micro[j])[kind]
+            self.setting.recorder.on_devices(stage.devices, f"{kind} {j}", self.name, clock.now, seconds)
+            yield seconds
+            size = activation_bytes(stage.shape, micro[j].tokens)
+            if kind == FORWARD and index + 1 < count:
+                self._down[index].send(size).then(arrivals[index + 1][kind, j].fire)
+            elif kind == BACKWARD and index > 0:
+                self._up[index - 1].send(size).then(arrivals[index - 1][kind, j].fire)
+
+    def _pass_seconds(self, index: int, micro: MicroBatch) -> dict[str, float]:
+        key = (index, micro)
+        if key not in self._seconds:
+            stage = self.placed[index]
+            if self.training:
+                times = micro_batch_times(stage, micro.tokens, self.task.recompute, micro.sequence)
+                self._seconds[key] = {FORWARD: times.forward, BACKWARD: times.backward}
+            else:
+                self._seconds[key] = {FORWARD: forward_seconds(stage, micro)}
+        return self._seconds[key]
+
+
+def forward_seconds(stage: Placed, micro: MicroBatch) -> float:
+    """Return the time of one forward-only pass: products, two all-reduces per layer, a third of the fixed time."""
+    shape = stage.shape
+    reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, micro.tokens), stage.peers)
+    fixed = rates(shape.gpu).overhead.micro_batch / 3
+    return prefill_seconds(shape, micro.tokens, micro.sequence) + 2 * shape.layers * reduce + fixed
+
+
+def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
+    """Run one forward pass over a batch (the response length of each sample)."""
+    replicas = place_all(name, task.replicas, setting.topology, setting.workload)
+    running = []
+    for placed, share in zip(replicas, deal(batch, task), strict=True):
+        micro = micro_batches(share, task.micro_batch, setting.workload.prompt_tokens)
+        running.append(setting.clock.start(_call(Pipeline(setting, name, task, placed, False), micro)))
+    yield from all_of(running)
+
+
+def _call(pipeline: Pipeline, micro: Sequence[MicroBatch]) -> Process:
+    if micro:
+        yield rates(pipeline.placed[0].shape.gpu).overhead.inference_call
+        yield from all_of(pipeline.start(micro))
+
+
+def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
+    """Train on a batch (the response length of each sample): every optimiser step of every epoch."""
+    replicas = place_all(name, task.replicas, setting.topology, setting.workload)
+    pipelines = [Pipeline(setting, name, task, placed, True) for placed in replicas]
+    rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas)}
+    steps = setting.workload.optimizer_steps_per_iteration
+    parts = max(steps // setting.workload.epochs, 1)
+    shares = deal(batch, task)
+    for step in range(steps):
+        part, ends = step % parts, []
+        for pipeline, share in zip(pipelines, shares, strict=True):
+            minibatch = share[part * len(share) // parts : (part + 1) * len(share) // parts]
+            ends.append(pipeline.start(micro_batches(minibatch, task.micro_batch, setting.workload.prompt_tokens)))
+        reduced = [
+            setting.clock.start(_reduce(setting, name, column, signals, rings))
+            for column, signals in zip(zip(*replicas, strict=True), zip(*ends, strict=True), strict=True)
+        ]
+        yield from all_of(reduced)
+        yield from _update(setting, name, task, replicas)
+
+
+def _reduce(
+    setting: Setting, name: str, column: Sequence[Placed], ends: Sequence[Signal], rings: dict[str, Ring]
+) -> Process:
+    """Reduce the gradients of one stage over its replicas, once all of them have ended."""
+    yield from all_of(ends)
+    began = setting.clock.now
+    own = [rings[device.id] for device in column[0].devices if device.id in rings]
+    yield from all_of([setting.clock.start(ring_reduction(setting, ring, f"{name} reduction")) for ring in own])
+    for stage in column:
+        setting.recorder.on_devices(stage.devices, "reduce", name, began, setting.clock.now - began)
+
+
+def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
+    """Reduce and gather round one ring: inside each site over its edges, between sites over their circle.
+
+    The chunks of a ring follow each other, so that all edges work at once; what is left over is the start-up,
+    2 (n-1) delays on either level. Bytes per edge: 2 (k-1)/k of the gradient among k local ranks (with a sharded
+    optimiser (k-1)/k of gradient and of parameters), `wan_reduction_bytes` between sites.
+    Source: ring bounds of Thakur et al., IJHPCA 2005, section 4.
+    """
+    sites: dict[str, list[Device]] = {}
+    for device in ring.devices:
+        sites.setdefault(device.site, []).append(device)
+    transfers: list[Transfer] = []
+    local_delays = 0.0
+    for members in sites.values():
+        ordered = sorted(members, key=lambda device: device.node)  # the ring crosses each node's edge once
+        second = ring.parameter_bytes if ring.sharded else ring.gradient_bytes
+        size = (len(ordered) - 1) / len(ordered) * (ring.gradient_bytes + second)
+        edges = list(zip(ordered, [*ordered[1:], ordered[0]], strict=True)) if len(ordered) > 1 else []
+        transfers += [setting.network.send(a, b, size, label) for a, b in edges]
+        delays = [_delay_seconds(setting.topology, a, b) for a, b in edges]
+        local_delays = max(local_delays, (2 * (len(ordered) - 1) - 1) * max(delays, default=0.0))
+    far_delays = 0.0
+    for (source, target), size in wan_reduction_bytes([ring]).items():
+        ends = gateways(setting.topology, sites[source], sites[target])
+        transfers.append(setting.network.send(*ends, size, label))
+        far_delays = max(far_delays, (2 * (len(sites) - 1) - 1) * _delay_seconds(setting.topology, *ends))
+    yield from all_of([transfer.arrived for transfer in transfers])
+    yield local_delays + far_delays
+
+
+def _delay_seconds(topology: Topology, source: Device, target: Device) -> float:
+    path = topology.path(source, target)
+    return path.delay_ms / 1e3 if path else 0.0
+
+
+def _update(setting: Setting, name: str, task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> Process:
+    """Update all parameters; the next step begins when the slowest rank is done."""
+    shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
+    slowest = 0.0
+    for stage in (stage for placed in replicas for stage in placed):
+        seconds = optimizer_seconds(stage.shape, shards)
+        setting.recorder.on_devices(stage.devices, "update", name, setting.clock.now, seconds)
+        slowest = max(slowest, seconds)
+    yield slowest

@@ -1,0 +1,100 @@
+"""A version of the weights on its way: encoded on the trainer, over the uplinks, from node to node, loaded.
+
+each node that holds weights of the first replica copies them to host memory, in chunks
+each chunk, once copied: to the rollout nodes of each site, from node to node (over a link once per site)
+a replica that has everything loads it between two decode steps
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hetrl.cost.efficiency import rates
+from hetrl.cost.weight_sync import held_bytes
+from hetrl.hardware import Device
+from hetrl.plan.plan import Plan, Replica
+from hetrl.simulator.events import Process, Signal, all_of
+from hetrl.simulator.links import Channel, gateways
+from hetrl.simulator.pipelines import Setting
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING
+
+CHUNKS = 16  # of what a node holds: enough that copying, sending and forwarding overlap
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A node with weights: the bytes that its devices copy out at once, and the ways that they take."""
+
+    devices: tuple[Device, ...]
+    size: float
+    chains: tuple[tuple[Channel, ...], ...]  # one per rollout site: from here to its first node, and on to the next
+
+
+class WeightSync:
+    """Sends versions, one after another."""
+
+    def __init__(self, setting: Setting, plan: Plan) -> None:
+        """Lay out the ways of a plan: the routes between sites, and inside a site every node."""
+        self._setting = setting
+        self._held = held_bytes(plan.tasks[ACTOR_TRAINING], setting.workload)
+        devices = setting.topology.device_by_id
+        trainer = [devices[name] for name in plan.tasks[ACTOR_TRAINING].replicas[0].devices]
+        self._trainers = [devices[name] for name in plan.tasks[ACTOR_TRAINING].devices]
+        rollouts: dict[str, dict[str, Device]] = {}
+        for name in plan.tasks[ACTOR_GENERATION].devices:
+            rollouts.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
+        allowed = {(one.source, one.target) for one in plan.weight_sync.routes}
+        self._sources = []
+        for members in _by_node(trainer):
+            here = members[0].site
+            size = self._held[f"{here}/{members[0].node}"]
+            targets = [list(nodes.values()) for s, nodes in rollouts.items() if s == here or (here, s) in allowed]
+            chains = tuple(self._chain(members[0], nodes) for nodes in targets)
+            self._sources.append(_Source(tuple(members), size, chains))
+
+    def _chain(self, source: Device, nodes: Sequence[Device]) -> tuple[Channel, ...]:
+        """Return the ways from a node to all of a site's rollout nodes, each forwarding to the next."""
+        nodes = [node for node in nodes if (node.site, node.node) != (source.site, source.node)]
+        if not nodes:
+            return ()
+        inside = nodes[0].site == source.site
+        leaving = [source] if inside else [device for device in self._trainers if device.site == source.site]
+        last, first = gateways(self._setting.topology, leaving, nodes)
+        ordered = [source, *([] if last.node == source.node else [last]), first]
+        ordered += [node for node in nodes if node is not first]
+        return tuple(Channel(self._setting.network, a, b, "weights") for a, b in pairwise(ordered))
+
+    def transfer(self) -> Process:
+        """Bring one version to the host memory of every rollout node."""
+        clock = self._setting.clock
+        yield from all_of([clock.start(self._copy(source)) for source in self._sources])
+
+    def _copy(self, source: _Source) -> Process:
+        clock, chunk = self._setting.clock, source.size / CHUNKS
+        seconds = chunk / len(source.devices) / min(rates(d.gpu).host_bytes_per_s for d in source.devices)
+        arrived = []
+        for _ in range(CHUNKS):
+            yield seconds
+            arrived += [clock.start(_forward(chain, chunk)) for chain in source.chains]
+        yield from all_of(arrived)
+
+    def load_seconds(self, replica: Replica) -> float:
+        """Return the pause of one replica for one version: its ranks' shares from host memory, and the fixed time."""
+        gpu = rates(self._setting.topology.device_by_id[replica.devices[0]].gpu)
+        share = sum(self._held.values()) / len(replica.devices)
+        return share / gpu.host_bytes_per_s + gpu.overhead.weight_version
+
+
+def _by_node(devices: Sequence[Device]) -> list[list[Device]]:
+    found: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
+        found.setdefault((device.site, device.node), []).append(device)
+    return list(found.values())
+
+
+def _forward(chain: Sequence[Channel], size: float) -> Process:
+    for channel in chain:
+        arrived: Signal = channel.send(size)
+        yield arrived

@@ -1,0 +1,1 @@
+"""`hetrl probe` and `hetrl profile`: measuring links and machines, by tasks at the sites."""

@@ -1,0 +1,1 @@
+"""Slurm sites: what is asked, rendered, submitted, watched and ended there."""

@@ -1,0 +1,253 @@
+"""The preconditions of a run at a site: what to ask its login node, and what the answer means. Pure functions.
+
+One command asks for everything; `judge` turns the answer into findings, each with its remedy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hetrl.describe.inventory import Inventory, node_groups
+from hetrl.describe.sites import SiteFile
+from hetrl.errors import HetrlError
+from launch.slurm.text import at_cluster, discovery, parse_discovery, sections
+
+CLOCK_OFFSET_SECONDS = 30.0
+SCRATCH_GB = 50.0
+PROGRAMS = ("sbatch", "squeue", "scancel", "srun", "scontrol", "rsync")
+PACKAGES_OF_ENGINE = {"megatron": ("torch", "megatron-core"), "vllm": ("torch", "vllm")}
+PACKAGES = ("pyzmq", "msgspec", "pydantic", "numpy")
+# Prints the versions of the packages that it is given, without importing them.
+_VERSIONS = """
+import json, sys
+from importlib import metadata
+def version(name):
+    try: return metadata.version(name)
+    except metadata.PackageNotFoundError: return None
+found = {name: version(name) for name in sys.argv[1:]}
+print(json.dumps({"python": sys.version.split()[0], **found}))
+"""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the run asks of every site."""
+
+    walltime_seconds: float
+    versions: dict[str, str]  # package -> the version that the run was made with
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One precondition: `verdict`, what was found and, unless it holds, what to do."""
+
+    site: str
+    what: str
+    verdict: Literal["ok", "warning", "failed"]
+    found: str
+    remedy: str = ""
+
+
+def questions(site: SiteFile) -> str:
+    """Return the shell script that asks a login node everything; each part starts with a line `@ name`."""
+    modules = "".join(f"module load {shlex.quote(module)}\n" for module in site.modules)
+    packages = [*PACKAGES, *dict.fromkeys(p for engine in site.engines for p in PACKAGES_OF_ENGINE[engine])]
+    versions = shlex.join([*_python(site), "-c", _VERSIONS, *packages])
+    scratch = shlex.quote(site.scratch or "")
+    lines = [
+        "echo '@ clock'; date +%s.%N",
+        f"echo '@ programs'; for p in {' '.join(PROGRAMS)}; do command -v $p >/dev/null || echo $p; done",
+        f"echo '@ controller'; {_ping(site.cluster)}",
+        discovery(site.cluster).rstrip(),
+        f"echo '@ scratch'; d={scratch}; f=$d/.hetrl-$$",
+        '{ mkdir -p "$d" && echo x >"$f" && rm "$f" && df -Pk "$d"; } 2>&1',
+        f"echo '@ environment'; {{ {modules}{versions}; }} 2>&1",
+    ]
+    if site.egress in ("relay", "proxy") and (target := getattr(site, site.egress)):
+        host, _, port = target.rpartition(":")
+        knock = f"timeout 5 bash -c {shlex.quote(f'</dev/tcp/{host}/{port}')} 2>&1 && echo open"
+        lines.append(f"echo '@ egress'; {knock}")
+    return "\n".join([*lines, "true"])
+
+
+def _ping(cluster: str | None) -> str:
+    """Return what says UP where the controller answers; `scontrol ping` asks the login node's own, whatever -M says."""
+    if cluster is None:
+        return "scontrol ping 2>&1"
+    config = f"{at_cluster('scontrol', cluster)} show config"
+    return f'if said=$({config} 2>&1); then echo "Slurmctld of {cluster} is UP"; else echo "$said"; fi'
+
+
+def _python(site: SiteFile) -> list[str]:
+    return ["apptainer", "exec", site.container, site.python] if site.container else [site.python]
+
+
+def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at: float) -> list[Finding]:
+    """Return the findings of a site; the times are those of this machine's clock around the question."""
+    parts = sections(answer)
+    findings = [
+        _clock(site, parts.get("clock", ""), asked_at, answered_at),
+        _programs(site, parts.get("programs", "")),
+        _controller(site, parts.get("controller", "")),
+        _scratch(site, parts.get("scratch", "")),
+        *_environment(site, parts.get("environment", ""), wish),
+    ]
+    try:
+        inventory = parse_discovery(answer, site.name, "")
+    except HetrlError as error:
+        findings.append(Finding(site.name, "inventory", "failed", str(error), "ask the site why scontrol is silent"))
+    else:
+        findings += [*_federation(site, inventory), *_partitions(site, inventory, wish), *_gpus(site, inventory)]
+    if "egress" in parts:
+        findings.append(_egress(site, parts["egress"]))
+    return findings
+
+
+def _clock(site: SiteFile, text: str, asked_at: float, answered_at: float) -> Finding:
+    try:
+        there = float(text.strip())
+    except ValueError:
+        return Finding(site.name, "clock", "warning", "no answer", "run `date` there")
+    offset = max(there - answered_at, asked_at - there, 0.0)
+    if offset > CLOCK_OFFSET_SECONDS:
+        return Finding(
+            site.name, "clock", "failed", f"{offset:.0f} s off", "have its clock set (NTP); logs would lie about order"
+        )
+    return Finding(site.name, "clock", "ok", f"within {max(offset, 1.0):.0f} s")
+
+
+def _programs(site: SiteFile, text: str) -> Finding:
+    missing = text.split()
+    if missing:
+        remedy = "load Slurm's module in your shell start-up there, or install them"
+        return Finding(site.name, "programs", "failed", f"not found: {', '.join(missing)}", remedy)
+    return Finding(site.name, "programs", "ok", ", ".join(PROGRAMS))
+
+
+def _controller(site: SiteFile, text: str) -> Finding:
+    said = text.strip().splitlines()[-1] if text.strip() else "no answer"
+    if re.search(r"\bUP\b", text):
+        return Finding(site.name, "slurmctld", "ok", said)
+    remedy = f"wait until `{at_cluster('sinfo', site.cluster)}` answers there"
+    return Finding(site.name, "slurmctld", "failed", said, remedy)
+
+
+def _federation(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
+    if site.cluster is not None:
+        yield Finding(site.name, "cluster", "ok", f"{site.cluster}{', in a federation' * inventory.federated}")
+    elif inventory.federated:
+        found = "is a member of a federation, which may start a job at another member"
+        yield Finding(site.name, "cluster", "failed", found, f"set cluster: {inventory.cluster} in the site's file")
+
+
+def _scratch(site: SiteFile, text: str) -> Finding:
+    if not site.scratch:
+        remedy = "set scratch in the site's file: a directory that login and compute nodes share"
+        return Finding(site.name, "scratch", "failed", "not set", remedy)
+    rows = [line.split() for line in text.splitlines() if line.strip()]
+    if not rows or not rows[-1][3:4] or not rows[-1][3].isdigit():
+        said = text.strip().splitlines()[-1] if text.strip() else "no answer"
+        return Finding(site.name, "scratch", "failed", said, f"make {site.scratch} writable, or set another scratch")
+    free_gb = int(rows[-1][3]) * 1024 / 1e9
+    if free_gb < SCRATCH_GB:
+        remedy = f"make room there, or set another scratch: weights and checkpoints want {SCRATCH_GB:.0f} GB and more"
+        return Finding(site.name, "scratch", "warning", f"{free_gb:.1f} GB free in {site.scratch}", remedy)
+    return Finding(site.name, "scratch", "ok", f"{free_gb:.0f} GB free in {site.scratch}")
+
+
+def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
+    lines = text.strip().splitlines()
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        said = lines[-1] if lines else "no answer"
+        yield Finding(site.name, "python", "failed", said, f"set python in the site's file (it is {site.python})")
+        return
+    missing = sorted(name for name, version in found.items() if version is None)
+    if missing:
+        remedy = "make the environment of environment.yml there, or take the engine out of `engines`"
+        yield Finding(site.name, "packages", "failed", f"not installed: {', '.join(missing)}", remedy)
+    other = [
+        f"{name} {version}, not {wish.versions[name]}"
+        for name, version in found.items()
+        if version is not None and name in wish.versions and not _same_release(version, wish.versions[name])
+    ]
+    if other:
+        remedy = "install the versions of environment.yml: engines of two versions may give two log-probs"
+        yield Finding(site.name, "versions", "warning", "; ".join(other), remedy)
+    if not missing and not other:
+        shown = [f"{name} {found[name]}" for name in ("torch", "megatron-core", "vllm") if found.get(name)]
+        yield Finding(site.name, "packages", "ok", ", ".join([f"python {found['python']}", *shown]))
+
+
+def _same_release(version: str, other: str) -> bool:
+    """Compare without the local part: 2.13.0+cu130 is 2.13.0."""
+    return version.split("+")[0] == other.split("+")[0]
+
+
+def _partitions(site: SiteFile, inventory: Inventory, wish: Wish) -> Iterator[Finding]:
+    known = {partition.name: partition for partition in inventory.partitions}
+    names = site.partitions or tuple(name for name, partition in known.items() if partition.default)
+    if not names:
+        remedy = f"set partitions in the site's file; there are {', '.join(known)}"
+        yield Finding(site.name, "partitions", "failed", "the cluster has no default partition", remedy)
+    for name in names:
+        what = f"partition {name}"
+        if name not in known:
+            remedy = f"set partitions in the site's file; there are {', '.join(known)}"
+            yield Finding(site.name, what, "failed", "there is none of this name", remedy)
+            continue
+        partition = known[name]
+        hours, asked = (partition.max_seconds or 0.0) / 3600, wish.walltime_seconds / 3600
+        if not partition.up:
+            yield Finding(site.name, what, "failed", "takes no jobs", "wait, or name another under partitions")
+        elif partition.max_seconds is not None and partition.max_seconds < wish.walltime_seconds:
+            remedy = "lower launch.walltime, or name another under partitions"
+            yield Finding(site.name, what, "failed", f"allows {hours:g} h, asked {asked:g} h", remedy)
+        elif partition.accounts is not None and site.account is not None and site.account not in partition.accounts:
+            remedy = f"set account to one of {', '.join(partition.accounts)}"
+            yield Finding(site.name, what, "failed", f"is closed to account {site.account}", remedy)
+        else:
+            limit = "no time limit" if partition.max_seconds is None else f"up to {hours:g} h"
+            yield Finding(site.name, what, "ok", limit)
+
+
+def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
+    try:
+        groups = node_groups(inventory, site.gres, site.partitions)
+    except HetrlError as error:
+        yield Finding(site.name, "gpus", "failed", str(error), "map the names under gres in the site's file")
+        return
+    have: dict[tuple[str, int], int] = {}
+    for group in groups:
+        have[group.gpu, group.gpus] = have.get((group.gpu, group.gpus), 0) + group.count
+    for entry in site.nodes:
+        there = sum(count for (gpu, gpus), count in have.items() if gpu == entry.gpu and gpus >= entry.gpus)
+        what = f"nodes {entry.name}"
+        if there < entry.count:
+            remedy = f"lower count of {entry.name} in the site's file, or run `hetrl discover` and plan again"
+            found = f"{there} of {entry.count} nodes with {entry.gpus} x {entry.gpu} are in service"
+            yield Finding(site.name, what, "failed", found, remedy)
+        else:
+            yield Finding(site.name, what, "ok", f"{there} nodes with {entry.gpus} x {entry.gpu} in service")
+    if not groups and not site.nodes:
+        yield Finding(site.name, "gpus", "failed", "no GPU node is in service", "look at `sinfo` there")
+
+
+def _egress(site: SiteFile, text: str) -> Finding:
+    target = getattr(site, site.egress)
+    if "open" in text:
+        return Finding(site.name, site.egress, "ok", f"{target} answers")
+    remedy = f"start it, or correct {site.egress} in the site's file"
+    return Finding(site.name, site.egress, "failed", f"{target} does not answer from the login node", remedy)
+
+
+def worst(findings: Sequence[Finding]) -> Literal["ok", "warning", "failed"]:
+    """Return the worst verdict."""
+    verdicts = {finding.verdict for finding in findings}
+    return "failed" if "failed" in verdicts else "warning" if "warning" in verdicts else "ok"

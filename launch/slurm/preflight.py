@@ -1,0 +1,149 @@
+"""Before anything is submitted: ask every site whether it would take the jobs, and show what the run asks for.
+
+One round trip per site: the questions of `hetrl doctor`, and `sbatch --test-only` of each script, which says when the
+job would start and queues nothing (sbatch(1)).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from rich.table import Table
+
+from hetrl.describe.experiment import Launch, seconds_of
+from hetrl.describe.sites import SiteFile
+from hetrl.errors import HetrlError, SiteUnreachableError
+from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
+from launch.shell import Shell
+from launch.show import moment
+from launch.slurm.commands import SBATCH_SECONDS, last_line, parts_of
+from launch.slurm.discover import at_every_site, raise_for
+from launch.slurm.doctor import installed_versions
+from launch.slurm.preconditions import Finding, Wish, judge, questions
+from launch.slurm.render import SiteScript
+
+PREFLIGHT_SECONDS = 180.0
+_START = re.compile(r"Job \d+ to start at (\S+)")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one site said: what holds and what does not, and when each job would start (seconds since the epoch)."""
+
+    findings: tuple[Finding, ...]
+    starts: Mapping[str, float]
+
+
+def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answer]:
+    """Ask all sites at the same time.
+
+    Raises SiteUnreachableError where one or its Slurm does not answer, HetrlError with all that stands in the way.
+    """
+    wish = Wish(seconds_of(problem.experiment.launch.walltime), installed_versions())
+    used = {script.site for script in scripts}
+    sites = [site for site in problem.scenario.sites if site.name in used]
+
+    def ask(site: SiteFile) -> Answer:
+        return _ask(site, [script for script in scripts if script.site == site.name], wish)
+
+    answers, errors = at_every_site(sites, ask)
+    raise_for(errors, reached=0)
+    failed = [finding for answer in answers.values() for finding in answer.findings if finding.verdict == "failed"]
+    if failed:
+        lines = [f"{each.site}: {each.what}: {each.found}; {each.remedy}" for each in failed]
+        silent = any(finding.what == "slurmctld" for finding in failed)
+        raise (SiteUnreachableError if silent else HetrlError)("\n".join(lines))
+    return answers
+
+
+def _ask(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Answer:
+    asked_at = time.time()
+    question = f"{_tests(scripts)}\n{questions(site)}"
+    done = Shell(site.name, site.ssh).run(["bash", "-lc", question], timeout_seconds=PREFLIGHT_SECONDS)
+    findings = [_softened(each) for each in judge(site, done.stdout, wish, asked_at, time.time())]
+    tested, starts = read_tests(site.name, done.stdout, scripts)
+    return Answer((*findings, *tested, *_budget(site, scripts, wish)), starts)
+
+
+def _softened(finding: Finding) -> Finding:
+    """Let the site's whole inventory be a warning: whether this plan's jobs fit, sbatch says."""
+    about_nodes = finding.what == "gpus" or finding.what.startswith("nodes ")
+    return replace(finding, verdict="warning") if about_nodes and finding.verdict == "failed" else finding
+
+
+def _tests(scripts: Sequence[SiteScript]) -> str:
+    """Return what tests each script, which comes with the question; times are in UTC."""
+    return "\n".join(
+        f"echo '@ test {script.name}'; printf %s {shlex.quote(script.text)} | "
+        f"TZ=UTC timeout {SBATCH_SECONDS} sbatch --test-only 2>&1"
+        for script in scripts
+    )
+
+
+def read_tests(site: str, text: str, scripts: Sequence[SiteScript]) -> tuple[list[Finding], dict[str, float]]:
+    """Return a finding per job, and the starts that Slurm expects."""
+    parts, findings, starts = parts_of(text), [], {}
+    for script in scripts:
+        said = parts.get(f"test {script.name}", "")
+        what = f"job {script.name}"
+        if match := _START.search(said):
+            starts[script.name] = datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp()
+            findings.append(Finding(site, what, "ok", f"would start {moment(starts[script.name])}"))
+        else:
+            remedy = "correct the site's file (partitions, account, qos, gres, nodes, sbatch), or launch.walltime"
+            findings.append(Finding(site, what, "failed", last_line(said) or "sbatch did not answer", remedy))
+    return findings, starts
+
+
+def _budget(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Iterator[Finding]:
+    hours = sum(script.gpus for script in scripts) * wish.walltime_seconds / 3600
+    if site.budget_gpu_hours is not None and hours > site.budget_gpu_hours:
+        found = f"the run may spend {hours:,.0f} GPU-hours, budget_gpu_hours is {site.budget_gpu_hours:,.0f}"
+        yield Finding(site.name, "budget", "failed", found, "lower launch.walltime, or raise budget_gpu_hours")
+
+
+def preview_table(problem: Problem, plan: Plan, scripts: Sequence[SiteScript], answers: Mapping[str, Answer]) -> Table:
+    """Return a row per site: what is submitted, when it would start, and what it costs at most."""
+    launch = problem.experiment.launch
+    table = Table(title=f"jobs, each for at most {launch.walltime}", title_justify="left")
+    table.add_column("site")
+    table.add_column("jobs", overflow="fold")
+    table.add_column("starts")
+    for column in ("nodes", "GPUs", "GPU-h", "idle", "GB/step"):
+        table.add_column(column, justify="right")
+    last = max((start for answer in answers.values() for start in answer.starts.values()), default=0.0)
+    for site in plan.site_order:
+        own = [script for script in scripts if script.site == site]
+        sent_gb = sum(plan.predicted.wan_gb_per_iteration.get(f"{site}-{other}", 0.0) for other in plan.site_order)
+        table.add_row(site, *_cells(own, answers[site].starts, last, launch), f"{sent_gb:,.2f}")
+    worst = sum(script.gpus for script in scripts) * seconds_of(launch.gang_timeout) / 3600
+    table.caption = (
+        "GPU-h: GPU-hours if it takes the whole time; idle: those until the last job starts, as Slurm expects it;\n"
+        f"at worst {worst:,.0f}, where all wait launch.gang_timeout for one; GB/step: what it sends to other sites"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _cells(scripts: Sequence[SiteScript], starts: Mapping[str, float], last: float, launch: Launch) -> tuple[str, ...]:
+    """Return the jobs of a site, their start, nodes, GPUs, GPU-hours, and those that wait for `last`.
+
+    A job waits for the one that starts last, at any site, and no longer than gang_timeout.
+    """
+    waits = ((script.gpus, last - starts.get(script.name, last)) for script in scripts)
+    idle_hours = sum(gpus * min(seconds, seconds_of(launch.gang_timeout)) for gpus, seconds in waits) / 3600
+    gpus = sum(script.gpus for script in scripts)
+    return (
+        ", ".join(script.name + (f" x{script.array_tasks}" if script.array_tasks else "") for script in scripts),
+        moment(max(starts.values())) if starts else "unknown",
+        str(sum(script.nodes for script in scripts)),
+        str(gpus),
+        f"{gpus * seconds_of(launch.walltime) / 3600:,.0f}",
+        f"{idle_hours:,.1f}",
+    )

@@ -1,0 +1,278 @@
+"""From a plan to the sbatch scripts of every site, and the rows that their processes read. Pure functions.
+
+The scripts come from `slurm_templates/*.sbatch.j2`, or from the user's own of the same name (`launch.templates`).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from hetrl.describe.experiment import seconds_of
+from hetrl.describe.inventory import Inventory
+from hetrl.describe.sites import SiteFile
+from hetrl.errors import UsageError
+from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
+from hetrl.runtime.run.step import Row
+from launch.render import CONTROLLER, CPU, GATEWAY, spoken
+from launch.slurm.layout import ARRAY, GANG, ArrayLayout, GangLayout, Step, layouts
+from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "slurm_templates"
+WIDTH = 118
+
+
+@dataclass(frozen=True)
+class SiteScript:
+    """One submission: the text of the sbatch script and the rows that its processes read.
+
+    Slurm knows the job by `key`, its name. `nodes` (at most) and `gpus` (charged) are those of all tasks of an array.
+    """
+
+    site: str
+    name: str
+    kind: str  # gang | array
+    key: str
+    text: str
+    rows: Mapping[str, tuple[Row, ...]]  # by step, or by index of the array
+    gang_timeout_seconds: float
+    nodes: int
+    gpus: int
+    array_tasks: int = 0
+    heterogeneous: bool = False
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Return the names of all processes: each prints to logs/<process>.log of the site's directory."""
+        return tuple(row.name for rows in self.rows.values() for row in rows)
+
+    @property
+    def rows_text(self) -> str:
+        """Return the file that `hetrl.runtime.run.step.read_rows` reads, a process on each line."""
+        steps = []
+        for step, rows in self.rows.items():
+            lines = ",\n".join(f"  {json.dumps(asdict(row))}" for row in rows)
+            steps.append(f" {json.dumps(step)}: [\n{lines}\n ]")
+        joined = ",\n".join(steps)
+        return f'{{"gang_timeout_seconds": {self.gang_timeout_seconds}, "steps": {{\n{joined}\n}}}}\n'
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all scripts of a run share."""
+
+    id: str
+    problem: Problem
+    directories: Mapping[str, str]
+    inventories: Mapping[str, Inventory]
+    files: Mapping[str, SiteFile]
+    templates: jinja2.Environment
+
+    def options(self, site: str, shape: Shape, nodes: int) -> tuple[str, ...]:
+        """Return what sbatch is asked for so many nodes."""
+        walltime = self.problem.experiment.launch.walltime
+        return resource_options(self.files[site], shape, nodes, walltime, self.inventories.get(site))
+
+
+def site_scripts(
+    plan: Plan,
+    problem: Problem,
+    run_id: str,
+    directories: Mapping[str, str],
+    inventories: Mapping[str, Inventory] = {},
+    templates: Path | None = None,
+) -> tuple[SiteScript, ...]:
+    """Return the scripts of all sites: the lead site's gang, the other gangs, the arrays.
+
+    `directories` are the sites' own directories at their clusters (absolute), `inventories` what `hetrl discover` found
+    there. Raises UsageError for a plan that cannot be started, and for a template of the user's that does not render.
+    """
+    files = {site.name: site for site in problem.scenario.sites}
+    run = _Run(run_id, problem, directories, inventories, files, _environment(templates))
+    gangs, arrays = layouts(plan, problem.topology, files, run_id)
+    tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
+    scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
+    for array in arrays:
+        scripts += [_array(run, part) for part in _parts(array, max_array_size(inventories.get(array.site)))]
+    return tuple(scripts)
+
+
+@cache
+def _environment(templates: Path | None) -> jinja2.Environment:
+    folders = [TEMPLATES] if templates is None else [templates, TEMPLATES]
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        comment_start_string="{%#",  # Jinja's own is bash, as in ${#array[@]}
+        comment_end_string="#%}",
+    )
+    environment.filters["quote"] = shlex.quote
+    return environment
+
+
+def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
+    """Return the gang's script; `array_tasks` is how many tasks of the site's arrays need its gateway."""
+    heterogeneous = len(gang.components) > 1
+    blocks = [sbatch_lines(run.options(gang.site, one.shape, len(one.slots))) for one in gang.components]
+    members = [step for step in gang.steps if step.name != GATEWAY]
+    mpi = run.files[gang.site].mpi
+    steps = "\n".join(_start(step, mpi, heterogeneous) for step in members)
+    described = (f"{len(one.slots)} {_nodes(one.shape, len(one.slots))}" for one in gang.components)
+    job = f"the gang of site {gang.site}, on {' and '.join(described)}"
+    more = {
+        "head": _head(run, f"{job}: {_contents(gang.steps)}."),
+        "resources": "\n#SBATCH hetjob\n".join(blocks),
+        "heterogeneous": heterogeneous,
+        "steps": steps,
+        "array_tasks": array_tasks,
+    }
+    return SiteScript(
+        site=gang.site,
+        name=GANG,
+        kind=GANG,
+        key=_key(run, gang.site, GANG),
+        text=_text(run, gang.site, GANG, GANG, "%j", more),
+        rows={step.name: step.rows for step in gang.steps},
+        gang_timeout_seconds=seconds_of(run.problem.experiment.launch.gang_timeout),
+        nodes=sum(len(one.slots) for one in gang.components),
+        gpus=sum(one.shape.gpus * len(one.slots) for one in gang.components),
+        heterogeneous=heterogeneous,
+    )
+
+
+def _start(step: Step, mpi: str, heterogeneous: bool) -> str:
+    """Return the line that starts a step."""
+    places = [f"{node}:{tasks}" for node, tasks in step.tasks_by_node.items()]
+    options = ["--gres=none"] if step.name == CONTROLLER else []
+    options += [f"--mpi={mpi if any(row.world for row in step.rows) else 'none'}"]
+    options += [f"--het-group={step.component}"] if heterogeneous else []
+    return shlex.join(["start", step.name, *places, "--", *options])
+
+
+def _array(run: _Run, array: ArrayLayout) -> SiteScript:
+    per_task, tasks = len(array.tasks[0]), len(array.tasks)
+    names = [row.name for rows in array.tasks for row in rows]
+    job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {array.site}, each on a {_nodes(array.shape, 1)}"
+    more = {
+        "head": _head(run, f"{job}: {_ranges(names)}."),
+        "resources": sbatch_lines(run.options(array.site, array.shape, 1)),
+        "processes": per_task,
+        "last": tasks - 1,
+    }
+    return SiteScript(
+        site=array.site,
+        name=array.name,
+        kind=ARRAY,
+        key=_key(run, array.site, array.name),
+        text=_text(run, array.site, ARRAY, array.name, "%A_%a", more),
+        rows={str(index): rows for index, rows in enumerate(array.tasks)},
+        gang_timeout_seconds=seconds_of(run.problem.experiment.launch.gang_timeout),
+        nodes=tasks,
+        gpus=tasks * array.shape.gpus,
+        array_tasks=tasks,
+    )
+
+
+def _parts(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
+    """Split an array that has more tasks than the cluster allows (indices stay below MaxArraySize)."""
+    if len(array.tasks) <= largest:
+        return [array]
+    starts = range(0, len(array.tasks), largest)
+    return [
+        replace(array, name=f"{array.name}-part{number}", tasks=array.tasks[start : start + largest])
+        for number, start in enumerate(starts)
+    ]
+
+
+def _key(run: _Run, site: str, name: str) -> str:
+    return f"hetrl-{run.id}-{site}-{name}"
+
+
+def _text(run: _Run, site: str, template: str, name: str, job_pattern: str, more: Mapping[str, Any]) -> str:
+    """Render a template; raises UsageError where the user's own one cannot be."""
+    directory, file = run.directories[site], run.files[site]
+    values = {
+        "run": run.id,
+        "site": site,
+        "name": name,
+        "key": _key(run, site, name),
+        "directory": directory,
+        "script": f"{directory}/scripts/{name}.sbatch",
+        "log": f"{directory}/logs/{name}-{job_pattern}.log",
+        "code": f"{directory}/code",
+        "rows": f"scripts/{name}.json",
+        "gang_timeout": run.problem.experiment.launch.gang_timeout,
+        "modules": "\n".join(f"module load {shlex.quote(module)}" for module in file.modules),
+        "python": shlex.join(python_of(file, directory)),
+        **more,
+    }
+    try:
+        return run.templates.get_template(f"{template}.sbatch.j2").render(values)
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None)
+        where = f"{template}.sbatch.j2{f', line {line}' if line else ''}"
+        raise UsageError(f"launch.templates: {where}: {error}; it may use {', '.join(sorted(values))}") from None
+
+
+def python_of(file: SiteFile, directory: str) -> tuple[str, ...]:
+    """Return the words that start the site's interpreter, inside its container where it has one."""
+    if file.container is None:
+        return (*file.prefix, file.python)
+    return (*file.prefix, "apptainer", "exec", "--nv", "--bind", directory, file.container, file.python)
+
+
+def _head(run: _Run, contents: str) -> str:
+    """Return the comment that says what a script is."""
+    text = f"hetrl run {run.id}: {contents}"
+    return textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _nodes(shape: Shape, count: int) -> str:
+    """Say what nodes are: `nodes with 4 a100-80gb each`."""
+    if shape.gpu is None:
+        return "core"
+    what = f"{shape.devices} {'CPU cores' if shape.gpu == CPU else shape.gpu}"
+    kind = "whole node" if shape.whole else "node"
+    return f"{kind} with {what}" if count == 1 else f"{kind}s with {what} each"
+
+
+def _contents(steps: Sequence[Step]) -> str:
+    """Say what the steps of a gang are: `gateway, controller, actor_training (8 ranks)`."""
+    ranks: dict[str, int] = {}
+    others = []
+    for step in steps:
+        if world := step.rows[0].world:
+            ranks[world] = ranks.get(world, 0) + len(step.rows)
+        else:
+            others.append(step.name)
+    training = [f"{task} ({count} {'rank' if count == 1 else 'ranks'})" for task, count in ranks.items()]
+    fixed = [name for name in others if name in (GATEWAY, CONTROLLER)]
+    replicas = [name for name in others if name not in fixed]
+    return ", ".join([*fixed, *training, *([_ranges(replicas)] if replicas else [])])
+
+
+def _ranges(names: Sequence[str]) -> str:
+    """Say which replicas: `actor_generation replicas 0-7, 9`."""
+    numbers = sorted(int(name.rpartition("-")[2]) for name in names)
+    if len(numbers) == 1:
+        return spoken(names[0])
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{spoken(names[0]).rpartition(' ')[0]}s {shown}"

@@ -1,0 +1,134 @@
+"""What a job asks of Slurm: the options of sbatch(1) for equal nodes of one site. Pure functions."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetrl.describe.inventory import Inventory, NodeGroup, node_groups
+from hetrl.describe.sites import GATEWAY_MEMORY_GB, SiteFile
+from hetrl.errors import UsageError
+from hetrl.hardware import Node
+from launch.render import CPU
+
+MAX_ARRAY_SIZE = 1001  # of a cluster whose inventory is not known: Slurm's default (slurm.conf(5), MaxArraySize)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a job takes of each of its nodes; equal shapes can stand in one component or array.
+
+    `devices` is how many GPUs (or `cpu` devices) Slurm is asked for: all of the node where the site hands out whole
+    nodes. None at all: the gateway alone. `gres` is Slurm's type of the GPUs, None where only the site's file maps it.
+    """
+
+    gpu: str | None = None
+    devices: int = 0
+    memory_gb: float | None = GATEWAY_MEMORY_GB  # None: all of the node
+    whole: bool = False
+    gres: str | None = None
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that are charged on each node."""
+        return 0 if self.gpu in (None, CPU) else self.devices
+
+
+GATEWAY_SHAPE = Shape()
+
+
+def shape_of(site: SiteFile, node: Node, used: int) -> Shape:
+    """Return what a job that uses so many devices of a node asks for."""
+    gres = next((entry.gres for entry in site.nodes if node.name in entry.node_names), None)
+    if site.allocation == "node":
+        return Shape(node.gpu, node.gpus, None, whole=True, gres=gres)
+    return Shape(node.gpu, used, node.host_memory_gb * used / node.gpus, gres=gres)
+
+
+def max_array_size(inventory: Inventory | None) -> int:
+    """Return how many tasks an array may have; the highest index must stay below MaxArraySize."""
+    return inventory.max_array_size if inventory is not None else MAX_ARRAY_SIZE
+
+
+def resource_options(
+    site: SiteFile, shape: Shape, nodes: int, walltime: str, inventory: Inventory | None = None
+) -> tuple[str, ...]:
+    """Return the options for so many nodes of a shape."""
+    group = _group_of(site, shape, inventory)
+    options = [f"--nodes={nodes}", f"--time={walltime}"]
+    options += [f"--clusters={site.cluster}"] if site.cluster else []
+    options += [f"--{key}={value}" for key in ("account", "qos") if (value := getattr(site, key))]
+    if partitions := _partitions(site, shape, inventory):
+        options.append(f"--partition={','.join(partitions)}")
+    if shape.whole:
+        options += ["--exclusive", "--mem=0"]
+    else:
+        memory_mib = math.floor((shape.memory_gb or GATEWAY_MEMORY_GB) * 1e9 / 2**20)
+        options += [f"--cpus-per-task={_cpus(site, shape)}", f"--mem={memory_mib}M"]
+    gres, feature = _gres(site, shape, group)
+    if gres is not None:
+        options.append(f"--gres={gres}")
+    if feature is not None:
+        options.append(f"--constraint={feature}")
+    return (*options, *site.sbatch)
+
+
+def sbatch_lines(options: Iterable[str]) -> str:
+    """Return options as lines of a script."""
+    parts = (option.partition("=") for option in options)
+    return "\n".join(f"#SBATCH {name}{sign}{shlex.quote(value) if sign else ''}" for name, sign, value in parts)
+
+
+def _cpus(site: SiteFile, shape: Shape) -> int:
+    """Return the CPUs per node: a `cpu` device is one core's share of a machine."""
+    if shape.gpu is None:
+        return 1
+    return shape.devices * (1 if shape.gpu == CPU else site.cpus_per_gpu)
+
+
+def _gres(site: SiteFile, shape: Shape, group: NodeGroup | None) -> tuple[str | None, str | None]:
+    """Return `gpu:TYPE:N`, and the feature that tells the GPU's type where Slurm's GRES has no type.
+
+    Without an inventory, a name in the site's `gres` is taken for a type.
+    """
+    names = [name for name, gpu in site.gres.items() if gpu == shape.gpu]
+    if shape.gres in names:
+        names = [shape.gres]
+    if shape.gpu is None or (shape.gpu == CPU and not names):
+        return None, None
+    if group is None:
+        return ":".join(["gpu", *names[:1], str(shape.devices)]), None
+    gres = ":".join(["gpu", *filter(None, [group.gres]), str(shape.devices)])
+    return gres, None if group.gres in names else next(iter(names), None)
+
+
+def _group_of(site: SiteFile, shape: Shape, inventory: Inventory | None) -> NodeGroup | None:
+    """Return the nodes of the cluster that a shape fits on; raises UsageError where there are none."""
+    if inventory is None or shape.gpu in (None, CPU):
+        return None
+    groups = node_groups(inventory, site.gres, site.partitions)
+    for group in sorted(groups, key=lambda group: group.gpus):
+        if _is_of(group, shape) and (group.gpus == shape.devices if shape.whole else group.gpus >= shape.devices):
+            return group
+    raise UsageError(
+        f"{site.name}: no node in service has {shape.devices} x {shape.gpu}; run `hetrl discover`, correct `nodes` in "
+        "the site's file, and plan again"
+    )
+
+
+def _partitions(site: SiteFile, shape: Shape, inventory: Inventory | None) -> tuple[str, ...]:
+    """Return the partitions to ask for: of those in the site's file, the ones that have such nodes."""
+    if inventory is None or shape.gpu is None:
+        return site.partitions
+    return tuple(name for name in site.partitions if _has(inventory, site, name, shape)) or site.partitions
+
+
+def _has(inventory: Inventory, site: SiteFile, partition: str, shape: Shape) -> bool:
+    groups = node_groups(inventory, site.gres, (partition,))
+    return any(_is_of(group, shape) and group.gpus >= shape.devices for group in groups)
+
+
+def _is_of(group: NodeGroup, shape: Shape) -> bool:
+    return group.gpu == shape.gpu and shape.gres in (None, group.gres)

@@ -1,0 +1,89 @@
+"""Where a run lies at its Slurm sites: `slurm.json` in the run directory, written before anything is submitted.
+
+Every verb finds a run's jobs by it, whatever became of the experiment and site files since.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from hetrl.errors import HetrlError
+from launch.run_directory import Run
+from launch.shell import Shell
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """One submission; Slurm knows it by `key`, its job name. `tasks` is the size of an array, 0 for a gang."""
+
+    name: str
+    kind: str
+    key: str
+    nodes: int
+    gpus: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class SlurmSite:
+    """One site's jobs, and the directory (absolute, at the cluster) from which they run.
+
+    `cluster` is the one that Slurm's -M names, None for that of the login node.
+    """
+
+    name: str
+    host: str
+    directory: str
+    jobs: tuple[SlurmJob, ...]
+    cluster: str | None = None
+
+    @cached_property
+    def shell(self) -> Shell:
+        """Return the site's command line."""
+        return Shell(self.name, self.host)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A file that the launcher brings from one site to another whenever it changes: where a gateway listens.
+
+    `origin` (at `source`) and `destination` (at `target`) are absolute paths.
+    """
+
+    source: str
+    target: str
+    origin: str
+    destination: str
+
+
+@dataclass(frozen=True)
+class SlurmRun:
+    """All sites of a run, the lead site first."""
+
+    sites: tuple[SlurmSite, ...]
+    carried: tuple[Carried, ...]
+    poll_seconds: float
+    gang_timeout_seconds: float
+
+    @property
+    def lead(self) -> SlurmSite:
+        """Return the site whose gang holds the controller."""
+        return self.sites[0]
+
+    def site(self, name: str) -> SlurmSite:
+        """Return the site of this name."""
+        return next(site for site in self.sites if site.name == name)
+
+
+def read_slurm_run(run: Run) -> SlurmRun | None:
+    """Return where a run lies at its Slurm sites, None for one of the local executor."""
+    try:
+        return msgspec.convert(json.loads(run.slurm.read_text()), SlurmRun)
+    except FileNotFoundError:
+        return None
+    except (ValueError, msgspec.ValidationError) as error:
+        raise HetrlError(f"{run.slurm}: cannot be read ({error}); its jobs are those named hetrl-{run.id}-*") from None

@@ -1,0 +1,106 @@
+"""Submit a run's jobs at every site, or nowhere; run again after a crash, it adopts what is there.
+
+intent of every job -> events
+at every site at the same time:
+    copy the site's directory                      (1 round trip)
+    submit what is not there, say what is there    (1 round trip; once more where it ended without an answer)
+all accepted -> events; else cancel at every site what was, remove the directories, raise
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from hetrl.errors import HetrlError, SiteUnreachableError
+from hetrl.events import EventLog
+from launch.run_directory import Run
+from launch.slurm.commands import (
+    ASK_SECONDS,
+    LOCK_SECONDS,
+    SBATCH_SECONDS,
+    Taken,
+    parse_submitted,
+    submit_script,
+)
+from launch.slurm.discover import at_every_site
+from launch.slurm.files import pack, send
+from launch.slurm.run import SlurmRun, SlurmSite
+from launch.slurm.watch import cancel_everywhere
+from launch.state import State
+
+AGAIN_SECONDS = 2.0  # before a second look at what a controller that did not answer in time has done
+
+
+def submit_everywhere(
+    run: Run, slurm: SlurmRun, events: EventLog, state: State, interrupted: Callable[[], int | None]
+) -> None:
+    """Bring the jobs that `state` does not know as accepted to their sites.
+
+    Raises SiteUnreachableError where a site or its Slurm did not answer, HetrlError where it refused a job, and for a
+    signal that came meanwhile; what had been accepted is cancelled by then, and the message says what could not be.
+    """
+    accepted = {(job["site"], job["name"]) for job in state.jobs if job["id"] is not None}
+    sites = [site for site in slurm.sites if any((site.name, job.name) not in accepted for job in site.jobs)]
+    for site in sites:
+        pack(run, site)
+        for job in site.jobs:
+            if (site.name, job.name) not in accepted:
+                events.append("submitting", site=site.name, job=job.name, key=job.key)
+    try:
+        answers, errors = at_every_site(sites, lambda site: _submit_at(run, site))
+        _note_taken(slurm, events, answers, accepted)
+    except BaseException:
+        _withdraw(slurm, events)
+        raise
+    refused = [taken for taken in answers.values() if taken.problem]
+    if not refused and not errors and not interrupted():
+        return
+    problems = [taken.problem for taken in refused] + [str(error) for error in errors]
+    unreachable = any(taken.unreachable for taken in refused)
+    unreachable |= any(isinstance(error, SiteUnreachableError) for error in errors)
+    lines = [*(problems or ["interrupted while submitting"]), *_withdraw(slurm, events)]
+    raise (SiteUnreachableError if unreachable else HetrlError)("\n".join(lines))
+
+
+def _submit_at(run: Run, site: SlurmSite) -> Taken:
+    """Copy, submit; after no answer look again, for what was asked for may have happened."""
+    send(run, site)
+    taken = _ask(site)
+    while taken.unreachable:
+        time.sleep(AGAIN_SECONDS)
+        before, taken = taken, _ask(site)
+        if len(taken.jobs) <= len(before.jobs):
+            break
+    return taken
+
+
+def _ask(site: SlurmSite) -> Taken:
+    deadline = LOCK_SECONDS + 2 * ASK_SECONDS + SBATCH_SECONDS * len(site.jobs) + 10.0
+    try:
+        done = site.shell.run(["bash", "-lc", submit_script(site)], timeout_seconds=deadline)
+    except SiteUnreachableError as error:
+        return Taken({}, str(error), unreachable=True)
+    return parse_submitted(done.stdout, site)
+
+
+def _note_taken(
+    slurm: SlurmRun, events: EventLog, answers: Mapping[str, Taken], accepted: set[tuple[str, str]]
+) -> None:
+    for site in slurm.sites:
+        taken = answers.get(site.name)
+        for job in site.jobs if taken else ():
+            if taken and job.name in taken.jobs and (site.name, job.name) not in accepted:
+                job_id, submit_time = taken.jobs[job.name]
+                identity = {"job_id": job_id, "submit_time": submit_time, "key": job.key}
+                events.append("submitted", site=site.name, job=job.name, job_kind=job.kind, **identity)
+
+
+def _withdraw(slurm: SlurmRun, events: EventLog) -> list[str]:
+    """Cancel what any site has accepted, and remove the run from it; return lines that say what was done."""
+    count, remains = cancel_everywhere(slurm, remove=True)
+    events.append("withdrawn", jobs=count, remains=remains)
+    lines = [f"{count} job{'s' if count > 1 else ''} that had been accepted: cancelled"] if count else []
+    if remains:
+        lines += ["not undone (run `hetrl cancel` when these answer):", *(f"  {line}" for line in remains)]
+    return lines

@@ -1,0 +1,79 @@
+"""`hetrl explain`: why a plan is as it is, as text, JSON and the page of the plan."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from hetrl.errors import HetrlError, UsageError
+from launch.verbs.planning import given_plan, problem_of, search_problem
+
+if TYPE_CHECKING:
+    from hetrl.explanation import Explanation
+    from hetrl.problem import Problem
+    from hetrl.search import Problem as SearchProblem
+
+_DIFFERS = 0.01  # a plan's prediction that is off by more was made by other rates
+
+
+def explain_command(arguments: argparse.Namespace) -> int:
+    """Print the explanation of a plan file; write its page where one is asked for."""
+    from hetrl.explanation import explain, with_choices
+    from hetrl.report.explain_tables import explanation_tables
+
+    problem = problem_of(arguments.config or _config_beside(arguments.plan))
+    plan = given_plan(arguments.plan, problem)
+    asked = search_problem(problem, problem.experiment.planner)
+    talk = Console(stderr=True)
+    with talk.status("asking the cost model"):
+        found = with_choices(explain(plan, asked), asked)
+    before, after = plan.predicted.iteration_seconds, found.plan.predicted.iteration_seconds
+    if abs(before - after) > _DIFFERS * after:
+        print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
+    if arguments.what_ifs is not None:
+        found = _studied(found, asked, arguments.what_ifs, arguments.seed, talk)
+    if arguments.html is not None:
+        _write_page(found, problem, arguments, talk)
+    if arguments.json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        Console().print(explanation_tables(found, problem.topology))
+    return 0
+
+
+def _config_beside(plan: Path) -> Path:
+    beside = plan.parent / "config.yaml"
+    if not beside.exists():
+        raise UsageError(f"{plan}: which experiment is it for? There is no {beside}; name the file with --config")
+    return beside
+
+
+def _studied(found: Explanation, asked: SearchProblem, budget_seconds: float, seed: int, talk: Console) -> Explanation:
+    from hetrl.explanation import study
+
+    with talk.status("planning") as status:
+        report = lambda name: status.update(f"planning {name}, at most {budget_seconds:g} s")  # noqa: E731
+        return replace(found, study=study(found.plan, asked, budget_seconds, seed, report))
+
+
+def _write_page(found: Explanation, problem: Problem, arguments: argparse.Namespace, talk: Console) -> None:
+    from hetrl.report.plan_page import plan_page
+    from hetrl.report.played import played
+    from hetrl.simulator import simulate
+
+    play = None
+    if arguments.play:
+        with talk.status("playing the plan"):
+            play = played(found.plan, simulate(found.plan, problem.topology, problem.workload, arguments.seed))
+    page = plan_page(found.plan, problem.topology, problem.workload, found, play)
+    try:
+        arguments.html.write_text(page)
+    except OSError as error:
+        raise HetrlError(f"{arguments.html}: cannot write the page ({error.strerror})") from None
+    print(f"the page is in {arguments.html}", file=sys.stderr)

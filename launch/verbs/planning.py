@@ -1,0 +1,166 @@
+"""`hetrl plan`, and the plan of `hetrl submit`: read the experiment, solve or read a plan, check it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from hetrl.describe.experiment import BOUNDS, Planner, seconds_of
+from hetrl.describe.validation import explain
+from hetrl.errors import HetrlError, UsageError
+from hetrl.plan.plan import Plan
+from hetrl.problem import Problem, read_problem
+from launch.measure.measurements import put_in_force
+from launch.show import charges_line, progress_line
+
+if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
+    from hetrl.search import Problem as SearchProblem
+
+
+def problem_of(path: Path) -> Problem:
+    """Read an experiment file, and let the measured files that it names decide what is predicted from here on."""
+    problem = read_problem(path)
+    put_in_force({**problem.measured, **problem.measured_links})
+    return problem
+
+
+def plan_command(arguments: argparse.Namespace) -> int:
+    """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
+    problem = problem_of(arguments.config)
+    plan = solve_problem(problem, planner_of(arguments, problem.experiment.planner), narrow=arguments.space == "ilp")
+    document = json.dumps(plan.to_json(), indent=2)
+    if arguments.output is not None:
+        try:
+            arguments.output.write_text(document + "\n")
+        except OSError as error:
+            raise HetrlError(f"{arguments.output}: cannot write the plan ({error.strerror})") from None
+        print(f"the plan is in {arguments.output}", file=sys.stderr)
+    if arguments.json:
+        print(document)
+    else:
+        print_plan(Console(), plan, problem)
+    return 0
+
+
+def planner_of(arguments: argparse.Namespace, planner: Planner) -> Planner:
+    """Return the experiment's section `planner` with what the command line says instead.
+
+    Another objective, or a bound of it, on the command line leaves no bound of the experiment. Raises UsageError for a
+    bound that is not one of the objective.
+    """
+    given = {
+        key: getattr(arguments, key) for key in ("solver", "objective", "budget_seconds", "seed", "processes", *BOUNDS)
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    replaced = BOUNDS if {"objective", *BOUNDS} & given.keys() else ()
+    try:
+        return Planner.model_validate(planner.model_dump(exclude=set(replaced)) | given)
+    except ValidationError as error:
+        raise UsageError(explain(error, Planner, "planner")) from None
+
+
+def solve_problem(problem: Problem, planner: Planner | None = None, narrow: bool = False) -> Plan:
+    """Return the solver's plan; the talk goes to stderr.
+
+    `planner` takes the place of the experiment's; `narrow` keeps sha-ea to the plan space of ilp.
+    """
+    from hetrl import search
+
+    planner = planner or problem.experiment.planner
+    solver, budget = planner.solver, planner.budget_seconds
+    talk = Console(stderr=True)
+    with talk.status(f"planning with {solver}, at most {budget:g} s") as status:
+        asked = search_problem(problem, planner)
+        began = time.monotonic()
+
+        def report(progress: search.Progress) -> None:
+            status.update(progress_line(progress, solver, time.monotonic() - began, budget))
+
+        plan = search.solve(
+            asked,
+            solver,
+            budget,
+            planner.seed,
+            problem.digests,
+            report=report,
+            narrow=narrow,
+            processes=planner.processes,
+        )
+    _tell_solver(plan)
+    return plan
+
+
+def search_problem(problem: Problem, planner: Planner) -> SearchProblem:
+    """Return what the planner is asked for: with the section's objective and bounds, the run's steps and times."""
+    from hetrl import search
+
+    launch = problem.experiment.launch
+    objective = search.Objective(
+        planner.objective,
+        steps=problem.experiment.steps,
+        walltime_seconds=max(seconds_of(launch.walltime), 1),
+        gang_timeout_seconds=max(seconds_of(launch.gang_timeout), 1),
+        **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
+    )
+    return search.Problem(problem.topology, problem.workload, objective)
+
+
+def _tell_solver(plan: Plan) -> None:
+    """Print who made a plan, and what stands behind it: how a baseline was tuned, or the bound that was proven."""
+    from hetrl.search.baselines import TUNING
+
+    found = plan.solver
+    print(f"planned with {found.name} in {found.seconds:.1f} s ({found.evaluations} evaluations)", file=sys.stderr)
+    if found.name in TUNING:
+        print(f"baseline {found.name}, tuned: {TUNING[found.name]}", file=sys.stderr)
+    if found.bound_seconds is not None:
+        takes = f"this one takes {plan.predicted.iteration_seconds:.2f} s"
+        least = f"no plan of its space takes less than {found.bound_seconds:.2f} s"
+        print(f"{found.status}: {takes} by the full model; {least} by the program's constants", file=sys.stderr)
+
+
+def given_plan(path: Path, problem: Problem) -> Plan:
+    """Read a plan file and check it against the experiment; warns where it was made for other inputs.
+
+    Raises UsageError where it is not a plan or breaks a constraint.
+    """
+    from hetrl.plan.check import check
+    from hetrl.plan.document import read_plan
+
+    plan = read_plan(path)
+    check(plan, problem.topology, problem.workload)
+    changed = [name for name, digest in problem.digests.items() if plan.inputs.get(name) != digest]
+    if changed:
+        print(f"warning: {path} was made for another {' and another '.join(changed)}", file=sys.stderr)
+    return plan
+
+
+def print_sites(console: Console, problem: Problem) -> None:
+    """Print the sites and their links."""
+    from hetrl.report.tables import links_table, sites_table
+
+    console.print(sites_table(problem.topology, _uncalibrated(problem)))
+    if problem.topology.links:
+        console.print(links_table(problem.topology))
+
+
+def print_plan(console: Console, plan: Plan, problem: Problem) -> None:
+    """Print the plan, and what its jobs hold and cost."""
+    from hetrl.report.tables import plan_table
+
+    console.print(plan_table(plan, problem.workload, problem.topology, _uncalibrated(problem)))
+    console.print(charges_line(plan, problem.topology, problem.experiment.steps), highlight=False)
+
+
+def _uncalibrated(problem: Problem) -> dict[str, tuple[str, ...]]:
+    """Return the GPU types of the topology whose efficiencies no measurement stands behind."""
+    from hetrl.cost.efficiency import uncalibrated
+
+    return uncalibrated(device.gpu for device in problem.topology.devices)

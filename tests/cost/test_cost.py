@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import NormalDist
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hetrl.cost.compute import (
+    StageShape,
+    decode_seconds,
+    forward_flops,
+    layer_activation_bytes,
+    prefill_seconds,
+    training_seconds,
+)
+from hetrl.cost.efficiency import efficiency, engine_step_seconds, fitted, rates, uncalibrated, using
+from hetrl.cost.generation import (
+    ReplicaSeconds,
+    generation_seconds,
+    prompts_seconds,
+    replica_seconds,
+    step_seconds,
+)
+from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_prediction
+from hetrl.cost.memory import (
+    peak_memory_gb,
+    training_active_bytes,
+    training_state_bytes,
+)
+from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
+from hetrl.cost.training import Times, expected_largest, pipeline_seconds
+from hetrl.cost.weight_sync import held_bytes, weight_routes, weight_sync_cost
+from hetrl.errors import UsageError
+from hetrl.hardware import Device, Link, Node, Path, Site, Topology, gpu_catalogue
+from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.workload import Lengths, Workload, architecture
+from tests.plan.plan_cases import plan as whole_plan, topology as three_sites, workload as grpo
+
+EIGHT_B = architecture("qwen3-8b")
+WHOLE = StageShape(EIGHT_B, 36, True, True, True, 1, "a100-40gb")
+
+
+def test_decode_step_is_weights_and_keys_over_reached_bandwidth() -> None:
+    matrices = 36 * (4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 12288) + 151936 * 4096
+    kv = 32 * 1500 * 36 * 2 * 8 * 128 * 2
+    share = efficiency("a100-40gb")
+    reading = 2 * matrices / (1555e9 * share.decode)
+    products = 2 * matrices * 32 / (312e12 * share.prefill)
+    expected = math.hypot(reading, products) + kv / (1555e9 * share.decode)
+    assert decode_seconds(WHOLE, 32, 1500) == pytest.approx(expected, rel=1e-12)
+    assert expected == pytest.approx(0.0169, rel=0.03)  # seconds: a slip of 8 or 1024/1000 would show
+
+
+def test_decode_of_a_large_batch_is_bound_by_the_products() -> None:
+    device = rates("a100-40gb")
+    products = 2 * WHOLE.matrix_parameters * 4096 / device.prefill_flops
+    assert decode_seconds(WHOLE, 4096, 0) == pytest.approx(products, rel=0.01)
+
+
+def test_a_rollout_engine_meets_the_vocabulary_once_per_prompt() -> None:
+    head = 2 * 151936 * 4096 * (8000 - 8) / rates("a100-40gb").prefill_flops
+    saved = prefill_seconds(WHOLE, 8000, 1000) - prefill_seconds(WHOLE, 8000, 1000, 8)
+    assert saved == pytest.approx(head, rel=0.01)
+
+
+def test_kv_heads_replicate_once_tensor_parallelism_exceeds_them() -> None:
+    per_rank = [replace(WHOLE, tensor_parallel=degree).kv_bytes_per_token for degree in (1, 8, 16)]
+    assert per_rank == [36 * 4096, 36 * 512, 36 * 512]
+
+
+def test_a_token_costs_six_flops_per_parameter_and_causal_attention_to_train() -> None:
+    matrices, sequence = WHOLE.matrix_parameters, 2048
+    assert forward_flops(WHOLE, sequence) == 2 * matrices + 2 * 36 * 4096 * sequence
+    device = rates("a100-40gb")
+    kept = sum(training_seconds(WHOLE, 100, sequence, "none"))
+    again = sum(training_seconds(WHOLE, 100, sequence, "full"))
+    products = 100 * (6 * matrices + 6 * 36 * 4096 * sequence) / device.training_flops
+    values = 36 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
+    traffic = 100 * (3 * 2 * 2 * values + 12 * 151936) / device.activation_bytes_per_s
+    assert kept == pytest.approx(products + traffic)
+    assert traffic < 0.15 * products
+    assert again / kept == pytest.approx(8 / 6)
+
+
+SERVER = ((WHOLE, None, None),)
+OVERHEAD = rates("a100-40gb").overhead
+
+
+def _replica(samples: int, limit: int, response: Lengths, staleness: int = 0) -> ReplicaSeconds:
+    return replica_seconds(SERVER, samples, limit, 500, 8, response, staleness, samples)
+
+
+def test_generation_is_prefill_and_the_steps_of_each_wave() -> None:
+    fixed, call = Lengths(1000, 1000), OVERHEAD.generation_call
+    step, half = (step_seconds(SERVER, batch, 1000) for batch in (64, 33))
+    once = _replica(64, 64, fixed)
+    assert once.whole == pytest.approx(call + prompts_seconds(SERVER, 8, 500) + 1000 * step)
+    assert once.busy == pytest.approx(once.whole - call)
+    assert _replica(128, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 16, 500) + 2000 * step)
+    assert _replica(66, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 8.25, 500) + 2000 * half)
+
+
+def test_spread_lengths_wait_for_the_longest_and_attend_to_more() -> None:
+    spread = Lengths(1000, 4000, "lognormal")
+    step, alone = (step_seconds(SERVER, batch, 500 + spread.second_moment / 2000) for batch in (64, 1))
+    seconds = _replica(64, 64, spread).whole - OVERHEAD.generation_call - prompts_seconds(SERVER, 8, 500)
+    assert spread.longest_of(64) * alone < seconds < spread.longest_of(64) * step
+
+
+def test_ahead_of_training_the_batch_stays_full_and_a_prompt_waits_for_its_longest_sample() -> None:
+    spread = Lengths(1000, 4000, "lognormal")
+    found = _replica(64, 64, spread, staleness=3)
+    step = step_seconds(SERVER, 64, 500 + spread.second_moment / 2000)
+    prefill = prompts_seconds(SERVER, 8, 500)
+    assert found.busy == pytest.approx(prefill + 1000 * step)
+    admitted = 3.5 * 64 * 1000 / spread.longest_of(8)  # more than the cache holds: `busy` has the limit
+    slower = step_seconds(SERVER, admitted, 500 + spread.second_moment / 2000)
+    assert found.prompt == pytest.approx(OVERHEAD.generation_call + prefill + spread.longest_of(8) * slower)
+    assert found.busy < found.whole < found.last
+    assert found.refill > prefill
+    assert _replica(64, 64, Lengths(1000, 1000), 3).prompt == _replica(64, 64, Lengths(1000, 1000), 3).last
+
+
+def test_replicas_work_at_the_sum_of_their_rates() -> None:
+    fast, slow = ReplicaSeconds(10, 4, 6, 8, 1), ReplicaSeconds(12, 8, 9, 11, 2)
+    found = generation_seconds([(24, fast), (8, slow)])
+    assert (found.whole, found.prompt, found.last, found.refill) == (12, 9, 11, 2)
+    assert found.busy == pytest.approx(32 / (24 / 4 + 8 / 8))
+
+
+def test_a_pipeline_of_servers_reads_its_weights_once_per_group_in_flight() -> None:
+    half = replace(WHOLE, layers=18, last=False)
+    hop = Path(0.0, 1e9)
+    one = step_seconds(((half, None, None),), 16, 1000)
+    two = step_seconds(((half, None, hop), (half, None, None)), 32, 1000)
+    assert two == pytest.approx(2 * one)
+
+
+def test_unequal_micro_batches_wait_for_the_longest_of_those_under_way() -> None:
+    stages = [Times(1.0, 2.0)] * 2
+    waiting = NormalDist().inv_cdf(1.625 / 2.25)
+    assert pipeline_seconds(stages, 9, 0.2) == pytest.approx(6 + 8 * 3 * (1 + 0.2 * waiting))
+    assert pipeline_seconds([Times(1.0, 2.0), Times(0.1, 0.2)], 9, 0.2) == pytest.approx(3.3 + 8 * 3)
+    assert pipeline_seconds(stages[:1], 9, 0.2) == pytest.approx(27)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, 0.0), (2, 0.5642), (4, 1.0294), (16, 1.7660), (64, 2.3439)])
+def test_the_largest_of_normal_values_is_that_of_the_tables(count: int, expected: float) -> None:
+    """Expected values of normal order statistics: Harter, Biometrika 48 (1961), table 1."""
+    assert expected_largest(count) == pytest.approx(expected, rel=0.05)
+
+
+def test_equal_stages_without_hops_give_the_textbook_pipeline() -> None:
+    stages = [Times(1.0, 2.0)] * 4
+    assert pipeline_seconds(stages, 8) == pytest.approx((8 + 4 - 1) * 3.0)
+    assert pipeline_seconds([Times(1.0, 2.0), Times(2.0, 4.0)], 5) == pytest.approx(9.0 + 4 * 6.0)
+
+
+def test_a_slow_hop_bounds_the_pipeline_by_the_round_trip_of_its_two_stages() -> None:
+    hop = Path(0.0, 1.0)  # 1e9 bits per second: 1 GB takes 8 s
+    stages = [Times(1.0, 2.0, hop, 1e9), Times(1.0, 2.0)]
+    assert pipeline_seconds(stages, 11) == pytest.approx(6 + 16 + 10 * (6 + 16) / 2)
+    deep = [Times(0.001, 0.002, hop, 1e9), *[Times(0.001, 0.002)] * 7]
+    assert pipeline_seconds(deep, 101) == pytest.approx(0.024 + 16 + 100 * (2 * 0.003 + 16) / 2)
+
+
+def test_a_long_round_trip_bounds_the_pipeline_by_what_is_in_flight() -> None:
+    hop = Path(1000.0, 1e9)
+    stages = [Times(0.1, 0.1, hop, 0.0), Times(0.1, 0.1)]
+    assert pipeline_seconds(stages, 11) == pytest.approx(2.4 + 10 * 2.4 / 2)
+
+
+def test_all_reduce_is_reduce_scatter_and_all_gather_in_one_direction() -> None:
+    edge = Path(0.005, 2400)  # 300 GB/s in one direction
+    assert all_reduce_seconds(4, 300e9, edge) == pytest.approx(1e-5 + 2 * 3 / 4 * 1.0)
+    assert all_reduce_seconds(1, 300e9, None) == 0.0
+
+
+def _two_sites(gbps: float = 5.0, delay_ms: float = 10.0, gpu: str = "a100-80gb") -> Topology:
+    sites = tuple(Site(name, (Node("n0", gpu, 2),)) for name in ("a", "b"))
+    return Topology(sites, (Link(("a", "b"), delay_ms, gbps),))
+
+
+def test_the_gradient_of_8b_crosses_two_sites_once_each_way() -> None:
+    devices = (Device("a", "n0", 0, "a100-80gb"), Device("b", "n0", 0, "a100-80gb"))
+    gradient = EIGHT_B.parameters * 4
+    ring = Ring(devices, gradient, gradient / 2, False)
+    assert wan_reduction_bytes([ring]) == {("a", "b"): gradient, ("b", "a"): gradient}
+    assert gradient / 1e9 == pytest.approx(32.8, abs=0.1)
+    seconds = reduction_seconds(_two_sites(), [ring], {})
+    assert seconds == pytest.approx(gradient * 8 / 5e9 + 0.02, rel=1e-3)
+    sharing = {("a", "b"): 2}
+    assert reduction_seconds(_two_sites(), [ring], sharing) == pytest.approx(2 * gradient * 8 / 5e9 + 0.02, rel=1e-3)
+    sharded = wan_reduction_bytes([replace(ring, sharded=True)])
+    assert sharded["a", "b"] == gradient + gradient / 4
+
+
+def test_a_ring_inside_a_node_runs_at_its_lanes() -> None:
+    devices = tuple(Device("a", "n0", index, "a100-80gb") for index in range(2))
+    seconds = reduction_seconds(_two_sites(), [Ring(devices, 300e9, 150e9, False)], {})
+    assert seconds == pytest.approx(1.0, rel=1e-3)  # 2 x 1/2 x 300 GB at 300 GB/s
+
+
+def test_rings_between_nodes_share_the_nic_of_each_node() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 2, nic_gbps=80) for index in range(2))),))
+    rings = [
+        Ring(tuple(Device("a", f"n{node}", rank, "a100-80gb") for node in range(2)), 10e9, 5e9, False)
+        for rank in range(2)
+    ]
+    assert reduction_seconds(topology, rings, {}) == pytest.approx(2 * 10e9 / 10e9, rel=1e-3)  # 80 gbps: 10 GB/s
+
+
+def test_inside_a_site_a_version_takes_the_nic_and_the_way_from_host_memory() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 2, nic_gbps=8) for index in range(2))),))
+    workload, model = grpo(), grpo().actor
+    trainer = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 28)),)),))
+    generator = TaskPlan("vllm", (Replica(64, (Stage(("a/n1/0", "a/n1/1"), (0, 28)),)),))
+    cost = weight_sync_cost(weight_routes(trainer, generator), trainer, generator, topology, workload)
+    size = model.parameters * 2
+    assert cost.wan_bytes == {}
+    assert cost.transfer_seconds == pytest.approx(size / 1e9)  # 8 gbps: 1 GB/s
+    fixed = rates("a100-80gb").overhead.weight_version
+    assert cost.pause_seconds == pytest.approx(fixed + size / 2 / 32e9)  # half of it per device, PCIe 32 GB/s one way
+
+
+def test_a_node_receives_the_weights_that_it_does_not_hold() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 2, nic_gbps=8) for index in range(3))),))
+    workload = grpo()
+    whole = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 28)),)),))
+    halves = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 14)), Stage(("a/n1/0",), (14, 28)))),))
+
+    def seconds(trainer: TaskPlan, *rollouts: str) -> float:
+        generator = TaskPlan("vllm", tuple(Replica(32, (Stage((device,), (0, 28)),)) for device in rollouts))
+        routes = weight_routes(trainer, generator)
+        return weight_sync_cost(routes, trainer, generator, topology, workload).transfer_seconds
+
+    size = workload.actor.parameters * 2
+    copied = size / rates("a100-80gb").host_bytes_per_s
+    assert seconds(whole, "a/n0/1") == pytest.approx(copied)  # on the trainer's own node: no network
+    assert seconds(whole, "a/n0/1", "a/n1/0") == pytest.approx(size / 1e9)
+    held = max(held_bytes(halves, workload).values())
+    assert sum(held_bytes(halves, workload).values()) == size
+    assert seconds(halves, "a/n0/1", "a/n1/1") == pytest.approx(held / 1e9)
+    assert seconds(halves, "a/n2/0") == pytest.approx(size / 1e9)
+
+
+def test_training_holds_18_bytes_per_parameter_sharded_6_and_12_over_dp() -> None:
+    whole = EIGHT_B.parameters
+    assert sum(training_state_bytes(WHOLE, 1)) == 18 * whole
+    assert sum(training_state_bytes(WHOLE, 4)) == 6 * whole + 3 * whole
+    assert sum(training_state_bytes(replace(WHOLE, weight_bytes=4), 1)) == 16 * whole
+
+
+def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
+    tied = architecture("qwen3-1.7b")
+    first = StageShape(tied, 14, True, False, True, 1, "cpu")
+    last = StageShape(tied, 14, False, True, True, 1, "cpu")
+    both = StageShape(tied, 28, True, True, True, 1, "cpu")
+    assert both.parameters == tied.parameters
+    assert first.parameters + last.parameters == tied.parameters + tied.embedding_parameters
+
+
+def test_activations_count_micro_batches_in_flight_and_the_logits() -> None:
+    stage = replace(WHOLE, layers=9, first=False)
+    logits = 151936 * 6
+    layer = layer_activation_bytes(stage)
+    assert layer == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
+    assert training_active_bytes(stage, 3, 100, "none") == 100 * (3 * 9 * layer + logits)
+    assert training_active_bytes(stage, 3, 100, "full") == 100 * (3 * 9 * 8192 + layer + logits)
+
+
+def test_a_device_holds_all_residents_and_the_largest_active_set() -> None:
+    plan, workload, topology = whole_plan(), grpo(), three_sites()
+    memory = peak_memory_gb(plan, topology, workload)
+    alone = replace(plan, tasks={"reference_inference": plan.tasks["reference_inference"]})
+    trained = replace(plan, tasks={"actor_training": plan.tasks["actor_training"]})
+    device = "alps/a100-0/0"
+    parts = peak_memory_gb(alone, topology, workload)[device], peak_memory_gb(trained, topology, workload)[device]
+    assert max(parts) < memory[device] < sum(parts)
+    weights = workload.actor.parameters * 2 / 1e9
+    assert memory["jsc/l40s-1/0"] > weights  # the reward model, tied: no head
+    assert memory["lab/l4-0/0"] >= weights + 9.5
+
+
+def test_weights_cross_each_link_once_and_the_slowest_counts() -> None:
+    plan, workload, topology = whole_plan(), grpo(), three_sites()
+    trainer, generator = plan.tasks["actor_training"], plan.tasks["actor_generation"]
+    routes = weight_routes(trainer, generator)
+    assert [(route.source, route.target) for route in routes.routes] == [("alps", "jsc"), ("alps", "lab")]
+    cost = weight_sync_cost(routes, trainer, generator, topology, workload)
+    size = workload.actor.parameters * 2
+    assert cost.wan_bytes == {("alps", "jsc"): size, ("alps", "lab"): size}
+    assert cost.transfer_seconds == pytest.approx(0.04 + size * 8 / 0.9e9)
+
+
+def _workload(**changes: object) -> Workload:
+    return replace(grpo(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_synchronous_iteration_is_the_sum_of_its_stations() -> None:
+    groups = [GroupTimes(10, 0, 0), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
+    sync = _workload(mode="sync", max_staleness=0)
+    assert iteration_seconds(groups, 5, 1, sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=0)) == 40
+
+
+def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
+    def seconds(groups: list[GroupTimes], transfer: float = 1.0, staleness: int = 9, links: float = 0.0) -> float:
+        return iteration_seconds(groups, transfer, 1, _workload(mode="async", max_staleness=staleness), links)
+
+    rollouts = ReplicaSeconds(whole=12, busy=10, prompt=12, last=12, refill=2)
+    groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
+    assert seconds(groups) == 23  # the second group
+    assert seconds(groups, transfer=30) == 30
+    assert seconds(groups, links=40) == 40
+    busy = replace(rollouts, busy=25)
+    assert seconds([GroupTimes(25, 0, 0, busy), *groups[1:]]) == 26  # with the pause of a version
+    together = [GroupTimes(10, 3, 20, rollouts), GroupTimes(0, 2, 30)]
+    assert seconds(together) == 10 + 3 + 20 + 1 + 2  # one refill: the trainings follow the inferences
+    assert seconds([together[0], GroupTimes(0, 5, 30)]) == 10 + 3 + 20 + 1 + 2 * 2
+
+
+def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -> None:
+    rollouts = ReplicaSeconds(whole=100, busy=10, prompt=100, last=100)
+    groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20)]
+    for staleness in (1, 2, 4):
+        workload = _workload(mode="async", max_staleness=staleness)
+        period = iteration_seconds(groups, 7, 0, workload)
+        assert period * (1 + staleness) == pytest.approx(100 + 3 + 20 + 7)
+
+
+def test_batches_in_turns_need_not_wait_for_the_longest() -> None:
+    workload = _workload(mode="async", max_staleness=1, samples=16)  # two prompts: one waits for the other
+    rollouts = ReplicaSeconds(whole=100, busy=10, prompt=50, last=100)
+    period = iteration_seconds([GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 0, 20)], 0, 0, workload)
+    assert period * (2 - 1 / 4) == pytest.approx(50 + 20)
+
+
+def test_prediction_names_every_task_link_and_device() -> None:
+    plan = with_prediction(whole_plan(), three_sites(), grpo())
+    predicted = plan.predicted
+    assert set(predicted.tasks) == {*plan.tasks, "weight_sync"}
+    assert set(predicted.peak_memory_gb) == {device for task in plan.tasks.values() for device in task.devices}
+    assert set(predicted.wan_gb_per_iteration) == {"alps-jsc", "alps-lab"}
+    assert predicted.samples_per_second == pytest.approx(64 / predicted.iteration_seconds)
+
+
+def test_a_plan_over_a_missing_link_takes_for_ever() -> None:
+    topology = replace(three_sites(), links=())
+    assert predict(whole_plan(), topology, grpo()).iteration_seconds > 1e6
+
+
+def _over_two_sites() -> Plan:
+    """Return the whole plan with a trainer whose stages and replicas lie in two sites each."""
+    stages = [
+        (Stage(("alps/a100-0/0",), (0, 14)), Stage(("jsc/l40s-0/0",), (14, 28))),
+        (Stage(("jsc/l40s-1/0",), (0, 14)), Stage(("alps/a100-1/0",), (14, 28))),
+    ]
+    trainer = TaskPlan("megatron", tuple(Replica(32, pair) for pair in stages))
+    return replace(whole_plan(), tasks={**whole_plan().tasks, "actor_training": trainer})
+
+
+factors = st.floats(1.0, 20.0)
+
+
+WORKLOADS = [
+    _workload(mode=mode, max_staleness=staleness, response=response)
+    for mode, staleness in (("sync", 0), ("async", 1), ("async", 4))
+    for response in (Lengths(512, 512), Lengths(512, 700, "uniform"), Lengths(300, 512, "lognormal"))
+]
+
+
+@given(factors, factors, factors, st.sampled_from([whole_plan, _over_two_sites]), st.sampled_from(WORKLOADS))
+def test_faster_links_and_wires_never_slow_a_plan_down(
+    link: float, nic: float, peer: float, make: Callable[[], Plan], workload: Workload
+) -> None:
+    plan, before = make(), three_sites()
+    links = tuple(replace(one, gbps=one.gbps * link, delay_ms=one.delay_ms / link) for one in before.links)
+    sites = tuple(
+        replace(
+            site,
+            nodes=tuple(replace(node, nic_gbps=node.nic_gbps * nic, peer_gbps=2400 * peer) for node in site.nodes),
+        )
+        for site in before.sites
+    )
+    faster = predict(plan, Topology(sites, links), workload)
+    slower = predict(plan, before, workload)
+    assert faster.iteration_seconds <= slower.iteration_seconds * (1 + 1e-9)
+    for task, seconds in faster.tasks.items():
+        assert seconds <= slower.tasks[task] * (1 + 1e-9)
+
+
+@given(st.sampled_from(["a100-40gb", "l40s", "l4"]), st.sampled_from(["sync", "async"]))
+def test_a_better_gpu_never_slows_a_plan_down(gpu: str, mode: str) -> None:
+    before = three_sites()
+    better = {"a100-40gb": "h100", "l40s": "h100", "l4": "l40s"}[gpu]
+    sites = tuple(
+        replace(s, nodes=tuple(replace(n, gpu=better if n.gpu == gpu else n.gpu) for n in s.nodes))
+        for s in before.sites
+    )
+    workload = _workload(mode=mode, max_staleness=2 if mode == "async" else 0)
+    after = predict(whole_plan(), replace(before, sites=sites), workload)
+    assert after.iteration_seconds <= predict(whole_plan(), before, workload).iteration_seconds * (1 + 1e-9)
+
+
+@given(st.integers(1, 5), st.integers(1, 5))
+def test_memory_never_rises_when_the_micro_batch_falls(small: int, more: int) -> None:
+    plan = whole_plan()
+
+    def peaks(size: int) -> dict[str, float]:
+        trainer = replace(plan.tasks["actor_training"], micro_batch=size)
+        return peak_memory_gb(replace(plan, tasks={**plan.tasks, "actor_training": trainer}), three_sites(), grpo())
+
+    large = peaks(small + more)
+    assert all(gb <= large[device] for device, gb in peaks(small).items())
+
+
+def test_every_catalogue_type_has_efficiencies_and_says_which_are_inferred() -> None:
+    for name in gpu_catalogue():
+        shares = efficiency(name)
+        assert all(0.2 < share <= 1 for share in (shares.decode, shares.prefill, shares.training))
+    found = uncalibrated(["a100-40gb", "a100-80gb", "l4", "h100", "cpu"])
+    assert found == {
+        "a100-80gb": ("training",),
+        "cpu": ("decode", "prefill", "training"),
+        "h100": ("decode", "prefill", "training"),
+        "l4": ("training",),
+    }
+
+
+def test_an_inferred_share_is_the_a100s_or_what_the_power_feeds() -> None:
+    a100, l4, l40s = (efficiency(name) for name in ("a100-40gb", "l4", "l40s"))
+    assert efficiency("a40").prefill == a100.prefill
+    assert efficiency("rtx-4090").training == a100.training
+    per_watt = l40s.training * 362.05 / 350
+    assert l4.training == pytest.approx(per_watt * 72 / 121)
+    assert efficiency("h100").training == pytest.approx(a100.training * 312 / 400 / 0.7 * 700 / 989.4)
+    assert efficiency("h100").training < a100.training == efficiency("h20").training
+    assert efficiency("h200").decode == efficiency("a100-80gb").decode
+    assert efficiency("l40s").decode == l4.decode
+
+
+def test_other_numbers_are_in_force_for_a_while_only() -> None:
+    before = rates("a100-40gb")
+    shares = {**fitted().shares, "a100-40gb": {"decode": 0.5, "prefill": 0.5, "training": 0.5}}
+    with using(replace(fitted(), shares=shares)):
+        assert rates("a100-40gb").decode_bytes == 0.5 * 1555e9
+    assert rates("a100-40gb") == before
+
+
+def test_an_engine_is_the_one_of_the_points_unless_it_is_named() -> None:
+    seconds = fitted().step_seconds
+    assert engine_step_seconds("a100-80gb") == seconds["vllm-0.6"]
+    assert engine_step_seconds("a100-80gb", "vllm-0.23") == seconds["vllm-0.23"]
+    assert engine_step_seconds("h100") == seconds["vllm-0.23"] == rates("a100-80gb").overhead.decode_step
+    with pytest.raises(UsageError, match='unknown engine "vllm-0.7"; did you mean "vllm-0.6"'):
+        engine_step_seconds("h100", "vllm-0.7")
+
+
+def test_a_delta_sends_what_changed_with_its_index_and_never_more_than_all() -> None:
+    plan, workload, topology = whole_plan(), grpo(), three_sites()
+    trainer, generator = plan.tasks["actor_training"], plan.tasks["actor_generation"]
+    size = workload.actor.parameters * 2
+    delta = replace(weight_routes(trainer, generator), encoding="delta")
+
+    def crossing(changed: float | None) -> float:
+        cost = weight_sync_cost(delta, trainer, generator, topology, workload, changed)
+        return cost.wan_bytes["alps", "lab"]
+
+    assert crossing(None) == size
+    assert crossing(0.01) == pytest.approx(size * 0.03)
+    assert crossing(0.9) == size

@@ -1,0 +1,206 @@
+"""Site, link and scenario files, and the topology that follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hetrl.describe.inventory import ClusterNode, Inventory, Partition, write_inventory
+from hetrl.describe.sites import ScenarioFile, SiteFile, read_scenario, read_sites, topology_of
+from hetrl.errors import UsageError
+from hetrl.hardware import Device, Link, Node, Path as Between, Site, Topology
+
+ALPS: dict[str, Any] = {
+    "name": "alps",
+    "nodes": [{"name": "a100", "gpu": "a100-40gb", "gpus": 4, "count": 2, "nic_gbps": 200, "peer_gbps": 2000}],
+}
+JSC: dict[str, Any] = {
+    "name": "jsc",
+    "engines": ["vllm"],
+    "delay_ms": 0.1,
+    "nodes": [{"name": "l40s", "gpu": "l40s", "gpus": 2, "wan_gbps": 0.5}, {"name": "l4", "gpu": "l4", "gpus": 1}],
+}
+LINK: dict[str, Any] = {"between": ["alps", "jsc"], "delay_ms": 12.5, "gbps": 5}
+
+
+def write(path: Path, document: object) -> Path:
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def scenario(*sites: dict[str, Any], links: tuple[dict[str, Any], ...] = ()) -> ScenarioFile:
+    return ScenarioFile.model_validate({"sites": list(sites), "links": list(links)})
+
+
+def both() -> Topology:
+    return topology_of(scenario(ALPS, JSC, links=(LINK,)))
+
+
+def test_site_and_link_files_make_a_topology(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{site['name']}.yaml", site) for site in (ALPS, JSC)]
+    links = write(tmp_path / "links.yaml", {"links": [LINK]})
+    topology = topology_of(read_sites(files, links))
+    assert topology == both()
+    assert topology.links == (Link(("alps", "jsc"), 12.5, 5.0),)
+    assert topology_of(read_sites(files, None)).links == ()
+
+
+def test_a_scenario_file_holds_sites_and_links(tmp_path: Path) -> None:
+    path = write(tmp_path / "scenario.yaml", {"sites": [ALPS, JSC], "links": [LINK]})
+    assert topology_of(read_scenario(path)) == both()
+
+
+def test_equal_nodes_are_numbered_and_a_single_one_is_not() -> None:
+    assert [node.name for site in both().sites for node in site.nodes] == ["a100-0", "a100-1", "l40s", "l4"]
+    assert [device.id for device in both().devices][-4:] == ["alps/a100-1/3", "jsc/l40s/0", "jsc/l40s/1", "jsc/l4/0"]
+
+
+def test_classes_are_site_type_and_node_size() -> None:
+    found = {key.name: len(devices) for key, devices in both().classes.items()}
+    assert found == {"alps:a100-40gbx4": 8, "jsc:l40sx2": 2, "jsc:l4x1": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "delay_ms", "gbps"),
+    [
+        ("alps/a100-0/0", "alps/a100-0/1", 0.005, 2000.0),  # the node's own wiring
+        ("jsc/l40s/0", "jsc/l40s/1", 0.005, 256.0),  # the catalogue's: PCIe 4.0, one direction
+        ("alps/a100-0/0", "alps/a100-1/0", 0.05, 200.0),  # the slower network interface
+        ("alps/a100-0/0", "jsc/l4/0", 12.5, 5.0),  # the link
+        ("alps/a100-0/0", "jsc/l40s/0", 12.5, 0.5),  # the node's uplink
+    ],
+)
+def test_paths(first: str, second: str, delay_ms: float, gbps: float) -> None:
+    devices = both().device_by_id
+    assert both().path(devices[first], devices[second]) == Between(delay_ms, gbps)
+    assert both().path(devices[second], devices[first]) == Between(delay_ms, gbps)
+
+
+def test_no_link_is_no_path() -> None:
+    sites = both().sites
+    ends = Device("alps", "a100-0", 0, "a100-40gb"), Device("jsc", "l4", 0, "l4")
+    assert Topology(sites).path(*ends) is None
+    assert Topology(sites, (Link(("jsc", "alps"), 1, 0),)).path(*ends) is None
+
+
+def test_a_transfer_takes_delay_plus_bytes_over_bandwidth() -> None:
+    assert Between(delay_ms=25, gbps=1).seconds(1e9) == pytest.approx(8.025)
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        ({**ALPS, "nodes": []}, "site alps: no nodes are listed"),
+        ({**ALPS, "engines": ["vlm"]}, 'site alps: unknown engine "vlm"'),
+        ({**ALPS, "name": "al/ps"}, 'the name "al/ps"'),
+        ({**ALPS, "nodes": ALPS["nodes"] * 2}, 'node of site alps "a100-0" is there twice'),
+        ({**ALPS, "nodes": [{"name": "n", "gpu": "a100-40", "gpus": 1}]}, 'did you mean "a100-40gb"'),
+    ],
+)
+def test_a_site_that_cannot_be(site: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        topology_of(scenario(site))
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        (({**LINK, "between": ["alps", "jcs"]},), 'there is no site "jcs"; did you mean "jsc"'),
+        (({**LINK, "between": ["alps", "alps"]},), "a link joins two sites"),
+        ((LINK, {**LINK, "between": ["jsc", "alps"]}), 'link "alps-jsc" is there twice'),
+    ],
+)
+def test_a_link_that_cannot_be(links: tuple[dict[str, Any], ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        topology_of(scenario(ALPS, JSC, links=links))
+
+
+def test_two_sites_of_one_name() -> None:
+    with pytest.raises(UsageError, match='site "alps" is there twice'):
+        topology_of(scenario(ALPS, ALPS))
+
+
+def test_prices_are_of_every_gpu_or_by_type_and_queues_go_to_the_planner() -> None:
+    both = [{"name": "a", "gpu": "a100-40gb", "gpus": 4}, {"name": "l", "gpu": "l4", "gpus": 1}]
+    entry = {"name": "x", "nodes": both, "queue_hours": 1.5}
+
+    def prices(price: object) -> list[float]:
+        nodes = SiteFile.model_validate({**entry, "price_per_gpu_hour": price}).site().nodes
+        return [node.price_per_gpu_hour for node in nodes]
+
+    assert SiteFile.model_validate(entry).site().queue_hours == 1.5
+    assert prices(2) == [2, 2]
+    assert prices({"a100-40gb": 1.8, "l4": 0}) == [1.8, 0]
+    with pytest.raises(UsageError, match="site x: price_per_gpu_hour: no price of l4; add it"):
+        prices({"a100-40gb": 1.8})
+    with pytest.raises(UsageError, match='price_per_gpu_hour: unknown GPU type "a100-40"; did you mean "a100-40gb"'):
+        prices({"a100-40": 1.8, "l4": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"egres": "direct"}, 'unknown key "egres"; did you mean "egress"?'),
+        ({"gateway_port": 70000}, "gateway_port: "),
+        ({"allocation": "rack"}, "allocation: "),
+        ({"cluster": "all"}, 'cluster: "all" is not the name of one cluster'),
+        ({"cluster": "alps,jsc"}, 'cluster: "alps,jsc" is not the name of one cluster'),
+        ({"nodes": [{"name": "n", "gpu": "l4", "gpu_s": 1}]}, 'unknown key "nodes.0.gpu_s"; did you mean "gpus"?'),
+        ({"nodes": [{"name": "n", "gpu": "l4", "gpus": 0}]}, "nodes.0.gpus: "),
+    ],
+)
+def test_a_site_file_that_is_wrong_names_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = write(tmp_path / "alps.yaml", {**ALPS, **change})
+    with pytest.raises(UsageError) as caught:
+        read_sites([path], None)
+    assert f"{path}: " in str(caught.value) and message in str(caught.value)
+
+
+def test_a_node_outside_the_files_has_the_same_defaults() -> None:
+    entry = SiteFile.model_validate({"name": "x", "nodes": [{"name": "n", "gpu": "l4", "gpus": 1}]})
+    assert entry.site() == Site("x", (Node("n", "l4", 1),))
+
+
+def measured(site: str, *nodes: tuple[str, dict[str, int], float]) -> Inventory:
+    """Return an inventory whose nodes have a state, GPUs by GRES type and a memory."""
+    found = [
+        ClusterNode(f"n{number}", gpus, {}, 64, memory_gb, (), ("gpu",), (state,))
+        for number, (state, gpus, memory_gb) in enumerate(nodes)
+    ]
+    partition = Partition("gpu", True, True, None, None, 1, None, None)
+    return Inventory(site, site, "22.05", "2026-01-01T00:00:00+00:00", 1001, "none", False, (partition,), tuple(found))
+
+
+def test_measured_nodes_win_over_written_ones(tmp_path: Path) -> None:
+    idle = ("IDLE", {"a100": 4}, 500.0)
+    inventory = measured("alps", idle, ("DOWN", {"a100": 4}, 500.0), idle, ("IDLE", {"a100": 8}, 0.0))
+    write_inventory(tmp_path / "alps.json", inventory)
+    written = {**ALPS, "gres": {"a100": "a100-40gb"}, "inventory": str(tmp_path / "alps.json")}
+    (site,) = topology_of(read_sites([write(tmp_path / "alps.yaml", written)], None)).sites
+    assert [(node.name, node.gpus, node.host_memory_gb) for node in site.nodes] == [
+        ("a100-0", 4, 496.0),  # the gateway's share stays free
+        ("a100-1", 4, 496.0),
+        ("a100.2", 8, 512.0),  # Slurm counts no memory there
+    ]
+    assert {(node.nic_gbps, node.peer_gbps) for node in site.nodes} == {(200, 2000)}  # as written: Slurm knows neither
+
+
+def test_measured_nodes_of_one_gpu_keep_the_type_that_slurm_gives_each(tmp_path: Path) -> None:
+    write_inventory(tmp_path / "alps.json", measured("alps", ("IDLE", {"sxm": 4}, 99.0), ("IDLE", {"pcie": 4}, 99.0)))
+    gres = {"sxm": "a100-40gb", "pcie": "a100-40gb"}
+    written = {**ALPS, "gres": gres, "inventory": str(tmp_path / "alps.json")}
+    (site,) = read_sites([write(tmp_path / "alps.yaml", written)], None).sites
+    assert [(node.name, node.gres) for node in site.nodes] == [("a100", "sxm"), ("a100.2", "pcie")]
+
+
+def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    file = write(tmp_path / "alps.yaml", {**ALPS, "inventory": str(path)})
+    with pytest.raises(UsageError, match=r"site alps: inventory: there is no .*; run `hetrl discover`"):
+        read_sites([file], None)
+    write_inventory(path, measured("jsc"))
+    with pytest.raises(UsageError, match=r"is of site jsc"):
+        read_sites([file], None)

@@ -1,0 +1,276 @@
+"""A real vLLM server of a tiny model: what it samples is what transformers computes from the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from hetrl.errors import HetrlError
+from hetrl.runtime.vllm.server import VllmServer, VllmSettings, last_words
+from hetrl.runtime.weights.tiny_model import END_ID, write_tiny_model
+from hetrl.runtime.weights.weight_file import WeightFile, digest_of_digests, pieces
+from hetrl.runtime.wire import Sample, Sampling, VersionSpan, WeightsBegin, WeightsEnd
+
+START_SECONDS = 120.0
+CALL_SECONDS = 60.0
+MAX_TOKENS = 256
+PROMPT = (5, 6, 7, 8)
+
+
+@dataclass
+class Served:
+    """The running server, the loop that it lives on and the weights of each version that it was given."""
+
+    server: VllmServer
+    loop: asyncio.AbstractEventLoop
+    weights: WeightFile
+    model_directory: Path
+    scratch: Path
+
+    def generate(self, prompt: tuple[int, ...] = PROMPT, **sampling: float) -> tuple[Sample, ...]:
+        return self.run(self.server.generate(prompt, how(**sampling), CALL_SECONDS))
+
+    def push(self, version: int) -> PreTrainedModel:
+        policy = policy_of(self.model_directory, version)
+        self.run(self.server.update_weights(version, *write_version(self.weights, version, policy), CALL_SECONDS))
+        return policy
+
+    def run(self, awaitable):
+        return self.loop.run_until_complete(awaitable)
+
+
+def settings_of(directory: Path) -> VllmSettings:
+    return VllmSettings(model_directory=directory, kv_cache_bytes=2**26, max_sequences=16, max_model_tokens=MAX_TOKENS)
+
+
+def how(**changes: float) -> Sampling:
+    return Sampling(**{"samples": 4, "max_tokens": 12, "temperature": 1.0, "top_p": 1.0, "seed": 0, **changes})
+
+
+def policy_of(directory: Path, seed: int) -> PreTrainedModel:
+    """Return the tiny model with weights of a seed, large enough that its distributions are far from uniform."""
+    config = AutoConfig.from_pretrained(directory)
+    config.initializer_range = 0.2
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def write_version(weights: WeightFile, version: int, policy: PreTrainedModel) -> tuple[Path, str]:
+    """Let the policy's weights arrive as they would over the wire."""
+    weights.begin(WeightsBegin(version=version, encoding="full"))
+    digests, size = {}, 0
+    for name, tensor in policy.state_dict().items():
+        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        for message, buffer in pieces(version, name, "float32", tuple(tensor.shape), data, chunk_bytes=10_000):
+            weights.add(message, buffer)
+            digests[name] = message.digest
+        size += data.nbytes
+    digest = digest_of_digests(digests)
+    return weights.end(WeightsEnd(version=version, tensors=len(digests), bytes=size, digest=digest))
+
+
+def expected_logprobs(
+    policy: PreTrainedModel, tokens: tuple[int, ...], temperature: float = 1.0, top_p: float = 1.0
+) -> torch.Tensor:
+    """Return the log-probs of a continuation of PROMPT under temperature and nucleus sampling, in plain torch."""
+    with torch.no_grad():
+        logits = policy(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1] / temperature
+    ordered, index = logits.softmax(-1).sort(descending=True)
+    outside = torch.zeros_like(logits, dtype=torch.bool).scatter(1, index, ordered.cumsum(-1) - ordered >= top_p)
+    logprobs = logits.masked_fill(outside, -torch.inf).log_softmax(-1)
+    return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+BYSTANDERS: set[int] = set()  # processes that other tests of this session keep
+
+
+def family() -> set[int]:
+    """Return the ids of our living descendants, bystanders apart."""
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE} - BYSTANDERS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bystanders() -> None:
+    """Note who was there before any server."""
+    BYSTANDERS.update(family())
+
+
+@pytest.fixture(scope="module")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_tiny_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def served(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    scratch = tmp_path_factory.mktemp("vllm")
+    loop = asyncio.new_event_loop()
+    server = VllmServer(settings_of(model_directory), scratch, scratch / "vllm.log")
+    loop.run_until_complete(server.start(START_SECONDS))
+    yield Served(server, loop, WeightFile(scratch / "weights"), model_directory, scratch)
+    loop.run_until_complete(server.stop())
+    loop.close()
+
+
+def test_it_names_its_version_and_refuses_to_sample_from_nothing(served: Served) -> None:
+    assert served.server.versions["vllm"].startswith("0.")
+    with pytest.raises(HetrlError, match="before the first weight version"):
+        served.generate()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_logprobs_agree_with_transformers_after_each_update(served: Served, version: int) -> None:
+    policy = served.push(version)
+    for sample in served.generate(seed=version):
+        assert torch.tensor(sample.logprobs) == pytest.approx(expected_logprobs(policy, sample.tokens), abs=1e-4)
+        assert sample.versions == (VersionSpan(version=version, start=0, end=12),)
+        assert sample.finish_reason == "length"
+
+
+def test_logprobs_are_those_of_the_sampling_distribution(served: Served) -> None:
+    policy = served.push(4)
+    for sample in served.generate(temperature=0.7, top_p=0.8):
+        expected = expected_logprobs(policy, sample.tokens, temperature=0.7, top_p=0.8)
+        assert torch.isfinite(expected).all()
+        assert torch.tensor(sample.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+def test_greedy_takes_the_likeliest_token(served: Served) -> None:
+    policy = served.push(5)
+    (sample,) = served.generate(samples=1, temperature=0.0)
+    with torch.no_grad():
+        logits = policy(torch.tensor([[*PROMPT, *sample.tokens]])).logits[0, len(PROMPT) - 1 : -1]
+    assert list(sample.tokens) == logits.argmax(-1).tolist()
+
+
+def test_samples_are_distinct_and_those_of_their_seed_in_any_company(served: Served) -> None:
+    served.push(6)
+    alone = served.generate(seed=7)
+    assert len({sample.tokens for sample in alone}) == 4
+
+    async def in_company() -> list[tuple[Sample, ...]]:
+        requests = [(PROMPT, 7), *(((9, seed), seed) for seed in range(8, 12))]
+        return await asyncio.gather(
+            *(served.server.generate(prompt, how(seed=seed), CALL_SECONDS) for prompt, seed in requests)
+        )
+
+    together = served.run(in_company())[0]
+    assert [sample.tokens for sample in together] == [sample.tokens for sample in alone]
+    near = served.generate(seed=8)
+    assert not {sample.tokens for sample in near} & {sample.tokens for sample in alone}
+
+
+def test_the_stop_token_ends_a_sample_and_belongs_to_it(served: Served) -> None:
+    served.push(1)
+    samples = served.generate(samples=16, max_tokens=100, stop_tokens=(END_ID,))
+    stopped = [sample.tokens for sample in samples if sample.finish_reason == "stop"]
+    assert stopped
+    assert all(tokens.index(END_ID) == len(tokens) - 1 for tokens in stopped)
+    assert all(len(sample.tokens) == 100 for sample in samples if sample.finish_reason == "length")
+
+
+def test_a_refused_update_leaves_the_old_version_serving(served: Served) -> None:
+    served.push(7)
+    before = served.generate()
+    path, digest = write_version(served.weights, 8, policy_of(served.model_directory, 8))
+    with pytest.raises(HetrlError, match=f"weight version 8: .*digest {digest}, expected {'0' * 32}"):
+        served.run(served.server.update_weights(8, path, "0" * 32, CALL_SECONDS))
+    assert served.generate() == before
+    path, digest = write_version(served.weights, 9, policy_of(served.model_directory, 9).model)
+    with pytest.raises(HetrlError, match=r"weight version 9: .*is not as in the version before"):
+        served.run(served.server.update_weights(9, path, digest, CALL_SECONDS))
+    assert served.generate() == before
+
+
+def test_requests_under_way_continue_under_the_next_version(served: Served) -> None:
+    policies = {version: policy_of(served.model_directory, version) for version in (10, 11)}
+    served.push(10)
+
+    async def update_after(delay_seconds: float) -> Sample:
+        request = asyncio.create_task(served.server.generate(PROMPT, how(samples=1, max_tokens=240), CALL_SECONDS))
+        await asyncio.sleep(delay_seconds)
+        path, digest = write_version(served.weights, 11, policies[11])
+        await served.server.update_weights(11, path, digest, CALL_SECONDS)
+        return (await request)[0]
+
+    for attempt in range(20):  # until an update meets the request half-way, however fast the machine is
+        sample = served.run(update_after(delay_seconds=0.02 * (attempt + 1)))
+        if len(sample.versions) == 2:
+            break
+        served.push(10)
+    before, after = sample.versions
+    assert (before.version, before.start, after.version, after.end) == (10, 0, 11, 240)
+    assert before.end == after.start
+    for span in sample.versions:
+        expected = expected_logprobs(policies[span.version], sample.tokens)[span.start : span.end]
+        assert torch.tensor(sample.logprobs[span.start : span.end]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_abort_answers_with_what_there_is(served: Served) -> None:
+    served.push(12)
+
+    async def abort_while_held() -> tuple[Sample, ...]:
+        await served.server.pause()
+        request = asyncio.create_task(served.server.generate(PROMPT, how(), CALL_SECONDS))
+        while not request.done():
+            await served.server.abort_all()
+            await asyncio.sleep(0.05)
+        await served.server.resume()
+        return await request
+
+    samples = served.run(abort_while_held())
+    assert {sample.finish_reason for sample in samples} == {"abort"}
+
+
+def test_more_samples_than_sequences_are_refused(served: Served) -> None:
+    served.push(13)
+    with pytest.raises(HetrlError, match="max_num_seqs"):
+        served.generate(samples=17)
+
+
+def test_stop_leaves_no_process_and_no_socket(served: Served) -> None:
+    assert family()
+    served.run(served.server.stop())
+    served.run(served.server.stop())
+    assert family() == set()
+    assert {entry.name for entry in served.scratch.iterdir()} == {"vllm.log", "weights"}
+    with pytest.raises(HetrlError, match="not running"):
+        served.generate()
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"')
+    server = VllmServer(settings_of(tmp_path), tmp_path, tmp_path / "vllm.log")
+    with pytest.raises(HetrlError, match=r"vllm: the server ended with exit code 1: .*config.json.*see .*vllm\.log"):
+        asyncio.run(server.start(START_SECONDS))
+    assert family() == set()
+
+
+def test_a_server_that_is_late_is_ended(model_directory: Path, tmp_path: Path) -> None:
+    server = VllmServer(settings_of(model_directory), tmp_path, tmp_path / "vllm.log")
+    with pytest.raises(HetrlError, match=r"vllm: not healthy after 0\.5 s.*see .*vllm\.log"):
+        asyncio.run(server.start(0.5))
+    assert family() == set()
+
+
+def test_last_words_are_the_root_cause() -> None:
+    log = "\n".join(
+        [
+            "(EngineCore pid=7) INFO starting",
+            "(EngineCore pid=7) ValueError: head_dim 48 is not supported",
+            "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above.",
+            "(APIServer pid=5) bye",
+        ]
+    )
+    assert last_words(log) == "ValueError: head_dim 48 is not supported"
+    assert last_words("one\n\ntwo\n") == "two"
+    assert last_words("") == "nothing"

@@ -1,0 +1,151 @@
+"""Operations over sites and over gloo side by side: one matrix, run by real processes over real gateways."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.engines.megatron.megatron_worlds import Worlds
+from tests.engines.wan.wan_worlds import LAYOUTS, run_sites
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_WHOLE = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
+_SHAPES = ((), (0,), (1,), (7, 3))
+_LARGE = (1_300_001,)  # several pieces, the last one odd
+_REDUCTIONS = ("SUM", "AVG", "MIN", "MAX", "PRODUCT")
+
+
+def _filled(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Small whole numbers, so that sums and products are exact in every type."""
+    values = (torch.arange(torch.Size(shape).numel()) + rank) % 3
+    return values.reshape(shape).to(dtype)
+
+
+def _expected(size: int, shape: tuple[int, ...], dtype: torch.dtype, reduction: str) -> torch.Tensor:
+    each = torch.stack([_filled(rank, shape, dtype) for rank in range(size)])
+    wide = each.to(torch.float64 if dtype.is_floating_point else torch.int64)
+    match reduction:
+        case "SUM":
+            return wide.sum(0).to(dtype)
+        case "AVG":
+            return (wide.sum(0).to(dtype).double() / size).to(dtype)
+        case "MIN":
+            return wide.amin(0).to(dtype)
+        case "MAX":
+            return wide.amax(0).to(dtype)
+    return wide.prod(0).to(dtype)
+
+
+def _matrix(rank: int, size: int) -> list[str]:
+    """Return what went wrong."""
+    wrong = []
+    for dtype in (*_FLOATS, *_WHOLE):
+        for shape in (*_SHAPES, *([_LARGE] if dtype in (torch.float32, torch.bfloat16) else [])):
+            for reduction in _REDUCTIONS if dtype.is_floating_point and len(shape) != 1 else ("SUM", "MAX"):
+                tensor = _filled(rank, shape, dtype)
+                dist.all_reduce(tensor, getattr(dist.ReduceOp, reduction))
+                if not torch.equal(tensor, _expected(size, shape, dtype, reduction)):
+                    wrong.append(f"all_reduce {reduction} {dtype} {shape}")
+            for root in (0, size - 1):
+                tensor = _filled(rank, shape, dtype)
+                dist.broadcast(tensor, root)
+                if not torch.equal(tensor, _filled(root, shape, dtype)):
+                    wrong.append(f"broadcast {dtype} {shape} from {root}")
+            everyone = [_filled(other, shape, dtype) for other in range(size)]
+            gathered = [torch.empty_like(tensor) for tensor in everyone]
+            dist.all_gather(gathered, everyone[rank])
+            if not all(map(torch.equal, gathered, everyone)):
+                wrong.append(f"all_gather {dtype} {shape}")
+    return wrong
+
+
+@pytest.mark.parametrize(("layout", "backend"), [("2x2", "gloo"), ("2x2", "wan"), ("2+1+1", "wan"), ("2x1", "wan")])
+def test_every_operation_of_every_type_and_shape(worlds: Worlds, layout: str, backend: str) -> None:
+    assert run_sites(worlds, layout, backend, _matrix) == [[]] * len(LAYOUTS[layout])
+
+
+def _other_calls(rank: int, size: int) -> list[str]:
+    """The rest of the interface: strides, one tensor out, objects, point to point, handles, groups at once."""
+    wrong = []
+
+    def check(what: str, good: bool) -> None:
+        if not good:
+            wrong.append(what)
+
+    strided = _filled(rank, (40, 30), torch.float32).t()
+    dist.all_reduce(strided)
+    check("strided all_reduce", torch.equal(strided, _expected(size, (40, 30), torch.float32, "SUM").t()))
+    strided = _filled(rank, (40, 30), torch.float32).t()
+    dist.broadcast(strided, 0)
+    check("strided broadcast", torch.equal(strided, _filled(0, (40, 30), torch.float32).t()))
+    whole = torch.empty(size * 5)
+    dist.all_gather_single(whole, torch.full((5,), float(rank)))
+    check("all_gather_single", torch.equal(whole, torch.arange(float(size)).repeat_interleave(5)))
+    share = torch.empty(4)
+    dist.reduce_scatter_single(share, torch.arange(4.0 * size) * (rank + 1))
+    check(
+        "reduce_scatter_single", torch.equal(share, torch.arange(4.0 * size).view(size, 4)[rank] * sum(range(size + 1)))
+    )
+    reduced = torch.full((3,), float(rank))
+    dist.reduce(reduced, size - 1)
+    check("reduce", rank != size - 1 or reduced[0].item() == sum(range(size)))
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank})
+    check("all_gather_object", [each["rank"] for each in objects] == list(range(size)))
+    return wrong + _point_to_point(rank, size) + _at_once(rank, size)
+
+
+def _point_to_point(rank: int, size: int) -> list[str]:
+    after, before = (rank + 1) % size, (rank - 1) % size
+    tensors = [torch.full((3_000_000,), 10.0 * before), torch.zeros(2), torch.zeros(2), torch.zeros(3_000_000)]
+    batch = [
+        dist.P2POp(dist.isend, torch.full((3_000_000,), float(rank)), after),
+        dist.P2POp(dist.irecv, tensors[3], before),
+    ]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()
+    # By tag, and in order within a tag.
+    sent = [dist.isend(torch.full((2,), value), after, tag=tag) for value, tag in ((1.0, 5), (2.0, 7), (3.0, 5))]
+    order = [torch.zeros(2) for _ in range(3)]
+    for place, tag in zip(order, (7, 5, 5), strict=True):
+        dist.recv(place, before, tag=tag)
+    for work in sent:
+        work.wait()
+    good = tensors[3].eq(before).all().item() and [place[0].item() for place in order] == [2.0, 1.0, 3.0]
+    return [] if good else ["point to point"]
+
+
+def _at_once(rank: int, size: int) -> list[str]:
+    """Many handles in several groups, waited for in another order than started."""
+    wrong = []
+    groups = [dist.new_group(list(range(size)), timeout=timedelta(seconds=60)) for _ in range(2)]
+    pairs = [dist.new_group([first, first + 1], timeout=timedelta(seconds=60)) for first in range(size - 1)]
+    tensors, works = [], []
+    for turn in range(6):
+        for number, group in enumerate(groups):
+            tensors.append(torch.full((200_000,), float(turn * 10 + number + rank)))
+            works.append(dist.all_reduce(tensors[-1], group=group, async_op=True))
+    for first, pair in enumerate(pairs):
+        if rank in (first, first + 1):
+            tensor = torch.full((5,), float(rank))
+            dist.all_reduce(tensor, group=pair)
+            if tensor[0].item() != 2 * first + 1:
+                wrong.append(f"pair {first}")
+    for number in reversed(range(len(works))):
+        works[number].wait(timedelta(seconds=60))
+        turn, group = divmod(number, 2)
+        if tensors[number][0].item() != size * (turn * 10 + group) + sum(range(size)):
+            wrong.append(f"all_reduce {turn} of group {group}")
+        if not works[number].is_completed():
+            wrong.append("a work that ended says it did not")
+    dist.barrier()
+    return wrong
+
+
+@pytest.mark.parametrize(("layout", "backend"), [("2x2", "gloo"), ("2x2", "wan"), ("2+1+1", "wan")])
+def test_handles_groups_and_point_to_point(worlds: Worlds, layout: str, backend: str) -> None:
+    assert run_sites(worlds, layout, backend, _other_calls) == [[]] * len(LAYOUTS[layout])

@@ -1,0 +1,106 @@
+"""Worlds on several sites of this machine: gateways in a thread of the test, ranks in the processes of `Worlds`."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from hetrl.runtime import wire
+from hetrl.runtime.gateway.gateway import Gateway
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.wan.torch_world import start_world
+from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
+from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
+from tests.engines.megatron.megatron_worlds import Worlds
+
+LAYOUTS = {
+    "2x1": ("alpha/trainer/0", "beta/trainer/0"),
+    "2x2": ("alpha/trainer/0", "beta/trainer/0", "beta/trainer/1", "alpha/trainer/1"),
+    "3x1": ("alpha/trainer/0", "beta/trainer/0", "gamma/trainer/0"),
+    "2+1+1": ("alpha/trainer/0", "beta/trainer/0", "alpha/trainer/1", "gamma/trainer/0"),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Sites:
+    """What the ranks of a world need to know to meet; `backend` gloo is the world to compare with."""
+
+    ranks: tuple[str, ...]
+    backend: str
+    keys: dict[str, SiteKeys] = field(default_factory=dict)
+    gateways: dict[str, str] = field(default_factory=dict)
+    stores: dict[str, int] = field(default_factory=dict)
+
+    def member(self, address: str) -> Member:
+        site = wire.site_of(address)
+        return Member(address, "run", self.gateways[site], self.keys[site])
+
+    def join(self, rank: int, port: int, seconds: float = 60.0) -> None:
+        if self.backend == "gloo":
+            start_world(rank, len(self.ranks), "127.0.0.1", port, seconds, "cpu")
+            return
+        address = self.ranks[rank]
+        site = wire.site_of(address)
+        first = next(other for other in self.ranks if wire.site_of(other) == site) == address
+        store = dist.TCPStore("127.0.0.1", self.stores[site], is_master=first, wait_for_workers=False)
+        start_wan_world(self.member(address), self.ranks, rank, island_store=store, timeout_seconds=seconds)
+
+
+@contextmanager
+def sites_of(ranks: tuple[str, ...], backend: str = "wan") -> Iterator[Sites]:
+    """Start a gateway per site."""
+    names = tuple(dict.fromkeys(wire.site_of(rank) for rank in ranks))
+    if backend == "gloo":
+        yield Sites(ranks, backend)
+        return
+    endpoints = {name: f"tcp://127.0.0.1:{free_port()}" for name in names}
+    stores = {name: free_port() for name in names}
+    sites = Sites(ranks, backend, make_run_keys(names), endpoints, stores)
+    gateways = [Gateway(name, "run", endpoints[name], endpoints, sites.keys[name]) for name in names]
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        await asyncio.gather(*(gateway.serve() for gateway in gateways))
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        yield sites
+    finally:
+        for gateway in gateways:
+            loop.call_soon_threadsafe(gateway.stop)
+        thread.join()
+        loop.close()
+
+
+def leftovers() -> list[str]:
+    """Return the threads of a world that this process still has."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("wan ")]
+
+
+def run_sites(worlds: Worlds, layout: str, backend: str, work: Callable[[int, int], Any]) -> list[Any]:
+    """Return what `work(rank, size)` returns on each rank of a world of this layout."""
+    with sites_of(LAYOUTS[layout], backend) as sites:
+        return worlds.run(_rank, len(sites.ranks), (sites, work))
+
+
+def _rank(rank: int, port: int, argument: tuple[Sites, Callable[[int, int], Any]]) -> Any:
+    sites, work = argument
+    sites.join(rank, port)
+    try:
+        return work(rank, len(sites.ranks))
+    finally:
+        stop_wan_world()

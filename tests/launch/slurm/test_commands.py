@@ -1,0 +1,185 @@
+"""What login nodes are asked, and what their answers mean."""
+
+from __future__ import annotations
+
+import base64
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from launch.run_directory import Run
+from launch.slurm.commands import (
+    Queued,
+    cancel_script,
+    last_line,
+    parse_cancelled,
+    parse_rows,
+    parse_submitted,
+    queued,
+    submit_script,
+)
+from launch.slurm.files import Mirror
+from launch.slurm.poll import Chunk, parse_poll, poll_script
+from launch.slurm.preflight import read_tests
+from launch.slurm.run import SlurmJob, SlurmSite
+
+GANG = SlurmJob("gang", "gang", "hetrl-r-alps-gang", 1, 4, 0)
+ARRAY = SlurmJob("array-l4", "array", "hetrl-r-alps-array-l4", 2, 2, 2)
+SITE = SlurmSite("alps", "login", "/scratch/it's here/hetrl/r/alps", (GANG, ARRAY))
+LISTED = """\
+12|hetrl-r-alps-gang|RUNNING|2026-11-21T12:00:00|2026-11-21T12:01:00|n[1-2]|None
+13_[1-3]|hetrl-r-alps-array-l4|PENDING|2026-11-21T12:00:01|N/A||Resources
+13_0|hetrl-r-alps-array-l4|RUNNING|2026-11-21T12:00:01|2026-11-21T12:02:00|n7|None
+"""
+
+
+SHARED = replace(SITE, cluster="beta")
+SCRIPTS = [
+    submit_script(SITE),
+    cancel_script(SITE, True),
+    cancel_script(SHARED, False),
+    poll_script(SHARED, {"logs/a b.log": 3}),
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_bash(script):
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_site_that_names_its_cluster_asks_no_other_one():
+    for script in (submit_script(SHARED), cancel_script(SHARED, True), poll_script(SHARED, {})):
+        asked = re.findall(r"timeout \d+ (?:squeue|scancel) (\S+ \S+)", script)
+        assert asked and set(asked) == {"-M beta"}  # sbatch is told by the script of the job
+
+
+def test_a_listing_with_the_name_of_its_cluster_above_it():
+    assert parse_rows(
+        f"CLUSTER: beta\nJOBID|NAME|STATE|SUBMIT_TIME|START_TIME|NODELIST|REASON\n{LISTED}"
+    ) == parse_rows(LISTED)
+
+
+def test_a_job_is_what_its_elements_are():
+    found = queued(parse_rows("Welcome to alps\n" + LISTED))
+    assert found[GANG.key] == Queued("12", "2026-11-21T12:00:00", "RUNNING", "None", 1795262460.0, "n[1-2]")
+    assert (found[ARRAY.key].job_id, found[ARRAY.key].state, found[ARRAY.key].nodes) == ("13", "RUNNING", "n7")
+
+
+def test_components_of_a_heterogeneous_job_are_one_job():
+    rows = "".join(f"12+{n}|k|PENDING|2026-11-21T12:00:00|N/A||BeginTime\n" for n in range(2))
+    assert queued(parse_rows(rows))["k"].job_id == "12"
+
+
+@given(st.permutations(["COMPLETED", "FAILED", "PENDING", "RUNNING"]), st.integers(1, 4))
+def test_a_job_has_ended_when_its_last_element_has_and_failed_when_one_has(states, count):
+    rows = parse_rows("".join(f"7_{i}|k|{state}|t|N/A||None\n" for i, state in enumerate(states[:count])))
+    alive, found = {"PENDING", "RUNNING"} & set(states[:count]), queued(rows)["k"]
+    assert found.ended == (not alive)
+    assert found.waiting == (alive == {"PENDING"})
+    assert alive or found.state == ("FAILED" if "FAILED" in states[:count] else "COMPLETED")
+
+
+@given(st.text())
+def test_whatever_a_site_says_is_read_without_an_error(text):
+    parse_rows(text)
+    parse_poll(text)
+    parse_cancelled(text, SITE)
+    assert not parse_submitted(text, SITE).jobs
+
+
+@pytest.mark.parametrize(
+    ("answer", "jobs", "said", "unreachable"),
+    [
+        (f"@ recorded\ngang 12\narray-l4 13\n@ listed\n{LISTED}", ["gang", "array-l4"], "", False),
+        ("@ recorded\ngang 12\narray-l4 13\n@ listed\nno answer\n@ silent\n", ["gang", "array-l4"], "", False),
+        (
+            f"@ refused array-l4 1\nsbatch: error: Batch job submission failed: Invalid qos\n@ recorded\n@ listed\n"
+            f"{LISTED.splitlines()[0]}\n",
+            ["gang"],
+            "alps: array-l4 was not accepted: Batch job submission failed: Invalid qos",
+            False,
+        ),
+        ("@ refused gang 124\n@ recorded\n@ listed\n", [], "alps: gang was not accepted: sbatch did not answer", True),
+        ("@ silent\nslurm_load_jobs error: Unable to contact\n", [], "alps: squeue failed: slurm_load_jobs", True),
+        (
+            "@ refused gang 1\nsbatch: error: 'beta' can't be reached now, or it is an invalid entry for --cluster.\n"
+            "@ recorded\n@ listed\n",
+            [],
+            "alps: gang was not accepted: 'beta' can't be reached now",
+            True,
+        ),
+        ("@ damaged\nplan.json: FAILED\n", [], "is not what was sent: plan.json: FAILED", False),
+        ("@ absent\n", [], "is not there", False),
+        ("@ busy\n", [], "another submission of this run", True),
+        ("bash: fork: Cannot allocate memory\n", [], "Cannot allocate memory", True),
+    ],
+)
+def test_what_came_of_a_submission(answer, jobs, said, unreachable):
+    taken = parse_submitted(answer, SITE)
+    assert list(taken.jobs) == jobs
+    assert said in taken.problem and bool(said) == bool(taken.problem)
+    assert taken.unreachable == unreachable
+
+
+@pytest.mark.parametrize(
+    ("answer", "count", "remains"),
+    [
+        ("@ done\n", 0, ""),
+        ("@ cancelled 12\n@ cancelled 13\n@ done\n", 2, ""),
+        ("@ cancelled 12\n@ failed 13\nscancel: error: Kill job error\n@ done\n", 1, "alps: job 13: Kill job error"),
+        ("@ silent\nconnect failure\n", 0, f"alps: connect failure; its jobs are {GANG.key}, {ARRAY.key}"),
+        ("", 0, "squeue did not answer"),
+    ],
+)
+def test_what_came_of_cancelling(answer, count, remains):
+    cancelled, left = parse_cancelled(answer, SITE)
+    assert cancelled == count
+    assert remains in left and bool(remains) == bool(left)
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=4))
+def test_files_come_as_they_are_in_any_number_of_looks(tmp_path_factory, pieces):
+    run = Run(tmp_path_factory.mktemp("run"))
+    (run.path / "logs/alps").mkdir(parents=True)
+    run.site("alps").mkdir(parents=True)
+    mirror, whole = Mirror(run, "alps"), b"".join(pieces)
+    for piece in pieces:
+        offset = mirror.offsets().get("logs/x.log", 0)
+        text = f"@ answered\n@ file logs/x.log {len(whole)} {offset}\n{base64.b64encode(piece).decode()}\n"
+        look = parse_poll(text)
+        assert look.chunks == (Chunk("logs/x.log", len(whole), offset, piece),)
+        mirror.write(look.chunks)
+        mirror.write(look.chunks)  # as another process may at the same time
+    assert run.log("alps", "x").read_bytes() == whole
+    assert look.complete
+
+
+def test_part_of_a_file_that_was_cut_off_is_left_for_the_next_look():
+    look = parse_poll("@ answered\n@ file events.jsonl 9 0\nYWJj\n@ file logs/a.log 9 0\nYWJ")
+    assert [chunk.name for chunk in look.chunks] == ["events.jsonl"]
+
+
+def test_silence_of_slurm_is_not_an_empty_queue():
+    assert parse_poll("@ answered\n").jobs == {}
+    look = parse_poll("squeue: error: x\nslurm_load_jobs error: Unable to contact slurm controller\n")
+    assert (look.jobs, look.problem) == (None, "slurm_load_jobs error: Unable to contact slurm controller")
+
+
+def test_starts_that_slurm_expects():
+    class Script:
+        name = "gang"
+
+    said = "sbatch: Job 9 to start at 2026-11-21T12:00:00 using 4 processors on nodes n1 in partition gpu\n"
+    (finding,), starts = read_tests("alps", f"@ test gang\n{said}@ clock\n1\n", [Script()])
+    assert (finding.verdict, starts) == ("ok", {"gang": 1795262400.0})
+    (finding,), starts = read_tests("alps", "@ test gang\nallocation failure: Invalid qos specification\n", [Script()])
+    assert (finding.verdict, finding.found, starts) == ("failed", "allocation failure: Invalid qos specification", {})
+
+
+def test_last_line_leaves_the_program_out():
+    assert last_line("x\nsbatch: error: no such partition\n\n") == "no such partition"
+    assert last_line("") == ""

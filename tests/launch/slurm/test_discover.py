@@ -1,0 +1,62 @@
+"""`hetrl discover` with programs that answer as a cluster's do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetrl.describe.inventory import read_inventory
+from launch.cli import main
+
+RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """A login node: `sh` prints what 22.05 printed; `ssh dead` fails."""
+    programs = {
+        "scontrol": "exit 1",
+        "sh": f"cat {RECORDED / '22.05.txt'}",
+        "ssh": "echo 'ssh: Could not resolve hostname dead' >&2; exit 255",
+    }
+    for name, body in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def site(directory: Path, name: str, **keys: object) -> str:
+    path = directory / f"{name}.yaml"
+    path.write_text(json.dumps({"name": name, **keys}))
+    return str(path)
+
+
+def test_what_a_site_has_is_written_and_shown(cluster, capsys):
+    assert main(["discover", site(cluster, "alps", gres={"a100": "a100-80gb"})]) == 0
+    shown = capsys.readouterr()
+    assert "a100" in shown.out
+    assert "l4" in shown.out
+    assert shown.err == "alps: measured into topology/measured/alps.json\n"
+    assert len(read_inventory(Path("topology/measured/alps.json")).nodes) == 3
+
+
+def test_names_that_nobody_mapped_are_asked_for(cluster, capsys):
+    assert main(["discover", "--json", site(cluster, "alps")]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["alps"]["cluster"] == "site-a"
+    assert "gres: {a100: NAME}" in shown.err
+
+
+def test_one_site_that_cannot_be_reached_leaves_the_other(cluster, capsys):
+    files = [site(cluster, "alps", gres={"a100": "a100-80gb"}), site(cluster, "jsc", ssh="dead")]
+    assert main(["discover", *files]) == 5
+    assert "jsc: ssh dead failed: ssh: Could not resolve hostname dead" in capsys.readouterr().err
+    assert Path("topology/measured/alps.json").exists()
+    assert main(["discover", files[1]]) == 4

@@ -1,0 +1,117 @@
+"""What `hetrl doctor` asks a site, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hetrl.describe.sites import SiteFile
+from launch.slurm.preconditions import Finding, Wish, judge, questions
+from launch.slurm.text import sections
+
+RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
+SLURM = (RECORDED / "22.05.txt").read_text()
+VERSIONS = {"torch": "2.13.0", "vllm": "0.32.0"}
+WISH = Wish(walltime_seconds=3600.0, versions=VERSIONS)
+SITE = SiteFile(
+    name="alps",
+    scratch="/scratch",
+    partitions=("gpu",),
+    gres={"a100": "a100-80gb"},
+    nodes=({"name": "a100", "gpu": "a100-80gb", "gpus": 4, "count": 2},),
+)
+GOOD = {
+    "clock": "1000.5",
+    "programs": "",
+    "controller": "Slurmctld(primary) at a is UP",
+    "scratch": "Filesystem 1024-blocks Used Available Capacity Mounted on\n/dev/x 9e9 0 900000000 1% /scratch",
+    "environment": json.dumps(
+        {"python": "3.11.7", "torch": "2.13.0+cu130", "vllm": "0.32.0", "megatron-core": "0.16.1"}
+    ),
+}
+
+
+def examined(site: SiteFile = SITE, wish: Wish = WISH, **changes: str) -> dict[str, Finding]:
+    parts = {**GOOD, **changes}
+    answer = "".join(f"@ {name}\n{text}\n" for name, text in parts.items()) + SLURM
+    return {finding.what: finding for finding in judge(site, answer, wish, 1000.0, 1001.0)}
+
+
+def test_a_site_where_all_holds():
+    found = examined()
+    assert {finding.verdict for finding in found.values()} == {"ok"}
+    assert found["nodes a100"].found == "2 nodes with 4 x a100-80gb in service"
+    assert found["packages"].found == "python 3.11.7, torch 2.13.0+cu130, megatron-core 0.16.1, vllm 0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "verdict", "found", "remedy"),
+    [
+        ({"clock": "1090"}, "clock", "failed", "89 s off", "NTP"),
+        ({"clock": "date: not found"}, "clock", "warning", "no answer", "date"),
+        ({"programs": "sbatch\nrsync"}, "programs", "failed", "sbatch, rsync", "module"),
+        ({"controller": "Slurmctld(primary) at a is DOWN"}, "slurmctld", "failed", "DOWN", "`sinfo`"),
+        ({"scratch": "mkdir: cannot create '/scratch': Permission denied"}, "scratch", "failed", "denied", "writable"),
+        ({"scratch": "F 1 2 3 4 M\n/dev/x 9 0 1000000 1% /s"}, "scratch", "warning", "1.0 GB free", "room"),
+        ({"environment": "bash: python3: command not found"}, "python", "failed", "not found", "set python"),
+        ({"environment": '{"python": "3.11.7", "vllm": null}'}, "packages", "failed", "vllm", "environment.yml"),
+        ({"environment": '{"python": "3.11.7", "vllm": "0.9.0"}'}, "versions", "warning", "not 0.32.0", "log-probs"),
+    ],
+)
+def test_each_thing_that_may_be_wrong(changes, what, verdict, found, remedy):
+    finding = examined(**changes)[what]
+    assert finding.verdict == verdict
+    assert found in finding.found
+    assert remedy in finding.remedy
+
+
+def test_walltime_above_the_partitions_limit():
+    finding = examined(SITE.model_copy(update={"partitions": ("short",)}))["partition short"]
+    assert (finding.verdict, finding.found) == ("failed", "allows 0.5 h, asked 1 h")
+    assert "launch.walltime" in finding.remedy
+
+
+def test_partition_that_is_not_there():
+    finding = examined(SITE.model_copy(update={"partitions": ("gpus",)}))["partition gpus"]
+    assert finding.verdict == "failed"
+    assert "there are gpu, short" in finding.remedy
+
+
+def test_more_nodes_than_are_in_service():
+    more = SITE.model_copy(update={"nodes": (SITE.nodes[0].model_copy(update={"count": 3}),)})
+    finding = examined(more)["nodes a100"]
+    assert (finding.verdict, finding.found) == ("failed", "2 of 3 nodes with 4 x a100-80gb are in service")
+
+
+def test_member_of_a_federation_must_be_named():
+    text = (RECORDED / "22.05-federation.txt").read_text()
+
+    def found(site: SiteFile) -> Finding:
+        return next(one for one in judge(site, text, WISH, 0.0, 1.0) if one.what == "cluster")
+
+    assert (found(SITE).verdict, found(SITE).remedy) == ("failed", "set cluster: beta in the site's file")
+    named = found(SITE.model_copy(update={"cluster": "beta"}))
+    assert (named.verdict, named.found) == ("ok", "beta, in a federation")
+
+
+def test_relay_that_does_not_answer():
+    site = SITE.model_copy(update={"egress": "relay", "relay": "relay.example.org:7000"})
+    assert examined(site, egress="bash: connect: Connection refused")["relay"].verdict == "failed"
+    assert examined(site, egress="open")["relay"].verdict == "ok"
+
+
+def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
+    site = SITE.model_copy(
+        update={"scratch": str(tmp_path / "it's here"), "egress": "relay", "relay": "127.0.0.1:1", "modules": ("a b",)}
+    )
+    script = questions(site)
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    parts = sections(answer)
+    assert float(parts["clock"]) > 0
+    assert parts["scratch"].strip().splitlines()[-1].split()[3].isdigit()
+    assert "open" not in parts["egress"].splitlines()
+    assert "environment" in parts

@@ -1,0 +1,209 @@
+"""Following a run over three clusters, coming back to it, and ending it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from hetrl.errors import GangTimeoutError
+from hetrl.events import EventLog, read_lines
+from launch import follow
+from launch.cli import main
+from launch.run_directory import Run
+from launch.slurm import jobs as slurm_jobs
+from launch.slurm.run import read_slurm_run
+from launch.slurm.verbs import refresh
+from launch.slurm.watch import SlurmExecutor, carry, look_at
+from launch.state import fold
+from tests.launch.launch_cases import ROOT, until
+from tests.launch.slurm.slurm_cases import SITES, environment, kinds, make_clusters, submit
+
+
+@pytest.fixture
+def clusters(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "WORD_SECONDS", 0.2)
+    monkeypatch.setattr(follow, "LEAVE_SECONDS", 0.2)
+    made = make_clusters(tmp_path)
+    with environment(made):
+        submit(made)
+        yield made
+
+
+@pytest.fixture
+def run(clusters) -> Run:
+    return clusters.runs()[0]
+
+
+def phase(run: Run) -> str:
+    return json.loads(run.state.read_text())["phase"]
+
+
+def test_run_that_finishes_comes_home(clusters, run, capsys):
+    clusters.finish(run)
+    assert main(["resume"]) == 0
+    assert phase(run) == "finished"
+    assert [row["step"] for row in read_lines(run.metrics)] == [1, 2]
+    assert run.log("alpha", "controller").read_text() == "all is well\n"
+    assert "step 2/2  reward 0.50" in capsys.readouterr().out
+
+
+def test_jobs_that_outlive_the_run_are_cancelled(clusters, run):
+    clusters.finish(run)
+    clusters.turn("gamma", "RUNNING")
+    assert main(["resume"]) == 0
+    assert clusters.states()["gamma"] == ["CANCELLED"]
+
+
+def test_job_that_fails_ends_its_siblings_everywhere_and_says_why(clusters, run, capsys):
+    there = clusters.directory(run, "gamma") / "logs"
+    (there / "actor_generation-1.log").write_text("loading\nRuntimeError: no such device\n")
+    (there / "gang-1.log").write_text("srun: error: gamma-1: task 0: Exited with exit code 1\n")
+    clusters.turn("gamma", "FAILED", reason="NonZeroExitCode")
+    assert main(["resume"]) == 1
+    shown = capsys.readouterr().err
+    assert "gamma: gang (job 1 ended: FAILED (NonZeroExitCode)): RuntimeError: no such device; see" in shown
+    assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["FAILED"]}
+
+
+def test_lead_job_that_is_gone_without_a_word_ends_the_run(clusters, run, capsys):
+    clusters.turn("alpha", "FORGOTTEN")
+    assert main(["resume"]) == 1
+    assert "alpha: gang (job 1 ended: GONE)" in capsys.readouterr().err
+    assert clusters.states()["beta"] == ["CANCELLED"] * 2
+
+
+def test_controller_that_gave_up_passes_its_code_on_and_the_nodes_are_given_back(clusters, run, capsys):
+    clusters.turn("gamma", "PENDING")
+    clusters.control(run, "failed", cause="gamma/actor_generation/1: not ready within 600 s", exit_code=6)
+    clusters.turn("alpha", "FAILED")
+    assert main(["resume"]) == 6
+    assert "gamma/actor_generation/1: not ready" in capsys.readouterr().err
+    assert clusters.states() == {"alpha": ["FAILED"], "beta": ["CANCELLED"] * 2, "gamma": ["CANCELLED"]}
+
+
+def test_lead_that_never_starts_is_given_up_by_the_launcher(clusters, run, monkeypatch, capsys):
+    monkeypatch.setattr(slurm_jobs, "START_MARGIN_SECONDS", -3600.0)  # beta and gamma count as started long ago
+    clusters.turn("alpha", "PENDING")
+    assert main(["resume"]) == 6
+    assert "alpha: gang still waits" in capsys.readouterr().err
+    assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["CANCELLED"]}
+
+
+def test_nobody_is_given_up_while_all_wait(clusters, run, monkeypatch):
+    monkeypatch.setattr(slurm_jobs, "START_MARGIN_SECONDS", -1e12)
+    slurm = read_slurm_run(run)
+    for site in SITES:
+        clusters.turn(site, "PENDING")
+    jobs = slurm_jobs.jobs_of(slurm, EventLog(run.events, "test"), refresh(run, slurm, "test"))
+    for site in slurm.sites:
+        jobs.note(site, look_at(run, site))
+    jobs.check_start(0.0)
+    clusters.turn("beta", "RUNNING")
+    jobs.note(slurm.site("beta"), look_at(run, slurm.site("beta")))
+    with pytest.raises(GangTimeoutError, match="alpha: gang still waits"):
+        jobs.check_start(0.0)
+
+
+@pytest.mark.parametrize("silence", ["ssh", "slurm"])
+def test_site_that_does_not_answer_is_unknown_and_the_run_goes_on(clusters, run, silence, capsys):
+    def silent(on: bool) -> None:
+        if silence == "ssh":
+            clusters.cut("beta", on)
+        else:
+            clusters.fault("beta", "squeue", "down" if on else "")
+
+    silent(True)
+    assert main(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert "beta/gang  1  UNKNOWN, was PENDING" in shown
+    assert "alpha/gang  1  RUNNING" in shown
+    follower = threading.Timer(2.5, lambda: (silent(False), clusters.finish(run)))
+    follower.start()
+    assert main(["resume"]) == 0
+    follower.join()
+    assert {"site_silent", "site_answers", "finished"} <= set(kinds(run))
+
+
+def test_nothing_is_concluded_from_an_answer_that_was_cut_off(clusters, run):
+    slurm = read_slurm_run(run)
+    executor = SlurmExecutor(run, slurm, EventLog(run.events, "test"), lambda: fold(read_lines(run.events)))
+    clusters.cut("alpha")
+    until(lambda: executor.poll() or "site_silent" in kinds(run), "a look at alpha")
+    assert "alpha/gang" in executor.names()
+    executor.leave()
+
+
+def test_cancel_says_what_it_could_not_reach_and_comes_back_for_it(clusters, run, capsys):
+    clusters.cut("gamma")
+    assert main(["cancel"]) == 5
+    assert "gamma: ssh gamma failed" in capsys.readouterr().err
+    assert phase(run) == "cancelled"
+    assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["RUNNING"]}
+    clusters.cut("gamma", False)
+    assert main(["status"]) == 0  # what only a launcher can do is done by the next one
+    assert clusters.states()["gamma"] == ["CANCELLED"]
+
+
+def test_cancel_when_nobody_answers(clusters, run):
+    for site in SITES:
+        clusters.cut(site)
+    assert main(["cancel"]) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_detaches_and_the_run_goes_on(clusters, run, number):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "launch.cli", "resume"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as follower:
+        until(lambda: "job_state" in kinds(run), "the first look")
+        follower.send_signal(number)
+        assert f"hetrl resume {run.id}" in follower.communicate()[1]
+        assert follower.returncode == 128 + number
+    assert clusters.states()["alpha"] == ["RUNNING"]
+    assert phase(run) == "starting"
+
+
+def test_only_one_launcher_follows(clusters, run, capsys):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-m", "launch.cli", "resume"], env=environment) as follower:
+        until(lambda: "job_state" in kinds(run), "the first look")
+        assert main(["resume"]) == 2
+        assert "another hetrl follows it" in capsys.readouterr().err
+        follower.terminate()
+
+
+def test_logs_of_all_sites_come_merged_and_whole(clusters, run, capsys):
+    long = "x" * 300_000
+    (clusters.directory(run, "alpha") / "logs/controller.log").write_text(f"{long}\nlast\n")
+    (clusters.directory(run, "beta") / "logs/gateway.log").write_bytes("grüße\n".encode())
+    assert main(["logs", "-n", "1"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["alpha/controller | last", "beta/gateway     | grüße"]
+    assert run.log("alpha", "controller").read_text() == f"{long}\nlast\n"
+
+
+def test_log_that_was_begun_again_replaces_the_copy(clusters, run):
+    log = clusters.directory(run, "alpha") / "logs/gateway.log"
+    for text in ("first attempt\n", "second\n"):
+        log.write_text(text)
+        main(["logs"])
+        assert run.log("alpha", "gateway").read_text() == text
+
+
+def test_address_of_a_gateway_is_carried_to_those_that_dial_it(clusters, run):
+    slurm, carried = read_slurm_run(run), {}
+    (clusters.directory(run, "beta") / "gateway.endpoint").write_text("tcp://10.0.0.7:7001\n")
+    beta = slurm.site("beta")
+    look_at(run, beta)
+    clusters.cut("gamma")
+    carry(run, slurm, beta, carried)
+    peers = {site: clusters.directory(run, site) / "peers/beta.endpoint" for site in ("alpha", "gamma")}
+    assert peers["alpha"].read_text() == "tcp://10.0.0.7:7001\n"
+    clusters.cut("gamma", False)
+    carry(run, slurm, beta, carried)
+    assert peers["gamma"].read_text() == "tcp://10.0.0.7:7001\n"

@@ -1,0 +1,136 @@
+"""What Slurm prints, as 22.05 printed it on a real cluster and in the shapes of 23.11 and 24.05."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hetrl.describe.inventory import Inventory, expand_hosts, node_groups, read_inventory, write_inventory
+from hetrl.errors import HetrlError, UsageError
+from launch.slurm.text import discovery, parse_discovery, parse_gres, parse_seconds
+
+RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
+WHEN = "2026-11-21T13:17:00+00:00"
+
+
+def inventory(version: str, site: str = "alps") -> Inventory:
+    return parse_discovery((RECORDED / f"{version}.txt").read_text(), site, WHEN)
+
+
+def test_a_real_cluster_of_22_05():
+    found = inventory("22.05")
+    assert (found.cluster, found.slurm_version, found.max_array_size) == ("site-a", "22.05.8", 1001)
+    assert [(p.name, p.default, p.max_seconds, p.default_seconds) for p in found.partitions] == [
+        ("gpu", True, 86400, 600),
+        ("short", False, 1800, None),
+    ]
+    busy, idle, drained = found.nodes
+    assert (busy.gpus, busy.gpus_used, busy.states) == ({"a100": 4}, {"a100": 2}, ("MIXED",))
+    assert (idle.gpus_used, idle.memory_gb, idle.features) == ({}, 67.0, ("a100", "nvlink", "ib"))
+    assert not drained.in_service
+    assert drained.reason.startswith("bad fan, see ticket=42 [root@")
+    assert found.switches == {"leaf1": ("a-n1", "a-n2"), "leaf2": ("a-n3",)}
+    (group,) = node_groups(found, {"a100": "a100-80gb"}, ["gpu"])
+    assert (group.gpu, group.gpus, group.nodes) == ("a100-80gb", 4, ("a-n1", "a-n2"))
+
+
+def test_sockets_shards_limits_and_reservations_of_23_11():
+    found = inventory("23.11")
+    booster, devel = found.partitions
+    assert (booster.max_nodes, booster.accounts, booster.up) == (384, None, True)
+    assert (devel.accounts, devel.max_seconds, devel.up) == (("rl", "nlp"), 5400, False)
+    assert [node.in_service for node in found.nodes] == [True, False, True]
+    assert found.nodes[2].gpus == {"A100-SXM4-40GB": 4}
+    (reservation,) = found.reservations
+    assert (reservation.name, reservation.users, reservation.starts) == ("maint", "root", "2026-12-01T08:00:00")
+    assert found.mpi_default == "pmix"
+
+
+def test_gpus_without_type_are_known_by_a_feature_24_05():
+    found = inventory("24.05")
+    assert found.federated
+    assert found.nodes[1].gpus == {"": 8}
+    assert found.nodes[1].gpus_used == {"": 3}
+    assert found.nodes[0].reason.startswith("gres/gpu count reported lower than configured (0 < 1)")
+    (group,) = node_groups(found, {"h100": "h100-sxm"}, [])
+    assert (group.gpu, group.gpus, group.count) == ("h100-sxm", 8, 1)
+
+
+def test_a_member_of_a_federation_asked_from_another_members_login_node():
+    found = inventory("22.05-federation", "beta")
+    assert (found.cluster, found.federated) == ("beta", True)
+    assert [node.name for node in found.nodes] == ["beta-1", "beta-2"]
+    assert not inventory("22.05").federated
+
+
+def test_everything_is_asked_of_the_cluster_that_is_named():
+    asked = [line for line in discovery("beta").splitlines() if "--version" not in line]
+    assert asked and all("scontrol -M beta " in line for line in asked)
+    assert " -M " not in discovery(None)
+
+
+def test_gpus_that_nothing_maps_are_asked_for_by_name():
+    with pytest.raises(UsageError, match=r"alps: .*gpu:a100 on a-n1 .*gres: \{a100: NAME\}.* a100, ib, nvlink"):
+        node_groups(inventory("22.05"), {}, [])
+
+
+def test_partition_that_is_not_there():
+    with pytest.raises(UsageError, match=r'alps: there is no partition "gpus".*gpu'):
+        node_groups(inventory("22.05"), {"a100": "a100-80gb"}, ["gpus"])
+
+
+def test_silent_slurm_is_an_error():
+    with pytest.raises(HetrlError, match=r"alps: Slurm said nothing about config, nodes"):
+        parse_discovery("@ version\nslurm 24.05.0\n@ config\n@ partitions\nPartitionName=a\n", "alps", WHEN)
+
+
+@pytest.mark.parametrize("version", ["22.05", "22.05-federation", "23.11", "24.05"])
+def test_the_measured_file_holds_all_of_it(version, tmp_path):
+    path = tmp_path / "measured" / "alps.json"
+    write_inventory(path, inventory(version))
+    assert read_inventory(path) == inventory(version)
+
+
+def test_a_file_that_is_no_inventory(tmp_path):
+    (tmp_path / "alps.json").write_text('{"format": "hetrl-inventory/0"}')
+    with pytest.raises(UsageError, match=r"alps.json: not an inventory: .*hetrl discover"):
+        read_inventory(tmp_path / "alps.json")
+
+
+@given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
+def test_durations(days, hours, minutes, seconds):
+    total = days * 86400 + hours * 3600 + minutes * 60 + seconds
+    assert parse_seconds(f"{days}-{hours:02}:{minutes:02}:{seconds:02}") == total
+    assert parse_seconds(f"{days}-{hours:02}") == days * 86400 + hours * 3600
+    assert parse_seconds(f"{minutes}:{seconds:02}") == minutes * 60 + seconds
+    assert parse_seconds(str(minutes)) == minutes * 60
+    assert parse_seconds("UNLIMITED") is None
+
+
+@given(st.dictionaries(st.from_regex(r"[a-zA-Z][a-zA-Z0-9._-]{0,8}", fullmatch=True), st.integers(1, 16), max_size=4))
+def test_gres_lists(gpus):
+    entries = [f"gpu:{kind}:{count}(S:0-1)" for kind, count in gpus.items()]
+    assert parse_gres(",".join(["shard:8", *entries, "craynetwork:1"])) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("gpu:8(S:0-1)", {"": 8}),
+        ("gpu:1g.10gb:7", {"1g.10gb": 7}),
+        ("gpu", {"": 1}),
+        ("gpu:a100", {"a100": 1}),
+        ("", {}),
+    ],
+)
+def test_gres_in_other_shapes(text, gpus):
+    assert parse_gres(text) == gpus
+
+
+@given(st.integers(1, 3), st.integers(0, 98), st.integers(0, 5))
+def test_host_lists(width, first, more):
+    last = first + more
+    names = tuple(f"n{str(number).zfill(width)}-x" for number in range(first, last + 1))
+    assert expand_hosts(f"a,n[{str(first).zfill(width)}-{last}]-x,b[1,3]") == ("a", *names, "b1", "b3")

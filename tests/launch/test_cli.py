@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
+from hetrl.problem import read_problem
+from launch.cli import main, parser
+from tests.launch.launch_cases import ROOT
+
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
+@pytest.fixture
+def hetrl(tmp_path):
+    """Return a function that runs the command line in an empty directory with its own runs."""
+
+    def run(*words, **environment):
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HETRL_")}
+        environment = {**inherited, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **environment}
+        command = [sys.executable, "-m", "launch.cli", *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
+
+    return run
+
+
+def quickstart_plan(**changes) -> Plan:
+    problem = read_problem(QUICKSTART)
+    layers, samples = (0, problem.workload.actor.layers), problem.workload.samples
+    trainers = tuple(f"alpha/alpha-0/{index}" for index in range(4))
+    rollouts = ("beta/beta-0/0", "gamma/gamma-0/0")
+
+    def replicas(devices):
+        return tuple(Replica(samples // len(devices), (Stage((one,), layers),)) for one in devices)
+
+    document = {
+        "algorithm": Algorithm("grpo", "sync", 0, 1),
+        "groups": (Group(("actor_training",), trainers), Group(("actor_generation",), rollouts, "array")),
+        "tasks": {
+            "actor_generation": TaskPlan("vllm", replicas(rollouts), kv_cache_gb=0.1, max_sequences=32),
+            "actor_training": TaskPlan("megatron", replicas(trainers)),
+        },
+        "weight_sync": WeightSync("full", (Route("alpha", "beta"), Route("alpha", "gamma"))),
+        "site_order": ("alpha", "beta", "gamma"),
+        "predicted": Predicted(1.0, 16.0, peak_memory_gb=dict.fromkeys((*trainers, *rollouts), 0.5)),
+        "solver": Solver("verl", 0, 0.1, 1),
+        "inputs": problem.digests,
+    }
+    return Plan(**{**document, **changes})
+
+
+def write_plan(path: Path, plan: Plan) -> Path:
+    path.write_text(json.dumps(plan.to_json()))
+    return path
+
+
+def quickstart_copy(tmp_path: Path, **changes) -> Path:
+    """Write the quickstart with other sections; its topology files are named absolutely."""
+    document = yaml.safe_load(QUICKSTART.read_text())
+    section = document["topology"]
+    section["sites"] = [str(ROOT / site) for site in section["sites"]]
+    section["links"] = str(ROOT / section["links"])
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({**document, **changes}))
+    return path
+
+
+def only_run(directory: Path) -> Path:
+    (run,) = (directory / "runs").iterdir()
+    return run
+
+
+def test_help_and_version_load_no_more_than_they_need():
+    code = (
+        "import sys\n"
+        "from launch import cli\n"
+        "try:\n    cli.main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy', 'pulp', 'pydantic', 'rich', 'torch', 'zmq', 'psutil', 'yaml'}\n"
+        "sys.exit(sorted(heavy & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(verb in done.stdout for verb in ("plan", "submit", "status", "logs", "cancel"))
+
+
+def test_verbs_load_no_engine(tmp_path):
+    code = (
+        "import sys\n"
+        "from launch.verbs import logs, planning, runs, submit\n"
+        "sys.exit(sorted({'torch', 'vllm', 'megatron', 'zmq'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["plan"], ["fly"], ["plan", "x.yaml", "--budget", "0"], ["logs", "-n", "-1"], ["status", "a", "b"]]
+)
+def test_wrong_words_are_usage_errors(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+def test_help_of_every_verb_fits_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for verb in ("plan", "submit", "status", "logs", "cancel"):
+        with pytest.raises(SystemExit):
+            parser().parse_args([verb, "--help"])
+    assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("verb", ["plan", "submit"])
+def test_missing_file_and_unknown_key_are_one_line_each(hetrl, tmp_path, verb):
+    missing = hetrl(verb, "none.yaml")
+    assert (missing.returncode, missing.stderr) == (2, "error: none.yaml: No such file or directory\n")
+    path = quickstart_copy(tmp_path, stepps=3)
+    unknown = hetrl(verb, path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr == f'error: {path}: unknown key "stepps"; did you mean "steps"?\n'
+    assert not (tmp_path / "runs").exists()
+
+
+def test_plan_writes_json_to_stdout_and_to_a_file(hetrl, tmp_path):
+    done = hetrl("plan", QUICKSTART, "--json", "-o", "plan.json", "--solver", "verl", "--seed", 3, "--budget", 1)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads((tmp_path / "plan.json").read_text())
+    assert json.loads(done.stdout)["solver"]["name"] == "verl"
+    assert "the plan is in plan.json" in done.stderr
+
+
+def test_plan_says_how_a_baseline_was_tuned_and_what_its_jobs_hold(hetrl):
+    done = hetrl("plan", QUICKSTART, "--solver", "verl", "--budget", 1)
+    assert "baseline verl, tuned: the fastest of all uniform layouts" in done.stderr
+    assert "objective throughput: the jobs hold" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--solver", "verl", "--objective", "cost"), 'solver "verl" plans for throughput alone'),
+        (("--solver", "verl", "--space", "ilp"), "only sha-ea can be kept to the plan space of ilp"),
+        (("--budget-per-hour", 3), "planner: budget_per_hour is for objective cost, not for throughput"),
+    ],
+)
+def test_plan_refuses_what_does_not_go_together(hetrl, words, message):
+    done = hetrl("plan", QUICKSTART, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_plan_prints_a_table_of_80_columns(hetrl):
+    done = hetrl("plan", QUICKSTART, "--solver", "verl", "--budget", 1)
+    assert done.returncode == 0, done.stderr
+    assert "actor training" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_dry_run_writes_the_run_directory_and_starts_nothing(hetrl, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    run = only_run(tmp_path)
+    assert "nothing was started" in done.stdout
+    assert (run / "config.yaml").read_text() == QUICKSTART.read_text()
+    assert json.loads((run / "plan.json").read_text()) == quickstart_plan().to_json()
+    scripts = sorted(str(path.relative_to(run / "scripts")) for path in (run / "scripts").rglob("*.json"))
+    assert scripts == [
+        "alpha/gang.json",
+        "beta/array-cpu.json",
+        "beta/gang.json",
+        "gamma/array-cpu.json",
+        "gamma/gang.json",
+    ]
+    status = hetrl("status", "--json")
+    state = json.loads(status.stdout)
+    assert (state["run"], state["phase"], state["steps"], state["processes"]) == (run.name, "planned", 40, [])
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_plan_made_for_other_inputs_is_a_warning_and_one_that_breaks_a_constraint_an_error(hetrl, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan(inputs={}))
+    done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")
+    assert done.returncode == 0
+    assert f"warning: {plan} was made for another experiment and another topology" in done.stderr
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan(site_order=("alpha", "beta")))
+    done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")
+    assert done.returncode == 2
+    assert "site_order: lacks the site gamma" in done.stderr
+
+
+def test_slurm_needs_a_directory_that_nodes_share(hetrl, tmp_path):
+    config = quickstart_copy(tmp_path, launch={"executor": "slurm"})
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    done = hetrl("submit", config, "--plan", plan)
+    assert done.returncode == 2
+    assert "alpha: scratch is not set" in done.stderr
+
+
+def test_runs_directory_that_cannot_be_made_is_an_error(hetrl, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run", HETRL_RUNS=str(plan / "runs"))
+    assert done.returncode == 1
+    assert "Not a directory; a run needs a directory to write to" in done.stderr
+
+
+def test_verbs_without_a_run_say_how_to_start_one(hetrl):
+    for verb in ("status", "logs", "cancel"):
+        done = hetrl(verb)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "error: runs: there is no run yet; start one with `hetrl submit CONFIG`\n"
+
+
+def test_logs_are_merged_prefixed_and_chosen_by_site_and_process(hetrl, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    assert hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run").returncode == 0
+    logs = only_run(tmp_path) / "logs"
+    (logs / "alpha" / "gateway.log").write_text("one\ntwo\n")
+    (logs / "beta" / "actor_generation-0.log").write_text("three\nfour")
+    assert hetrl("logs").stdout.splitlines() == [
+        "alpha/gateway           | one",
+        "alpha/gateway           | two",
+        "beta/actor_generation-0 | three",
+        "beta/actor_generation-0 | four",
+    ]
+    assert hetrl("logs", "-n", 1, "--site", "alpha").stdout == "alpha/gateway | two\n"
+    assert hetrl("logs", "--process", "actor_generation-0", "-n", 1).stdout == "beta/actor_generation-0 | four\n"
+    wrong = hetrl("logs", "--site", "alpa")
+    assert wrong.returncode == 2
+    assert 'no log of site "alpa"; did you mean "alpha"?' in wrong.stderr
+
+
+def test_logs_follow_ends_with_the_run(hetrl, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    assert hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run").returncode == 0
+    (only_run(tmp_path) / "logs" / "alpha" / "gateway.log").write_text("one\n")
+    assert hetrl("cancel").returncode == 0
+    assert hetrl("logs", "-f").stdout == "alpha/gateway | one\n"

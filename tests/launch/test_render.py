@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from hetrl.errors import UsageError
+from hetrl.plan.plan import Group, Replica, Stage, TaskPlan
+from launch.render import Store, render, spoken, tasks_with_store
+from tests.launch.launch_cases import quick_gpus, quick_plan
+from tests.plan import plan_cases
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "jobs.json"
+STORES = {name: Store("127.0.0.1", 29500 + index) for index, name in enumerate(tasks_with_store(plan_cases.plan()))}
+
+
+def rendered(plan, gpus):
+    return render(plan, gpus, "quick-20260101-000000", STORES)
+
+
+def test_jobs_of_a_plan_over_three_gpu_sites_equal_the_golden_file():
+    gpus = {device.id: device.gpu for device in plan_cases.topology().devices}
+    jobs = rendered(plan_cases.plan(), gpus)
+    assert json.loads(json.dumps([asdict(job) for job in jobs])) == json.loads(GOLDEN.read_text())
+
+
+def test_cpu_devices_get_one_thread_and_no_cuda_variable():
+    jobs = rendered(quick_plan(), quick_gpus(quick_plan()))
+    assert [(job.site, job.name, [process.name for process in job.tasks]) for job in jobs] == [
+        ("alpha", "gang", ["gateway", "controller", "actor_training-0", "actor_training-1"]),
+        ("beta", "gang", ["gateway"]),
+        ("gamma", "gang", ["gateway"]),
+        ("beta", "array-cpu", ["actor_generation-0"]),
+        ("gamma", "array-cpu", ["actor_generation-1"]),
+    ]
+    environments = [process.environment for job in jobs for process in job.tasks]
+    assert all(environment["OMP_NUM_THREADS"] == "1" for environment in environments)
+    assert all(environment["HETRL_RUN"] == "quick-20260101-000000" for environment in environments)
+    assert not any("CUDA_VISIBLE_DEVICES" in environment for environment in environments)
+
+
+def test_replicas_of_a_gang_group_join_the_gang_of_their_site():
+    plan = quick_plan()
+    plan = replace(plan, groups=tuple(replace(group, job="gang") for group in plan.groups))
+    jobs = {job.site: [process.name for process in job.tasks] for job in rendered(plan, quick_gpus(plan))}
+    assert jobs["beta"] == ["gateway", "actor_generation-0"]
+    assert jobs["gamma"] == ["gateway", "actor_generation-1"]
+
+
+def test_array_of_larger_replicas_is_a_job_of_its_own():
+    plan = quick_plan()
+    replicas = (
+        Replica(8, (Stage(("beta/b-0/0",), (0, 2)),)),
+        Replica(8, (Stage(("beta/b-1/2", "beta/b-1/3"), (0, 2)),)),
+    )
+    devices = tuple(device for one in replicas for device in one.devices)
+    tasks = {**plan.tasks, "actor_generation": TaskPlan("vllm", replicas)}
+    groups = (plan.groups[0], Group(("actor_generation",), devices, "array"))
+    plan = replace(plan, tasks=tasks, groups=groups, site_order=("alpha", "beta"))
+    arrays = [job for job in rendered(plan, dict.fromkeys(plan_devices(plan), "l40s")) if job.kind == "array"]
+    assert [job.name for job in arrays] == ["array-l40s", "array-l40s-x2"]
+    assert arrays[1].tasks[0].environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def plan_devices(plan):
+    return [device for task in plan.tasks.values() for device in task.devices]
+
+
+def test_training_that_spans_sites_is_refused_by_name():
+    plan = quick_plan()
+    replicas = tuple(Replica(8, (Stage((device,), (0, 2)),)) for device in ("alpha/alpha-0/0", "beta/beta-0/0"))
+    plan = replace(plan, tasks={**plan.tasks, "actor_training": TaskPlan("megatron", replicas)})
+    with pytest.raises(UsageError, match="actor_training has devices in alpha and beta.*one site only"):
+        rendered(plan, quick_gpus(plan))
+
+
+def test_replica_over_two_nodes_is_refused():
+    plan = quick_plan()
+    stages = (Stage(("beta/b-0/0",), (0, 1)), Stage(("beta/b-1/0",), (1, 2)))
+    plan = replace(plan, tasks={**plan.tasks, "actor_generation": TaskPlan("vllm", (Replica(16, stages),))})
+    with pytest.raises(UsageError, match="actor_generation replica 0 spans the nodes beta/b-0, beta/b-1"):
+        rendered(plan, quick_gpus(plan))
+
+
+def test_site_without_a_device_is_refused():
+    with pytest.raises(UsageError, match='"delta"'):
+        rendered(replace(quick_plan(), site_order=("alpha", "beta", "gamma", "delta")), quick_gpus(quick_plan()))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("actor_training-1", "actor_training rank 1"),
+        ("actor_generation-0", "actor_generation replica 0"),
+        ("gateway", "gateway"),
+    ],
+)
+def test_processes_are_spoken_of_as_ranks_and_replicas(name, said):
+    assert spoken(name) == said

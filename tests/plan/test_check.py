@@ -1,0 +1,303 @@
+"""Each constraint: the base plan passes, and a plan that breaks one rule is told of that rule alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hetrl.errors import UsageError
+from hetrl.hardware import Link, Topology
+from hetrl.plan.check import PlanError, check, violations
+from hetrl.plan.plan import Group, Plan, Replica, Route, Stage
+from tests.plan.plan_cases import FIRST, OTHER_FIRST, OTHER_SECOND, SECOND, plan, topology, workload
+
+TRAINING, GENERATION = "actor_training", "actor_generation"
+REFERENCE, REWARD = "reference_inference", "reward_inference"
+Change = Callable[[Plan], Plan]
+
+
+def task(name: str, **changes: Any) -> Change:
+    return lambda p: replace(p, tasks={**p.tasks, name: replace(p.tasks[name], **changes)})
+
+
+def replicas(name: str, change: Callable[[tuple[Replica, ...]], tuple[Replica, ...]]) -> Change:
+    return lambda p: task(name, replicas=change(p.tasks[name].replicas))(p)
+
+
+def group(index: int, **changes: Any) -> Change:
+    def apply(p: Plan) -> Plan:
+        groups = list(p.groups)
+        groups[index] = replace(groups[index], **changes)
+        return replace(p, groups=tuple(groups))
+
+    return apply
+
+
+def samples(name: str, *shares: int) -> Change:
+    return replicas(name, lambda old: tuple(replace(r, samples=n) for r, n in zip(old, shares, strict=True)))
+
+
+def one_replica(name: str, *stages: tuple[tuple[str, ...], tuple[int, int]]) -> Change:
+    return task(name, replicas=(Replica(64, tuple(Stage(devices, layers) for devices, layers in stages)),))
+
+
+def both(*changes: Change) -> Change:
+    def apply(p: Plan) -> Plan:
+        for change in changes:
+            p = change(p)
+        return p
+
+    return apply
+
+
+def peak(device: str, memory_gb: float) -> Change:
+    def apply(p: Plan) -> Plan:
+        peaks = {**p.predicted.peak_memory_gb, device: memory_gb}
+        return replace(p, predicted=replace(p.predicted, peak_memory_gb=peaks))
+
+    return apply
+
+
+def without_peak(device: str) -> Change:
+    def apply(p: Plan) -> Plan:
+        peaks = {key: value for key, value in p.predicted.peak_memory_gb.items() if key != device}
+        return replace(p, predicted=replace(p.predicted, peak_memory_gb=peaks))
+
+    return apply
+
+
+def routes(*pairs: tuple[str, str], streams: int = 1) -> Change:
+    return lambda p: replace(
+        p, weight_sync=replace(p.weight_sync, routes=tuple(Route(a, b, streams) for a, b in pairs))
+    )
+
+
+def algorithm(**changes: Any) -> Change:
+    return lambda p: replace(p, algorithm=replace(p.algorithm, **changes))
+
+
+def site_order(*names: str) -> Change:
+    return lambda p: replace(p, site_order=names)
+
+
+def no_task(name: str) -> Change:
+    return lambda p: replace(
+        p,
+        tasks={key: value for key, value in p.tasks.items() if key != name},
+        groups=tuple(g for g in p.groups if name not in g.tasks),
+    )
+
+
+def extra_task(p: Plan) -> Plan:
+    tasks = {**p.tasks, "critic_training": replace(p.tasks[TRAINING])}
+    return group(0, tasks=(*p.groups[0].tasks, "critic_training"))(replace(p, tasks=tasks))
+
+
+def wide_reward(p: Plan) -> Plan:
+    """One reward replica of two stages, one on each node of jsc."""
+    devices = ("jsc/l40s-1/0", "jsc/l40s-0/0")
+    p = one_replica(REWARD, ((devices[0],), (0, 14)), ((devices[1],), (14, 28)))(p)
+    p = one_replica(GENERATION, (("lab/l4-0/0",), (0, 28)))(p)
+    return replace(p, groups=(p.groups[0], Group((GENERATION,), ("lab/l4-0/0",), "array"), Group((REWARD,), devices)))
+
+
+def unequal_split(p: Plan) -> Plan:
+    stages = (Stage(OTHER_FIRST, (0, 12)), Stage(OTHER_SECOND, (12, 28)))
+    return replicas(TRAINING, lambda old: (old[0], Replica(24, stages)))(p)
+
+
+def unequal_tp(p: Plan) -> Plan:
+    stages = (Stage(OTHER_FIRST, (0, 14)), Stage(OTHER_SECOND[:1], (14, 28)))
+    return replicas(TRAINING, lambda old: (old[0], Replica(24, stages)))(p)
+
+
+GENERATION_ON_ALPS = both(
+    one_replica(GENERATION, (FIRST, (0, 28))),
+    lambda p: replace(p, groups=(replace(p.groups[0], tasks=(*p.groups[0].tasks, GENERATION)), p.groups[2])),
+    site_order("alps", "jsc"),
+    routes(),
+)
+
+BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
+    "a task is missing": (no_task(REWARD), (REWARD, "the workload has this task")),
+    "a task too many": (extra_task, ("critic_training", "the workload does not")),
+    "no replica": (task(REWARD, replicas=()), (REWARD, "no replica")),
+    "no stage": (task(REWARD, replicas=(Replica(64, ()),)), (f"{REWARD}, replica 0", "no stage")),
+    "no device": (one_replica(REWARD, ((), (0, 28))), (f"{REWARD}, replica 0, stage 0", "no device")),
+    "unknown device of a task": (one_replica(REWARD, (("jsc/l40s-7/0",), (0, 28))), (REWARD, "no device jsc/l40s-7/0")),
+    "unknown device of a group": (
+        group(2, devices=("jsc/l40s-1/0", "jsc/l40s-1/9")),
+        ("group 2", "no device jsc/l40s-1/9"),
+    ),
+    "unknown device of the prediction": (peak("jsc/x/0", 1.0), ("peak_memory_gb", "no device jsc/x/0")),
+    "task in no group": (group(0, tasks=(TRAINING,)), (REFERENCE, "is in 0 groups")),
+    "task in two groups": (group(0, tasks=(TRAINING, REFERENCE, REFERENCE)), (REFERENCE, "is in 2 groups")),
+    "unknown task in a group": (group(2, tasks=(REWARD, "critic_training")), ("critic_training", "does not have")),
+    "device twice in a group": (group(2, devices=("jsc/l40s-1/0",) * 2), ("group 2", "jsc/l40s-1/0 twice")),
+    "groups overlap": (
+        group(2, devices=("jsc/l40s-1/0", "jsc/l40s-0/0")),
+        ("group 2", "jsc/l40s-0/0 belongs to group 1"),
+    ),
+    "device outside the group": (group(2, devices=("jsc/l40s-1/1",)), (REWARD, "jsc/l40s-1/0", "group 2")),
+    "device twice in a task": (
+        replicas(REFERENCE, lambda old: (old[0], replace(old[1], stages=old[0].stages))),
+        (REFERENCE, f"{FIRST[0]} twice", f"{FIRST[1]} twice"),
+    ),
+    "layers have a gap": (
+        one_replica(TRAINING, (FIRST, (0, 14)), (SECOND, (15, 28))),
+        (f"{TRAINING}, replica 0", "stage 0 ends before layer 14, stage 1 starts at 15"),
+    ),
+    "layers do not start at 0": (one_replica(REWARD, (("jsc/l40s-1/0",), (1, 28))), (REWARD, "[1, 28]", "[0, 28]")),
+    "layers do not end": (one_replica(REWARD, (("jsc/l40s-1/0",), (0, 27))), (REWARD, "[0, 27]", "[0, 28]")),
+    "an empty stage": (
+        one_replica(TRAINING, (FIRST, (0, 28)), (SECOND, (28, 28))),
+        (f"{TRAINING}, replica 0, stage 1", "holds no layer"),
+    ),
+    "samples do not sum": (samples(REFERENCE, 32, 31), (REFERENCE, "sum to 63", "64")),
+    "no sample": (samples(REFERENCE, 64, 0), (f"{REFERENCE}, replica 1", "0 samples")),
+    "broken micro-batch": (samples(TRAINING, 39, 25), (f"{TRAINING}, replica 1", "25 samples", "micro_batch (2)")),
+    "broken prompt group": (samples(GENERATION, 20, 28, 16), ("replica 1", "28 samples", "samples_per_prompt (8)")),
+    "wrong engine": (task(REWARD, engine="vllm"), (REWARD, "runs on megatron, not on vllm")),
+    "illegal idle state": (task(REWARD, idle_state="nap"), (REWARD, 'resident, offload, sleep, not "nap"')),
+    "training sleeps": (task(TRAINING, idle_state="sleep"), (TRAINING, "KV cache")),
+    "illegal recompute": (task(TRAINING, recompute="half"), (TRAINING, "recompute", "half")),
+    "illegal gradient dtype": (task(TRAINING, gradient_dtype="fp8"), (TRAINING, "gradient_dtype", "fp8")),
+    "illegal sharding": (task(TRAINING, optimizer_sharding="all"), (TRAINING, "optimizer_sharding", "all")),
+    "micro-batch of none": (task(TRAINING, micro_batch=0), (TRAINING, "micro_batch is 0")),
+    "negative cache": (task(GENERATION, kv_cache_gb=-1.0), (GENERATION, "kv_cache_gb is -1.0")),
+    "negative sequences": (task(GENERATION, max_sequences=-1), (GENERATION, "max_sequences is -1")),
+    "rollout over two sites": (
+        both(
+            one_replica(GENERATION, (("jsc/l40s-0/0",), (0, 14)), (("lab/l4-0/0",), (14, 28))),
+            group(1, job="gang"),
+        ),
+        (f"{GENERATION}, replica 0", "spans the sites jsc, lab"),
+    ),
+    "tensor parallelism over two nodes": (
+        one_replica(REFERENCE, ((FIRST[0], OTHER_FIRST[0]), (0, 28))),
+        (f"{REFERENCE}, replica 0, stage 0", "spans the nodes alps/a100-0, alps/a100-1"),
+    ),
+    "tensor parallelism and heads": (
+        one_replica(REFERENCE, ((*FIRST, SECOND[0]), (0, 28))),
+        (f"{REFERENCE}, replica 0, stage 0", "3 devices do not divide the 16 attention heads"),
+    ),
+    "two tensor parallelisms": (unequal_tp, (TRAINING, "1, 2 devices", "one tensor parallelism")),
+    "two layer splits": (unequal_split, (f"{TRAINING}, replica 1", "[0, 12], [12, 28]", "[0, 14], [14, 28]")),
+    "unknown job": (group(1, job="loose"), ("group 1", "loose")),
+    "training in an array": (
+        both(group(0, job="array"), one_replica(TRAINING, (FIRST, (0, 14)), (SECOND, (14, 28)))),
+        ("group 0", f"{TRAINING} needs a gang"),
+    ),
+    "array replica over two nodes": (
+        both(wide_reward, group(2, job="array")),
+        (f"{REWARD}, replica 0", "spans the nodes jsc/l40s-1, jsc/l40s-0", "group 2"),
+    ),
+    "site twice": (site_order("alps", "jsc", "jsc", "lab"), ("site_order", "jsc twice")),
+    "site missing": (site_order("alps", "jsc"), ("site_order", "lacks the site lab")),
+    "site unused": (site_order("alps", "jsc", "lab", "moon"), ("site_order", "moon", "does not use")),
+    "wrong first site": (site_order("jsc", "alps", "lab"), ("site_order", "starts with jsc", "at alps")),
+    "no route": (routes(("alps", "jsc")), ("weight_sync", "no route from alps", "to lab")),
+    "route of no stream": (
+        routes(("alps", "jsc"), ("jsc", "lab"), streams=0),
+        ("route alps -> jsc: has 0 streams", "route jsc -> lab: has 0 streams"),
+    ),
+    "route twice": (routes(("alps", "jsc"), ("alps", "lab"), ("alps", "lab")), ("route alps -> lab", "twice")),
+    "route to nowhere": (
+        routes(("alps", "jsc"), ("alps", "lab"), ("jsc", "moon")),
+        ("route jsc -> moon", "no link"),
+    ),
+    "unknown encoding": (lambda p: replace(p, weight_sync=replace(p.weight_sync, encoding="zip")), ("encoding", "zip")),
+    "no peak": (without_peak("jsc/l40s-1/0"), ("peak_memory_gb", "lacks the device jsc/l40s-1/0")),
+    "peak too high": (peak("lab/l4-0/0", 22.2), ("lab/l4-0/0", "22.20 GB", "24 GB of l4")),
+    "peak is not a number": (peak("lab/l4-0/0", float("nan")), ("lab/l4-0/0", "nan")),
+    "algorithm kind": (algorithm(kind="ppo"), ("algorithm.kind", "ppo", "grpo")),
+    "algorithm mode": (algorithm(mode="sync"), ("algorithm.mode", "sync", "async")),
+    "algorithm staleness": (algorithm(max_staleness=1), ("algorithm.max_staleness", "says 1", "workload 2")),
+    "algorithm steps": (algorithm(optimizer_steps_per_iteration=1), ("optimizer_steps_per_iteration", "says 1")),
+}
+LINES = {"device twice in a task": 2, "broken micro-batch": 2, "broken prompt group": 2, "route of no stream": 2}
+
+
+def test_the_base_plan_passes() -> None:
+    check(plan(), topology(), workload())
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_rule_is_the_only_one_reported(case: str) -> None:
+    change, fragments = BROKEN[case]
+    found = violations(change(plan()), topology(), workload())
+    assert len(found) == LINES.get(case, 1), found
+    assert all("\n" not in line for line in found)
+    for fragment in fragments:
+        assert fragment in "\n".join(found)
+
+
+def test_all_violations_are_reported_at_once() -> None:
+    broken = both(algorithm(kind="ppo"), samples(REFERENCE, 32, 31), routes(("alps", "jsc")))(plan())
+    with pytest.raises(PlanError) as caught:
+        check(broken, topology(), workload())
+    assert len(caught.value.violations) == 3
+    assert isinstance(caught.value, UsageError) and caught.value.exit_code == 2
+    assert all(line in str(caught.value) for line in caught.value.violations)
+
+
+@pytest.mark.parametrize("change", [unequal_split, unequal_tp])
+def test_relaxed_lifts_the_training_grid(change: Change) -> None:
+    check(change(plan()), topology(), workload(), relaxed=True)
+
+
+def test_relaxed_keeps_every_other_rule() -> None:
+    assert violations(samples(REFERENCE, 32, 31)(plan()), topology(), workload(), relaxed=True)
+
+
+def test_weights_may_travel_by_way_of_another_site() -> None:
+    check(routes(("alps", "jsc"), ("jsc", "lab"))(plan()), topology(), workload())
+
+
+def test_generation_beside_the_trainer_needs_no_route() -> None:
+    check(GENERATION_ON_ALPS(plan()), topology(), workload())
+
+
+def test_an_engine_that_a_site_lacks() -> None:
+    sites = tuple(replace(s, engines=("megatron",)) if s.name == "lab" else s for s in topology().sites)
+    found = violations(plan(), Topology(sites, topology().links), workload())
+    assert found == ["actor_generation: needs the engine vllm; the site lab has megatron"]
+
+
+def linked(*links: Link) -> Topology:
+    return Topology(topology().sites, links)
+
+
+def test_a_site_without_a_link_to_the_controller() -> None:
+    by_way_of_jsc = routes(("alps", "jsc"), ("jsc", "lab"))(plan())
+    jsc_links = (Link(("jsc", "alps"), 1, 1), Link(("lab", "jsc"), 1, 1))
+    found = violations(by_way_of_jsc, linked(*jsc_links), workload())
+    assert found == ["site lab: has no link to alps, where the controller runs"]
+    assert violations(by_way_of_jsc, linked(*jsc_links, Link(("alps", "lab"), 1, 0)), workload()) == found
+
+
+def test_training_over_sites_needs_each_pair_linked() -> None:
+    stages = (Stage(FIRST[:1], (0, 10)), Stage(("jsc/l40s-1/1",), (10, 20)), Stage(("lab/l4-0/0",), (20, 28)))
+    base = task(TRAINING, replicas=(Replica(64, stages),))(plan())
+    groups = (
+        Group((REFERENCE, TRAINING), (*FIRST, *OTHER_FIRST, "jsc/l40s-1/1", "lab/l4-0/0")),
+        Group((GENERATION,), ("jsc/l40s-0/0", "jsc/l40s-0/1")),
+        Group((REWARD,), ("jsc/l40s-1/0",)),
+    )
+    rollouts = tuple(replace(r, samples=32) for r in base.tasks[GENERATION].replicas[:2])
+    spread = both(task(GENERATION, replicas=rollouts), peak("jsc/l40s-1/1", 14.0))(replace(base, groups=groups))
+    assert violations(spread, topology(), workload()) == []
+    without = linked(*(link for link in topology().links if set(link.between) != {"jsc", "lab"}))
+    assert violations(spread, without, workload()) == ["actor_training: trains over jsc and lab, which have no link"]
+
+
+def test_megatron_splits_key_value_heads_and_vllm_replicates_them() -> None:
+    one_head = replace(workload(), actor=replace(workload().actor, kv_heads=1))
+    lines = [line for line in violations(plan(), topology(), one_head) if "heads" in line]
+    assert lines
+    for line in lines:
+        assert line.startswith(f"{TRAINING}, ")
+        assert line.endswith("2 devices do not divide the 1 key-value heads of qwen3-1.7b")

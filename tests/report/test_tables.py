@@ -1,0 +1,134 @@
+"""Tables: they fit the terminal and tear no word; rows, names and figures."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console, RenderableType
+
+from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.plan.plan import Replica, Stage
+from hetrl.report.rows import TaskRow, task_rows
+from hetrl.report.tables import links_table, plan_table, sites_table, summary_table
+from hetrl.report.text import byte_figure, compact_devices, figure
+from hetrl.workload import TASKS
+from tests.plan.plan_cases import plan, topology, workload
+from tests.report.report_cases import HOSTILE, SUMMARY, hostile
+
+
+def printed(renderable: RenderableType, width: int = 80) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue().splitlines()
+
+
+# Rows, names and figures
+
+
+def test_rows_of_training_are_one_set_of_replicas() -> None:
+    base = plan()
+    spread = (base.tasks["actor_training"].replicas[0], Replica(24, (Stage(("jsc/l40s-0/0",), (0, 28)),)))
+    tasks = {"actor_training": replace(base.tasks["actor_training"], replicas=spread)}
+    rows = task_rows(replace(base, tasks=tasks))
+    assert rows == [
+        TaskRow("actor_training", "alps", spread[0].devices, "2/1×2/1×2", 64, 21.0),
+        TaskRow("actor_training", "jsc", spread[1].devices),
+    ]
+
+
+def test_rows_follow_the_dataflow() -> None:
+    names = list(dict.fromkeys(row.task for row in task_rows(plan())))
+    assert names == [task for task in TASKS if task in plan().tasks]
+
+
+@pytest.mark.parametrize(
+    ("devices", "compact"),
+    [
+        (["alps/a100-0/0", "alps/a100-0/1", "alps/a100-0/2", "alps/a100-0/3"], ["alps/a100-0/0-3"]),
+        (["a/n-0/0", "a/n-0/2", "a/n-0/3"], ["a/n-0/0,2-3"]),
+        (["a/n0/0", "a/n1/0", "a/n2/0", "a/n4/0"], ["a/n[0-2,4]/0"]),
+        (["a/n0/0", "a/n1/0", "a/n1/1"], ["a/n0/0", "a/n1/0-1"]),
+        (["a/n-01/0", "a/n-1/0", "a/login/0"], ["a/n-01/0", "a/n-1/0", "a/login/0"]),
+        ([], []),
+    ],
+)
+def test_devices_fold(devices: list[str], compact: list[str]) -> None:
+    assert compact_devices(devices) == compact
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (41.25, "41.2"), (0.5, "0.500"), (1234.5, "1,234"), (1e-6, "1.0e-06"), (-3, "-3.00"), (None, "–")],
+)
+def test_figures_have_three_digits(value: float | None, text: str) -> None:
+    assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (33e9, "33.0 GB"), (2e15, "2,000 TB")]
+)
+def test_bytes_are_decimal(count: float, text: str) -> None:
+    assert byte_figure(count) == text
+
+
+# Tables
+
+
+def test_tables_fit_80_columns_without_tearing_a_word() -> None:
+    tables = (
+        sites_table(topology(), {"l4"}),
+        links_table(topology()),
+        plan_table(plan(), workload(), topology(), {"l4"}),
+        summary_table(SUMMARY),
+    )
+    lines = [line for table in tables for line in printed(table)]
+    assert max(map(len, lines)) <= 80
+    words = {word for line in lines for word in line.split()}
+    assert words >= {"a100-[0-1]", "a100-40gb", "l4*", "megatron,", "vllm", "12.5", "0.900", "8.93"}
+    assert words >= {"generation", "reference", "a100-[0-1]/0-3", "l40s-0/0-1", "l4-0/0", "2×2×2", "33.0", "s*"}
+    assert words >= {"try-20260102-030405", "megatron-core", "0.16.1,", "alps-jsc", "predicted", "measured"}
+
+
+def test_the_plan_table_has_a_row_per_task_and_site() -> None:
+    lines = printed(plan_table(plan(), workload(), topology()))
+    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    assert ["actor generation", "jsc", "l40s-0/0-1", "1×1×2", "48", "33.0 s"] in cells
+    assert ["lab", "l4-0/0", "1×1×1", "16"] in cells
+    assert ["actor training", "alps", "a100-[0-1]/0-3", "2×2×2", "64", "21.0 s"] in cells
+    assert ["weight sync", "0.500 s"] in cells
+    assert "uncalibrated" not in " ".join(lines)
+
+
+def test_many_loose_devices_wrap_between_names() -> None:
+    devices = tuple(f"alps/node-{chr(97 + index)}/{index}" for index in range(8))
+    nodes = tuple(Node(f"node-{chr(97 + index)}", "l4", 8) for index in range(8))
+    replicas = tuple(Replica(8, (Stage((device,), (0, 28)),)) for device in devices)
+    base = plan()
+    tasks = {"actor_generation": replace(base.tasks["actor_generation"], replicas=replicas)}
+    lines = printed(plan_table(replace(base, tasks=tasks), workload(), Topology((Site("alps", nodes),))))
+    words = {word.rstrip(",") for line in lines for word in line.split()}
+    assert max(map(len, lines)) <= 80
+    assert words >= {device.removeprefix("alps/") for device in devices}
+
+
+def test_names_are_never_markup_in_tables() -> None:
+    bad_plan, bad_topology = hostile()
+    wide = printed(plan_table(bad_plan, workload(), bad_topology), 300) + printed(sites_table(bad_topology), 300)
+    wide += printed(summary_table({"run": HOSTILE, "sites": [HOSTILE]}), 300)
+    assert sum(HOSTILE.replace("/", "|") in line for line in wide) >= 2
+    assert any(HOSTILE in line for line in wide)
+
+
+def test_the_summary_leaves_out_what_it_does_not_know() -> None:
+    text = "\n".join(printed(summary_table({"run": "r", "steps": 3, "warm_start": None})))
+    assert "steps" in text and "supervised" not in text and "reward" not in text and "predicted" not in text
+
+
+def test_links_that_carry_nothing_and_no_links() -> None:
+    dead = Topology(topology().sites, (Link(("alps", "jsc"), 1, 0),))
+    assert "no way" in "\n".join(printed(links_table(dead)))
+    assert printed(links_table(Topology(topology().sites))) == ["Links: none"]

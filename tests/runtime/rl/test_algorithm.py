@@ -1,0 +1,80 @@
+"""The algorithm section: what it becomes for the loss, and which combinations it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hetrl.describe.experiment import AlgorithmSection
+from hetrl.runtime.rl.experience import hyper_of
+
+
+def test_the_defaults_are_plain_grpo() -> None:
+    assert hyper_of(AlgorithmSection()) == {
+        "learning_rate": 1e-6,
+        "temperature": 1.0,
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "kl_coefficient": 0.0,
+        "kl_estimator": "k3",
+        "entropy_coefficient": 0.0,
+    }
+
+
+def test_what_is_set_reaches_the_loss() -> None:
+    settings: dict[str, Any] = {
+        "learning_rate": 0.5,
+        "temperature": 0.7,
+        "clip_low": 0.1,
+        "clip_high": 0.28,
+        "kl_coefficient": 0.02,
+        "kl_estimator": "k2",
+        "entropy_coefficient": 0.01,
+        "dual_clip": 3.0,
+    }
+    assert hyper_of(AlgorithmSection(**settings)) == settings
+
+
+def test_kl_counts_in_the_loss_or_in_the_reward_never_in_both() -> None:
+    assert hyper_of(AlgorithmSection(kl_coefficient=0.1, kl_in="loss"))["kl_coefficient"] == 0.1
+    assert hyper_of(AlgorithmSection(kl_coefficient=0.1, kl_in="reward"))["kl_coefficient"] == 0.0
+    with pytest.raises(ValidationError, match="'loss' or 'reward'"):
+        AlgorithmSection.model_validate({"kl_in": ["loss", "reward"]})
+
+
+STALE: dict[str, Any] = {"mode": "async", "max_staleness": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"normalisation": "constant"}, "normalisation_tokens goes with normalisation constant"),
+        ({"normalisation_tokens": 5}, "normalisation_tokens goes with normalisation constant"),
+        ({"dual_clip": 1.0}, "greater than 1"),
+        ({"correction_cap": 0.5}, "greater than or equal to 1"),
+        ({"correction_bounds": [1.5, 2.0]}, "low <= 1 <= high"),
+        ({"correction_bounds": [0.1, 0.9]}, "low <= 1 <= high"),
+        ({"correction": "mask", "objective": "coupled", **STALE}, "set correction none or objective decoupled"),
+        ({"max_staleness": 1}, "max_staleness is for mode async"),
+        ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
+    ],
+)
+def test_a_wrong_combination_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AlgorithmSection.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"normalisation": "constant", "normalisation_tokens": 5},
+        {"correction": "mask", "objective": "coupled"},
+        {"correction": "truncate", **STALE},
+        {"objective": "coupled", **STALE},
+    ],
+)
+def test_a_right_combination_is_taken(settings: dict[str, Any]) -> None:
+    algorithm = AlgorithmSection.model_validate(settings)
+    assert {name: getattr(algorithm, name) for name in settings} == settings

@@ -1,0 +1,201 @@
+"""Batches: padding, masks, advantages and minibatches, against values worked out by hand."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from hetrl.describe.experiment import AlgorithmSection
+from hetrl.runtime import wire
+from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.experience import (
+    Arrays,
+    drawn_under,
+    experience,
+    largest_difference,
+    minibatches,
+    padded,
+    token_weights,
+    training_batch,
+)
+from hetrl.runtime.rl.sampling import Group, mean_reward, seed_of
+
+
+def sample(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> wire.Sample:
+    spans = (wire.VersionSpan(version=1, start=0, end=len(tokens)),)
+    return wire.Sample(tokens=tokens, logprobs=logprobs, versions=spans, finish_reason="stop")
+
+
+GROUPS = (
+    Group(Prompt("q", "a"), (5, 6), (sample((7, 1), (-0.5, -0.25)), sample((8,), (-1.0,))), (1.0, 0.0)),
+    Group(Prompt("r", "b"), (5,), (sample((9, 9, 1), (-0.1, -0.2, -0.3)), sample((9, 1), (-0.1, -0.2))), (0.0, 0.0)),
+)
+
+
+def test_experience_by_hand() -> None:
+    batch = experience(GROUPS, pad_token=0)
+    assert batch["tokens"].tolist() == [[5, 6, 7, 1], [5, 6, 8, 0], [5, 9, 9, 1], [5, 9, 1, 0]]
+    assert batch["lengths"].tolist() == [4, 3, 4, 3]
+    assert batch["mask"].tolist() == [
+        [False, False, True, True],
+        [False, False, True, False],
+        [False, True, True, True],
+        [False, True, True, False],
+    ]
+    half = np.sqrt(0.5)  # rewards 1 and 0: centred to 1/2 and -1/2, over their unbiased deviation sqrt(1/2)
+    assert np.allclose(batch["advantages"][0], [0, 0, half, half], atol=1e-5)
+    assert np.allclose(batch["advantages"][1], [0, 0, -half, 0], atol=1e-5)
+    assert not batch["advantages"][2:].any()
+    assert batch["sampler_logprobs"][2].tolist() == pytest.approx([0, -0.1, -0.2, -0.3])
+    assert {batch[name].dtype for name in ("advantages", "sampler_logprobs")} == {np.dtype(np.float32)}
+
+
+def test_largest_difference_looks_at_responses_only() -> None:
+    batch = experience(GROUPS, pad_token=0)
+    batch["old_logprobs"] = batch["sampler_logprobs"].copy()
+    batch["old_logprobs"][0, 0] = 9.0
+    fresh = drawn_under(1, GROUPS, 4)
+    assert fresh.tolist() == batch["mask"].tolist()
+    assert largest_difference(batch, fresh) == 0.0
+    batch["old_logprobs"][3, 2] -= 0.5
+    assert largest_difference(batch, fresh) == pytest.approx(0.5)
+    assert largest_difference(batch, drawn_under(2, GROUPS, 4)) is None
+
+
+def test_minibatches_are_a_partition_in_order() -> None:
+    parts = minibatches(experience(GROUPS, pad_token=0), 2)
+    assert [part["lengths"].tolist() for part in parts] == [[4, 3], [4, 3]]
+    uneven = minibatches(experience(GROUPS, pad_token=0), 3)
+    assert [part["lengths"].tolist() for part in uneven] == [[4], [3], [4, 3]]
+
+
+def test_padded_masks_only_responses() -> None:
+    assert padded([((1, 2), (3,)), ((4,), ())], 0)["mask"].tolist() == [[False, False, True], [False, False, False]]
+
+
+def scored(algorithm: AlgorithmSection, ratio: float = 2.0) -> Arrays:
+    """Return the experience of GROUPS whose trainer finds each token `ratio` times as likely as the sampler."""
+    arrays = experience(GROUPS, 0, algorithm)
+    arrays["old_logprobs"] = (arrays["sampler_logprobs"] + np.log(ratio)).astype(np.float32)
+    return arrays
+
+
+def test_without_options_a_training_batch_is_the_scored_experience_and_minibatches_add_nothing() -> None:
+    algorithm = AlgorithmSection()
+    arrays = scored(algorithm)
+    batch, measured = training_batch(arrays, GROUPS, algorithm)
+    assert set(batch) == {"tokens", "lengths", "mask", "advantages", "old_logprobs"}
+    assert all(batch[name] is arrays[name] for name in batch)
+    assert measured == {"groups_equal": 1, "groups_single": 0}
+    assert set(minibatches(batch, 2, algorithm)[0]) == set(batch)
+
+
+def test_groups_of_one_sample_are_warned_about_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group(Prompt("q", "a"), (5,), (sample((7,), (-0.5,)),), (1.0,))
+    with caplog.at_level(logging.WARNING):
+        arrays = experience((group, *GROUPS), 0)
+    assert "1 of 3 groups have one sample" in caplog.text
+    assert not arrays["advantages"][0].any()
+    arrays["old_logprobs"] = arrays["sampler_logprobs"]
+    assert training_batch(arrays, (group, *GROUPS))[1]["groups_single"] == 1
+
+
+def test_kl_in_the_reward_is_taken_off_before_the_advantages() -> None:
+    algorithm = AlgorithmSection(kl_coefficient=0.5, kl_in="reward", kl_estimator="k1", advantage_std="none")
+    arrays = scored(algorithm)
+    arrays["reference_logprobs"] = np.where(arrays["mask"], arrays["old_logprobs"] - 1.0, np.nan).astype(np.float32)
+    batch, measured = training_batch(arrays, GROUPS, algorithm)
+    # k1 is 1 per token: 2, 1, 3 and 2 tokens cost 1.0, 0.5, 1.5 and 1.0. Rewards are then 0, -0.5 and -1.5, -1.
+    assert [row[mask].tolist() for row, mask in zip(batch["advantages"], batch["mask"], strict=True)] == [
+        pytest.approx([0.25, 0.25]),
+        pytest.approx([-0.25]),
+        pytest.approx([-0.25] * 3),
+        pytest.approx([0.25] * 2),
+    ]
+    assert not batch["advantages"][~batch["mask"]].any()
+    assert measured["kl_penalty"] == pytest.approx(1.0)
+    assert measured["groups_equal"] == 0
+
+
+def test_kl_in_the_loss_leaves_the_rewards_alone() -> None:
+    algorithm = AlgorithmSection(kl_coefficient=0.5)
+    arrays = scored(algorithm)
+    arrays["reference_logprobs"] = arrays["old_logprobs"] - np.float32(1.0)
+    batch, measured = training_batch(arrays, GROUPS, algorithm)
+    assert batch["advantages"] is arrays["advantages"]
+    assert "reference_logprobs" in batch
+    assert "kl_penalty" not in measured
+
+
+@pytest.mark.parametrize(
+    ("correction", "weight", "cut"), [("truncate", 1.5, 1.0), ("mask", 0.0, 1.0), ("none", None, 0.0)]
+)
+def test_a_correction_weighs_what_the_engines_disagree_on(correction: str, weight: float | None, cut: float) -> None:
+    algorithm = AlgorithmSection.model_validate(
+        {"correction": correction, "correction_cap": 1.5, "correction_bounds": [0.5, 1.9]}
+    )
+    batch, measured = training_batch(scored(algorithm), GROUPS, algorithm)
+    assert ("importance_weights" in batch) == (weight is not None)
+    if weight is not None:
+        assert batch["importance_weights"][batch["mask"]].tolist() == pytest.approx([weight] * 8)
+        assert (measured["importance_weight"], measured["importance_cut"]) == (pytest.approx(weight), cut)
+
+
+def test_stale_samples_are_weighed_when_decoupled_and_clipped_against_their_sampler_when_coupled() -> None:
+    decoupled = AlgorithmSection(mode="async", max_staleness=1)
+    arrays = scored(decoupled)
+    batch, measured = training_batch(arrays, GROUPS, decoupled)
+    assert batch["importance_weights"][batch["mask"]].tolist() == pytest.approx([2.0] * 8)
+    assert batch["old_logprobs"] is arrays["old_logprobs"]
+    assert measured["importance_weight"] == pytest.approx(2.0)
+    coupled = AlgorithmSection(mode="async", max_staleness=1, objective="coupled")
+    batch, _ = training_batch(arrays, GROUPS, coupled)
+    assert batch["old_logprobs"] is arrays["sampler_logprobs"]
+    assert "importance_weights" not in batch
+
+
+@pytest.mark.parametrize("objective", ["coupled", "decoupled"])
+def test_async_without_staleness_is_the_synchronous_batch(objective: str) -> None:
+    algorithm = AlgorithmSection.model_validate({"mode": "async", "objective": objective})
+    arrays = scored(algorithm)
+    batch, _ = training_batch(arrays, GROUPS, algorithm)
+    assert set(batch) == {"tokens", "lengths", "mask", "advantages", "old_logprobs"}
+    assert batch["old_logprobs"] is arrays["old_logprobs"]
+
+
+MASK = np.array([[False, True, True, True], [False, True, False, False], [False, False, False, False]])
+
+
+def test_token_weights_by_hand() -> None:
+    # 4 targets; 2 samples have one. 4 / (2 * 3) for each of the three, 4 / (2 * 1) for the single one.
+    assert token_weights(MASK, None).tolist() == [
+        [0.0, pytest.approx(2 / 3), pytest.approx(2 / 3), pytest.approx(2 / 3)],
+        [0.0, 2.0, 0.0, 0.0],
+        [0.0] * 4,
+    ]
+    # 4 / (2 * 8) for every target.
+    assert token_weights(MASK, 8).tolist() == [[0.0, 0.25, 0.25, 0.25], [0.0, 0.25, 0.0, 0.0], [0.0] * 4]
+
+
+def test_each_minibatch_is_weighed_by_its_own_counts() -> None:
+    algorithm = AlgorithmSection(normalisation="sequence-mean")
+    first, second = minibatches(experience(GROUPS, 0, algorithm), 2, algorithm)
+    # Responses of 2 and 1 tokens: 3 / (2 * 2) and 3 / (2 * 1); then 3 and 2: 5 / (2 * 3) and 5 / (2 * 2).
+    assert first["token_weights"][first["mask"]].tolist() == pytest.approx([0.75, 0.75, 1.5])
+    assert second["token_weights"][second["mask"]].tolist() == pytest.approx([5 / 6] * 3 + [1.25] * 2)
+    for part in (first, second):
+        assert part["token_weights"].dtype == np.float32
+        assert part["token_weights"].sum() == pytest.approx(part["mask"].sum())
+
+
+def test_mean_reward_counts_samples() -> None:
+    assert mean_reward(GROUPS) == 0.25
+
+
+def test_sampling_seeds_depend_on_everything_and_fit_31_bits() -> None:
+    seeds = {seed_of(seed, stream, number) for seed in range(3) for stream in ("a", "b") for number in range(50)}
+    assert len(seeds) == 300
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert seed_of(0, "step 1", 2) == seed_of(0, "step 1", 2)

@@ -1,0 +1,140 @@
+"""Admission and the sweep of the feed, with draws that end when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.feed import Feed, capacity, oldest_version
+from hetrl.runtime.rl.sampling import Group
+
+
+def group(number: int, *versions: int) -> Group:
+    spans = tuple(wire.VersionSpan(version=v, start=n, end=n + 1) for n, v in enumerate(versions))
+    sample = wire.Sample(
+        tokens=(1,) * len(versions), logprobs=(0.0,) * len(versions), versions=spans, finish_reason="stop"
+    )
+    return Group(Prompt(str(number), ""), (0,), (sample,), (0.0,))
+
+
+class Rollouts:
+    """Draws that start at once and end when told, under the version of that moment."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.open: dict[int, asyncio.Future[Group]] = {}
+        self.started: list[tuple[int, int]] = []
+
+    async def draw(self, number: int) -> Group:
+        self.started.append((number, self.version))
+        self.open[number] = asyncio.get_running_loop().create_future()
+        return await self.open[number]
+
+    def end(self, number: int, *versions: int) -> None:
+        self.open.pop(number).set_result(group(number, *(versions or (self.version,))))
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def numbers(groups: tuple[Group, ...]) -> list[int]:
+    return [int(g.prompt.text) for g in groups]
+
+
+@given(st.integers(0, 4), st.integers(0, 50), st.integers(1, 8), st.integers(0, 99), st.integers(0, 99))
+def test_capacity_is_the_published_rule(
+    staleness: int, iterations: int, batch: int, accepted: int, running: int
+) -> None:
+    left = capacity(staleness, iterations, batch, accepted, running)
+    assert left + accepted + running == batch * (staleness + 1) + batch * iterations
+
+
+def test_without_staleness_an_iteration_starts_when_its_weights_are_served() -> None:
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        feed = Feed(rollouts.draw, batch=2, max_staleness=0, iterations=3, version=1)
+        first = asyncio.ensure_future(feed.batch())
+        await settle()
+        assert rollouts.started == [(0, 1), (1, 1)]
+        rollouts.end(1)
+        rollouts.end(0)
+        assert numbers(await first) == [0, 1]
+        await settle()
+        assert rollouts.started == [(0, 1), (1, 1)]
+        rollouts.version = 2
+        feed.advance(2)
+        await settle()
+        assert rollouts.started[2:] == [(2, 2), (3, 2)]
+
+    asyncio.run(scenario())
+
+
+def test_staleness_one_draws_one_batch_ahead_and_no_further_than_the_last_iteration() -> None:
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        feed = Feed(rollouts.draw, batch=2, max_staleness=1, iterations=2, version=1)
+        first = asyncio.ensure_future(feed.batch())
+        await settle()
+        assert [number for number, _ in rollouts.started] == [0, 1, 2, 3]
+        for number in (3, 2):
+            rollouts.end(number)
+        assert numbers(await first) == [2, 3]
+        feed.advance(2)
+        await settle()
+        assert len(rollouts.started) == 4
+        second = asyncio.ensure_future(feed.batch())
+        await settle()
+        rollouts.end(0, 1, 2)
+        rollouts.end(1, 1)
+        assert numbers(await second) == [0, 1]
+        assert feed.dropped == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        feed = Feed(rollouts.draw, batch=1, max_staleness=1, iterations=3, version=1)
+        first = asyncio.ensure_future(feed.batch())
+        await settle()
+        rollouts.end(1, 1)
+        assert numbers(await first) == [1]
+        for version in (2, 3):
+            rollouts.version = version
+            feed.advance(version)
+        second = asyncio.ensure_future(feed.batch())
+        await settle()
+        rollouts.end(0, 1, 3)
+        await settle()
+        assert feed.dropped == 1
+        latest = max(rollouts.open)
+        assert latest > 2
+        rollouts.end(latest, 3)
+        assert numbers(await second) == [latest]
+        await feed.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_draw_ends_the_batch() -> None:
+    async def draw(number: int) -> Group:
+        raise HetrlError(f"group {number}")
+
+    async def scenario() -> None:
+        feed = Feed(draw, batch=1, max_staleness=0, iterations=1, version=1)
+        with pytest.raises(HetrlError, match="group 0"):
+            await feed.batch()
+
+    asyncio.run(scenario())
+
+
+def test_the_oldest_token_counts() -> None:
+    assert oldest_version(group(0, 5, 4, 6)) == 4

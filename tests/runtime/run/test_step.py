@@ -1,0 +1,187 @@
+"""How a task of a Slurm step becomes a process: its row, its GPUs, its store; and the addresses that a site shares."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hetrl.errors import GangTimeoutError, UsageError
+from hetrl.runtime.run.step import Row, Rows, environment_of, read_rows, row_of, store_of
+from hetrl.runtime.transport import rendezvous
+from hetrl.runtime.transport.rendezvous import (
+    node_address,
+    publish_endpoint,
+    read_endpoint,
+    store_endpoint,
+    wait_for_endpoint,
+)
+
+ROOT = Path(__file__).parents[3]
+ROWS = Rows(60, {"train": tuple(Row(f"train-{rank}", ("true",), {}) for rank in range(3)), "0": (Row("a", (), {}),)})
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_task_of_a_step_takes_its_row():
+    for number in range(3):
+        assert row_of(ROWS, "train", {"SLURM_PROCID": str(number), "SLURM_NTASKS": "3"}).name == f"train-{number}"
+    assert row_of(ROWS, "0", {}).name == "a"
+
+
+def test_a_step_with_another_number_of_tasks_is_refused():
+    with pytest.raises(UsageError, match="step train has 3 processes, and srun started 2 tasks"):
+        row_of(ROWS, "train", {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
+
+
+def test_an_unknown_step_is_refused_with_those_there_are():
+    with pytest.raises(UsageError, match='no step "trian".*train, 0'):
+        row_of(ROWS, "trian", {})
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"gang_timeout_seconds": 1}', '{"steps": {"a": [{"name": 1}]}}'])
+def test_a_file_that_has_no_rows_is_named(tmp_path, text):
+    path = tmp_path / "gang.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=r"gang\.json: (cannot read|not) the rows of (this|a) job"):
+        read_rows(path)
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("granted", "row", "visible"),
+    [
+        ("0,1,2,3", "2,3", "2,3"),
+        ("5,6", "0,1", "5,6"),
+        ("5,6", "1,0", "6,5"),
+        ("GPU-8932f937,MIG-GPU-1", "1", "MIG-GPU-1"),
+    ],
+)
+def test_gpus_are_those_that_slurm_granted(granted, row, visible):
+    found = environment_of(Row("a", (), {"CUDA_VISIBLE_DEVICES": row}), {"CUDA_VISIBLE_DEVICES": granted, "HOME": "/h"})
+    assert found == {"CUDA_VISIBLE_DEVICES": visible, "HOME": "/h"}
+
+
+@pytest.mark.parametrize("inherited", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "4,5"}])
+def test_too_few_granted_gpus_are_said(inherited):
+    with pytest.raises(UsageError, match=r"actor_generation-1 needs GPU 2 of its node.*granted [02] "):
+        environment_of(Row("actor_generation-1", (), {"CUDA_VISIBLE_DEVICES": "1,2"}), inherited)
+
+
+def test_a_process_without_gpus_keeps_its_environment():
+    row = Row("controller", (), {"HETRL_RUN": "r"})
+    assert environment_of(row, {"CUDA_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": "0", "HETRL_RUN": "r"}
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def rank(number: int) -> Row:
+    return Row(f"train-{number}", (), {"HETRL_RANK": str(number)}, "actor_training")
+
+
+def test_ranks_meet_where_rank_0_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.01)
+    found = {}
+    late = threading.Thread(target=lambda: found.update(store_of(rank(1), tmp_path, 20)))
+    late.start()
+    first = store_of(rank(0), tmp_path, 20)
+    late.join(20)
+    assert found == first
+    with socket.socket() as probe:
+        probe.bind((first["HETRL_STORE_HOST"], int(first["HETRL_STORE_PORT"])))  # an address of this node, and free
+    assert store_of(Row("controller", (), {}), tmp_path, 20) == {}
+
+
+def test_a_rank_0_that_does_not_come_is_named(tmp_path):
+    with pytest.raises(
+        GangTimeoutError, match="waited 0 s for store-actor_training.endpoint: rank 0 of actor_training"
+    ):
+        store_of(rank(3), tmp_path, 0)
+
+
+def test_who_serves_again_is_found_where_it_was(tmp_path):
+    path = tmp_path / "gateway.endpoint"
+    endpoint = publish_endpoint(path)
+    assert publish_endpoint(path) == endpoint == read_endpoint(path)
+    path.write_text("tcp://203.0.113.9:4000\n")  # another node had it
+    assert publish_endpoint(path) != "tcp://203.0.113.9:4000"
+    assert publish_endpoint(path, port=7001).endswith(":7001")
+    assert wait_for_endpoint(path, 0, "the gateway").endswith(":7001")
+    assert read_endpoint(tmp_path / store_endpoint("x")) is None
+
+
+def test_an_interface_gives_its_address_and_others_are_listed():
+    assert node_address("lo") == "127.0.0.1"
+    with pytest.raises(UsageError, match="interface ib9 has no IPv4 address.* one of .*lo"):
+        node_address("ib9")
+
+
+def test_a_name_on_loopback_is_no_address(monkeypatch):
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    own = {one.address for addresses in psutil.net_if_addrs().values() for one in addresses}
+    try:
+        assert node_address() in own
+    except UsageError as error:
+        assert "set `interface`" in str(error)
+
+
+# --- the whole program ------------------------------------------------------------------------------------------------
+
+
+def run_step(directory: Path, step: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hetrl.runtime.run.step", "scripts/gang.json", step]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CUDA_"))}
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env={**inherited, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def site_directory(directory: Path, code: str) -> Path:
+    rows = [
+        {"name": f"train-{number}", "argv": ["python", "-c", code], "environment": {"HETRL_RANK": str(number)}}
+        for number in range(2)
+    ]
+    for folder in ("scripts", "logs"):
+        (directory / folder).mkdir()
+    document = {"gang_timeout_seconds": 0.0, "steps": {"train": [{**row, "world": "train"} for row in rows]}}
+    (directory / "scripts" / "gang.json").write_text(json.dumps(document))
+    return directory
+
+
+def test_a_task_becomes_its_process_with_its_log_and_exit_code(tmp_path):
+    code = "import os, sys; print(os.environ['HETRL_RANK'], os.environ['HETRL_STORE_PORT']); sys.exit(5)"
+    directory = site_directory(tmp_path, code)
+    ports = set()
+    for number in range(2):
+        done = run_step(directory, "train", SLURM_PROCID=str(number), SLURM_NTASKS="2")
+        assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
+        said, port = (directory / "logs" / f"train-{number}.log").read_text().split()
+        assert said == str(number)
+        ports.add(port)
+    assert len(ports) == 1
+
+
+def test_what_keeps_a_task_from_starting_is_in_its_log(tmp_path):
+    directory = site_directory(tmp_path, "pass")
+    assert run_step(directory, "train", SLURM_PROCID="1", SLURM_NTASKS="2").returncode == 6
+    assert "error: waited 0 s for store-train.endpoint" in (directory / "logs" / "train-1.log").read_text()
+    done = run_step(directory, "train", SLURM_PROCID="0", SLURM_NTASKS="1")
+    assert done.returncode == 2
+    assert "error: step train has 2 processes" in done.stderr

@@ -1,0 +1,39 @@
+"""What cannot be run is refused by name; what can is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hetrl.describe.experiment import Experiment
+from hetrl.errors import UsageError
+from hetrl.runtime.run.support import check_runnable
+
+QUICKSTART = yaml.safe_load((Path(__file__).parents[3] / "configs/quickstart.yaml").read_text())
+
+
+def changed(**sections: Any) -> Experiment:
+    return Experiment.model_validate({**QUICKSTART, **sections})
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_quickstart_can_be_run(mode: str) -> None:
+    check_runnable(changed(algorithm={**QUICKSTART["algorithm"], "mode": mode}))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"algorithm": {"kind": "ppo"}}, "algorithm.kind: .ppo."),
+        ({"reward": {"kind": "model", "architecture": "qwen3-8b"}}, "reward.kind: .model."),
+        ({"model": {"architecture": "qwen3-8b"}}, "model.weights: qwen3-8b"),
+        ({"data": {"kind": "math", "path": "/data/math"}}, "warm_start: it imitates bare answers"),
+        ({"data": {"kind": "math"}, "warm_start": None}, "data.path: kind math needs"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_runnable(changed(**sections))

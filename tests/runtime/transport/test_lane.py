@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import asyncio
+
+from hetrl.runtime import wire
+from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
+from hetrl.runtime.wire import Priority
+
+
+def _parcel(priority: Priority, number: int = 0, size_bytes: int = 10) -> Parcel:
+    header = wire.Header(run="r", source="alpha/a/0", to=("beta/b/0",), id=number, priority=priority)
+    return Parcel(header, [], header.to, size_bytes)
+
+
+class _Wire:
+    """Takes parcels while it is open."""
+
+    def __init__(self) -> None:
+        self.sent: list[Priority] = []
+        self.open = False
+
+    def attempt(self, parcel: Parcel) -> Attempt:
+        if not self.open:
+            return Attempt.BUSY
+        self.sent.append(parcel.header.priority)
+        return Attempt.SENT
+
+
+def test_control_goes_first_and_weights_are_not_starved() -> None:
+    async def scenario() -> None:
+        wire_ = _Wire()
+        lane = Lane(wire_.attempt)
+        for number in range(40):
+            for priority in (Priority.WEIGHTS, Priority.DATA):
+                assert lane.offer(_parcel(priority, number))
+        for _ in range(3):
+            lane.offer(_parcel(Priority.CONTROL))
+        wire_.open = True
+        assert lane.pump() is Attempt.SENT
+        assert wire_.sent[:3] == [Priority.CONTROL] * 3
+        first = wire_.sent[3:27]
+        assert first.count(Priority.WEIGHTS) == 3
+        assert first.count(Priority.DATA) == 21
+        assert len(wire_.sent) == 83
+
+    asyncio.run(scenario())
+
+
+def test_a_full_lane_takes_nothing_more_and_counts_what_it_holds() -> None:
+    async def scenario() -> None:
+        lane = Lane(_Wire().attempt, limit_bytes=25)
+        assert [lane.offer(_parcel(Priority.DATA)) for _ in range(4)] == [True, True, False, False]
+        assert lane.bytes == 20
+        assert len(lane.clear()) == 2
+        assert (lane.bytes, lane.peak_bytes) == (0, 20)
+        assert lane.offer(_parcel(Priority.DATA))
+
+    asyncio.run(scenario())

@@ -1,0 +1,65 @@
+"""Small plans over two sites that can be worked out by hand, for the tests of the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hetrl.cost.stages import Placed, place
+from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
+from hetrl.simulator.events import Clock
+from hetrl.simulator.links import Network
+from hetrl.simulator.pipelines import Setting, training
+from hetrl.simulator.trace import Recorder
+from hetrl.workload import Lengths, Workload, architecture
+
+
+def small_workload(**changes: Any) -> Workload:
+    model = architecture("qwen3-1.7b")
+    base = Workload("grpo", "sync", 0, 16, 4, 128, Lengths(64, 64), 2, model)
+    return replace(base, **changes)
+
+
+def two_sites(gbps: float = 1.0, delay_ms: float = 20.0) -> Topology:
+    sites = (Site("a", (Node("n0", "a100-80gb", 4),)), Site("b", (Node("n0", "l40s", 4),)))
+    return Topology(sites, (Link(("a", "b"), delay_ms, gbps),))
+
+
+def small_plan(workload: Workload, stages: tuple[Stage, ...], micro_batch: int = 2) -> Plan:
+    """Train at a (and wherever the stages are), generate at b."""
+    trainer = TaskPlan("megatron", (Replica(workload.samples, stages),), micro_batch=micro_batch)
+    rollouts = tuple(Replica(workload.samples // 2, (Stage((f"b/n0/{2 + index}",), (0, 28)),)) for index in range(2))
+    generator = TaskPlan("vllm", rollouts, kv_cache_gb=20.0, max_sequences=64)
+    groups = (Group(("actor_training",), trainer.devices), Group(("actor_generation",), generator.devices, "array"))
+    return Plan(
+        Algorithm("grpo", workload.mode, workload.max_staleness, workload.optimizer_steps_per_iteration),
+        groups,
+        {"actor_generation": generator, "actor_training": trainer},
+        WeightSync("full", (Route("a", "b"),)),
+        ("a", "b"),
+        Predicted(1.0, 1.0),
+        Solver("hand", 0, 0.0, 0),
+    )
+
+
+ONE_STAGE = (Stage(("a/n0/0",), (0, 28)),)
+TWO_STAGES = (Stage(("a/n0/0",), (0, 18)), Stage(("a/n0/1",), (18, 28)))
+ACROSS = (Stage(("a/n0/0",), (0, 20)), Stage(("b/n0/0",), (20, 28)))
+
+
+def setting_of(topology: Topology, workload: Workload) -> Setting:
+    clock, recorder = Clock(), Recorder()
+    return Setting(topology, workload, clock, Network(topology, clock, recorder), recorder)
+
+
+def trained_seconds(plan: Plan, topology: Topology, workload: Workload) -> tuple[float, Setting]:
+    setting = setting_of(topology, workload)
+    lengths = [workload.response.maximum] * workload.samples
+    ended = setting.clock.start(training(setting, "actor_training", plan.tasks["actor_training"], lengths))
+    setting.clock.run(ended)
+    return setting.clock.now, setting
+
+
+def stages_of(plan: Plan, topology: Topology, workload: Workload) -> tuple[Placed, ...]:
+    return place("actor_training", plan.tasks["actor_training"].replicas[0], topology, workload)

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from hetrl.cost.efficiency import rates
+from hetrl.cost.generation import prompts_seconds, server_of, step_seconds
+from hetrl.cost.stages import place
+from hetrl.cost.training import micro_batch_times
+from hetrl.hardware import Topology
+from hetrl.plan.plan import Group, Plan, Replica, Stage, TaskPlan
+from hetrl.simulator import Simulated, chrome_trace, simulate
+from hetrl.simulator.pipelines import BACKWARD, FORWARD
+from hetrl.simulator.trace import Span
+from hetrl.workload import Lengths, Workload, architecture
+from launch.cli import main
+from tests.plan.plan_cases import plan as three_site_plan, topology as three_sites, workload as three_site_workload
+from tests.simulator.simulate_cases import (
+    ACROSS,
+    ONE_STAGE,
+    TWO_STAGES,
+    small_plan,
+    small_workload,
+    stages_of,
+    trained_seconds,
+    two_sites,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_an_iteration_of_one_stage_is_the_sum_of_its_phases() -> None:
+    workload, topology = small_workload(), two_sites()
+    plan = small_plan(workload, ONE_STAGE)
+    found = simulate(plan, topology, workload)
+    server = server_of(place("actor_generation", plan.tasks["actor_generation"].replicas[0], topology, workload))
+    decoding = sum(16 * step_seconds(server, 8, 128 + 16 * chunk + 8) for chunk in range(4))
+    generation = prompts_seconds(server, 2, 128) + decoding
+    overhead = rates("l40s").overhead
+    size = workload.actor.parameters * 2
+    a100, l40s = rates("a100-80gb").host_bytes_per_s, rates("l40s").host_bytes_per_s
+    copied = size / 16 / a100  # the first of 16 chunks, before the link has anything to do
+    transfer = copied + size * 8 / 1e9 + 0.02
+    load = size / l40s + overhead.weight_version
+    trained, _ = trained_seconds(plan, topology, workload)
+    assert found.tasks["actor_generation"] == pytest.approx(generation)
+    assert found.tasks["actor_training"] == pytest.approx(trained)
+    assert found.tasks["weight_sync"] == pytest.approx(transfer + load)
+    expected = overhead.generation_call + generation + trained + transfer + load
+    assert found.iteration_seconds == pytest.approx(expected)
+    assert found.wan_gb == pytest.approx({"a-b": size / 1e9})
+
+
+def test_staleness_zero_equals_sync() -> None:
+    sync = small_workload(response=Lengths(64, 96, "uniform"))
+    asynchronous = replace(sync, mode="async")
+    first, second = (simulate(small_plan(w, ACROSS), two_sites(), w, seed=5) for w in (sync, asynchronous))
+    assert first == second
+
+
+def test_running_ahead_hides_generation_behind_the_weights_and_never_slows_down() -> None:
+    found = []
+    for staleness in (0, 1, 3):
+        workload = small_workload(mode="async", max_staleness=staleness)
+        found.append(simulate(small_plan(workload, ONE_STAGE), two_sites(), workload))
+    assert found[0].iteration_seconds > found[1].iteration_seconds >= found[2].iteration_seconds * (1 - 1e-9)
+    size = architecture("qwen3-1.7b").parameters * 2
+    assert found[2].iteration_seconds == pytest.approx(size * 8 / 1e9, rel=0.02)  # the link carries every version
+
+
+def test_the_same_seed_gives_the_same_play_and_another_one_another() -> None:
+    workload = small_workload(mode="async", max_staleness=1, response=Lengths(64, 256, "lognormal"))
+    plan = small_plan(workload, ACROSS)
+    first, again, other = (simulate(plan, two_sites(), workload, seed) for seed in (3, 3, 4))
+    assert first == again
+    assert first.spans != other.spans
+
+
+def test_tasks_of_one_group_take_turns_and_pay_for_their_switches() -> None:
+    workload, topology = small_workload(), two_sites()
+    plan = small_plan(workload, ONE_STAGE)
+    trainer = replace(plan.tasks["actor_training"], idle_state="offload")
+    generator = TaskPlan("vllm", (Replica(16, ONE_STAGE),), "sleep", kv_cache_gb=10.0, max_sequences=16)
+    together = replace(
+        plan,
+        groups=(Group(("actor_generation", "actor_training"), ("a/n0/0",)),),
+        tasks={"actor_generation": generator, "actor_training": trainer},
+    )
+    found = simulate(together, topology, workload, iterations=3)
+    _assert_trace_is_sound(found)
+    moved = [span for span in found.spans if span.name in ("reload", "offload")]
+    state = workload.actor.parameters * (2 + 12)  # weights and optimiser, one way
+    for span in moved:
+        assert span.seconds == pytest.approx(state / rates("a100-80gb").host_bytes_per_s)
+    assert [span.name for span in moved[:5]] == ["reload", "offload"] * 2 + ["reload"]
+    work = [span for span in found.spans if span.thread == "a/n0/0"]
+    assert [span.category for span in work if span.start < moved[0].start] == ["actor_generation"] * 5
+    assert all(span.category == "actor_training" for span in work if moved[0].start <= span.start <= moved[1].start)
+
+
+# --- the trace ---
+
+
+def _assert_trace_is_sound(found: Simulated) -> None:
+    """No thread does two things at once, nothing has a negative duration."""
+    threads: defaultdict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in found.spans:
+        assert span.seconds >= 0 and span.start >= 0
+        threads[span.site, span.thread].append(span)
+    for spans in threads.values():
+        for before, after in pairwise(spans):
+            assert before.start + before.seconds <= after.start + 1e-9 * max(after.start, 1.0)
+
+
+def test_passes_in_the_trace_sum_up_to_the_work() -> None:
+    workload, topology = small_workload(), two_sites()
+    plan = small_plan(workload, TWO_STAGES)
+    found = simulate(plan, topology, workload, iterations=3)
+    for stage in stages_of(plan, topology, workload):
+        times = micro_batch_times(stage, 384, "none", 192)
+        own = [span for span in found.spans if span.thread == stage.devices[0].id]
+        for kind, seconds in ((FORWARD, times.forward), (BACKWARD, times.backward)):
+            passes = [span.seconds for span in own if span.name.startswith(kind)]
+            assert len(passes) == 3 * 8
+            assert sum(passes) == pytest.approx(3 * 8 * seconds)
+
+
+EVENT_KEYS = {"X": {"ph", "pid", "tid", "name", "cat", "ts", "dur"}, "M": {"ph", "pid", "tid", "name", "args"}}
+
+
+def test_the_chrome_trace_names_every_thread_and_counts_in_microseconds() -> None:
+    found = simulate(three_site_plan(), three_sites(), three_site_workload(), iterations=2)
+    document = json.loads(json.dumps(chrome_trace(found.spans, three_site_plan().site_order), allow_nan=False))
+    events = document["traceEvents"]
+    assert all(set(event) == EVENT_KEYS[event["ph"]] for event in events)
+    named = [event for event in events if event["name"] == "process_name"]
+    assert [(event["pid"], event["args"]["name"]) for event in named] == [(1, "alps"), (2, "jsc"), (3, "lab")]
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    complete = [event for event in events if event["ph"] == "X"]
+    assert {(event["pid"], event["tid"]) for event in complete} == set(threads)
+    assert {"a100-0/0", "to jsc", "to lab"} <= set(threads.values())
+    assert len(complete) == len(found.spans)
+    last = max(event["ts"] + event["dur"] for event in complete)
+    assert last == pytest.approx(max(span.start + span.seconds for span in found.spans) * 1e6)
+
+
+# --- random small plans ---
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[Plan, Topology, Workload]:
+    staleness = draw(st.integers(0, 3))
+    mean = draw(st.integers(4, 40))
+    response = draw(
+        st.sampled_from(
+            [Lengths(mean, mean), Lengths(mean, mean * 3 // 2, "uniform"), Lengths(mean, 4 * mean, "lognormal")]
+        )
+    )
+    workload = small_workload(
+        mode="async" if staleness else "sync",
+        max_staleness=staleness,
+        response=response,
+        samples=draw(st.sampled_from([16, 24])),
+        optimizer_steps_per_iteration=draw(st.integers(1, 3)),
+    )
+    topology = two_sites(draw(st.sampled_from([0.5, 10.0, 100.0])), draw(st.floats(0, 100)))
+    stages = draw(st.sampled_from([ONE_STAGE, TWO_STAGES, ACROSS]))
+    plan = small_plan(workload, stages, draw(st.integers(1, 4)))
+    if draw(st.booleans()):
+        halves = [tuple(Stage((f"{'ab'[r]}/n0/{i}",), s.layers) for i, s in enumerate(TWO_STAGES)) for r in range(2)]
+        trainer = TaskPlan("megatron", tuple(Replica(workload.samples // 2, half) for half in halves), micro_batch=2)
+        plan = replace(plan, tasks={**plan.tasks, "actor_training": trainer})
+    if draw(st.booleans()):
+        devices = tuple(dict.fromkeys(d for task in plan.tasks.values() for d in task.devices))
+        generator = replace(
+            plan.tasks["actor_generation"], idle_state=draw(st.sampled_from(["resident", "sleep", "offload"]))
+        )
+        plan = replace(
+            plan,
+            groups=(Group(("actor_generation", "actor_training"), devices),),
+            tasks={**plan.tasks, "actor_generation": generator},
+        )
+    return plan, topology, workload
+
+
+@settings(max_examples=40, deadline=None)
+@given(_cases(), st.integers(0, 3))
+def test_every_sample_is_trained_once_and_never_too_old(case: tuple[Plan, Topology, Workload], seed: int) -> None:
+    plan, topology, workload = case
+    found = simulate(plan, topology, workload, seed, iterations=4)
+    numbers = [number for iteration in found.trained for number in iteration]
+    assert [len(iteration) for iteration in found.trained] == [workload.samples // workload.samples_per_prompt] * 4
+    assert len(numbers) == len(set(numbers))
+    if found.dropped == 0 and workload.max_staleness == 0:
+        assert numbers == list(range(len(numbers)))
+    assert found.iterations == 4
+    assert all(seconds > 0 for seconds in found.tasks.values())
+    _assert_trace_is_sound(found)
+
+
+# --- the command ---
+
+
+def test_the_command_prints_both_and_writes_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, plan, trace = str(ROOT / "configs/quickstart.yaml"), str(tmp_path / "plan.json"), tmp_path / "trace.json"
+    assert main(["plan", config, "-o", plan, "--solver", "verl"]) == 0
+    capsys.readouterr()
+    assert main(["simulate", plan, "--config", config, "--trace", str(trace), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["steady"] is True
+    assert set(document["tasks"]) == {"actor_generation", "actor_training", "weight_sync"}
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert main(["simulate", plan, "--config", config, "--trace", str(tmp_path / "no" / "where.json")]) == 1
+    assert "cannot write the trace" in capsys.readouterr().err
