@@ -208,6 +208,22 @@ inline void change_one_task(Int task, const View& x, const Hashes& state, const 
     }
 }
 
+// Make a changed vector legal. Fitting devices may cut groups that the change left alone: their tasks are flagged, too.
+inline void repair_changed(const Genes& x, const Flags& stale, const Tables& tables) {
+    const auto& [group, devices, classes, choice] = view(x, tables);
+    const Int tasks = tables.tasks, kinds = tables.classes;
+    Local<std::int32_t> before(tasks * kinds, 0);
+    for (Int task = 0; task < tasks; ++task) {
+        const Genes own = devices[group[task]];
+        std::copy(own.begin(), own.end(), before.begin() + task * kinds);
+    }
+    repair_vector(x, tables);
+    for (Int task = 0; task < tasks; ++task) {
+        const Genes own = devices[group[task]];
+        stale[task] = stale[task] || !std::equal(own.begin(), own.end(), before.begin() + task * kinds);
+    }
+}
+
 // Change a vector in place once, sometimes twice or more; flag the touched tasks as stale.
 inline void mutate_vector(const Genes& x, const Flags& stale, const Hashes& state, const Tables& tables) {
     const View parts = view(x, tables);
@@ -220,7 +236,7 @@ inline void mutate_vector(const Genes& x, const Flags& stale, const Hashes& stat
             change_one_task(task, parts, state, tables);
         }
     } while (uniform(state) >= 0.65);
-    repair_vector(x, tables);
+    repair_changed(x, stale, tables);
 }
 
 // Move a task in place to another group, or to one of its own with some of its group's devices; flag both groups. A
@@ -251,5 +267,5 @@ inline void regroup_vector(const Genes& x, const Flags& stale, const Hashes& sta
     }
     settle(source, parts, state, tables);
     settle(target, parts, state, tables);
-    repair_vector(x, tables);
+    repair_changed(x, stale, tables);
 }
