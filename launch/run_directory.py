@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from hetrl.describe.experiment import Experiment, seconds_of
+from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError, UsageError, nearest
 from hetrl.files import replace_json, write_private
 from hetrl.plan.plan import Plan
@@ -190,7 +190,7 @@ def stage(
         described = {**shared, "lead_site": plan.lead_site, "gateways": dict(gateways), "gpus": dict(gpu_by_device)}
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
-        hold_seconds = seconds_of(experiment.launch.gang_timeout) + HOLD_MARGIN_SECONDS
+        hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
         relays = {relay: key_of_run(relay_secrets[relay], run.id).hex() for relay in links[site].relays}
         connected = {**shared, **listen.get(site, {}), "hold_seconds": hold_seconds, "keys": "keys.json"}
         if relays:

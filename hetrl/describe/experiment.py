@@ -215,6 +215,16 @@ class Launch(Strict):
             raise ValueError(f'"{value}" is not HH:MM:SS')
         return value
 
+    @property
+    def walltime_seconds(self) -> int:
+        """Return how long a job may run."""
+        return seconds_of(self.walltime)
+
+    @property
+    def gang_timeout_seconds(self) -> int:
+        """Return how long members wait for each other at the start."""
+        return seconds_of(self.gang_timeout)
+
 
 def seconds_of(clock: str) -> int:
     """Return the seconds of HH:MM:SS."""

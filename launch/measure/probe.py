@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.describe.measured import Measured, file_name as machine_file_name, write_measured
 from hetrl.describe.measured_links import MeasuredLinks, Unprobed, file_name, write_measured_links
 from hetrl.errors import HetrlError, UsageError
@@ -43,7 +42,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
         streams=streams,
         seconds=arguments.seconds,
         round_trips=arguments.round_trips,
-        wait_seconds=arguments.wait or seconds_of(experiment.launch.gang_timeout),
+        wait_seconds=arguments.wait or experiment.launch.gang_timeout_seconds,
         gpu_seconds=gpu_seconds(arguments.quick),
         profile=("--quick",) if arguments.quick else (),
     )

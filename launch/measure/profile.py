@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 from rich.console import Console
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError, nearest
 from hetrl.problem import read_experiment
@@ -37,7 +36,7 @@ def profile_site(arguments: argparse.Namespace) -> int:
         links=False,
         nodes=False,
         gpus=True,
-        wait_seconds=seconds_of(experiment.launch.gang_timeout),
+        wait_seconds=experiment.launch.gang_timeout_seconds,
         gpu_seconds=gpu_seconds(arguments.quick),
         profile=(
             *(["--quick"] if arguments.quick else []),

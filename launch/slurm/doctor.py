@@ -13,7 +13,6 @@ from importlib import metadata
 from rich.console import Console
 from rich.table import Table
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import SiteUnreachableError
 from hetrl.problem import read_problem
@@ -29,7 +28,7 @@ _MARK = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
 def doctor_command(arguments: argparse.Namespace) -> int:
     """Print what holds and what does not at every site; 1 where a precondition fails, 4 where a site is silent."""
     problem = read_problem(arguments.config)
-    wish = Wish(seconds_of(problem.experiment.launch.walltime), installed_versions())
+    wish = Wish(problem.experiment.launch.walltime_seconds, installed_versions())
     answers, errors = at_every_site(problem.scenario.sites, lambda site: examine(site, wish))
     findings = [finding for found in answers.values() for finding in found]
     if arguments.json:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from rich.table import Table
 
-from hetrl.describe.experiment import Launch, seconds_of
+from hetrl.describe.experiment import Launch
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.plan.plan import Plan
@@ -45,7 +45,7 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
 
     Raises SiteUnreachableError where one or its Slurm does not answer, HetrlError with all that stands in the way.
     """
-    wish = Wish(seconds_of(problem.experiment.launch.walltime), installed_versions())
+    wish = Wish(problem.experiment.launch.walltime_seconds, installed_versions())
     used = {script.site for script in scripts}
     sites = [site for site in problem.scenario.sites if site.name in used]
 
@@ -122,7 +122,7 @@ def preview_table(problem: Problem, plan: Plan, scripts: Sequence[SiteScript], a
         own = [script for script in scripts if script.site == site]
         sent_gb = sum(plan.predicted.wan_gb_per_iteration.get(f"{site}-{other}", 0.0) for other in plan.site_order)
         table.add_row(site, *_cells(own, answers[site].starts, last, launch), f"{sent_gb:,.2f}")
-    worst = sum(script.gpus for script in scripts) * seconds_of(launch.gang_timeout) / 3600
+    worst = sum(script.gpus for script in scripts) * launch.gang_timeout_seconds / 3600
     table.caption = (
         "GPU-h: GPU-hours if it takes the whole time; idle: those until the last job starts, as Slurm expects it;\n"
         f"at worst {worst:,.0f}, where all wait launch.gang_timeout for one; GB/step: what it sends to other sites"
@@ -137,13 +137,13 @@ def _cells(scripts: Sequence[SiteScript], starts: Mapping[str, float], last: flo
     A job waits for the one that starts last, at any site, and no longer than gang_timeout.
     """
     waits = ((script.gpus, last - starts.get(script.name, last)) for script in scripts)
-    idle_hours = sum(gpus * min(seconds, seconds_of(launch.gang_timeout)) for gpus, seconds in waits) / 3600
+    idle_hours = sum(gpus * min(seconds, launch.gang_timeout_seconds) for gpus, seconds in waits) / 3600
     gpus = sum(script.gpus for script in scripts)
     return (
         ", ".join(script.name + (f" x{script.array_tasks}" if script.array_tasks else "") for script in scripts),
         moment(max(starts.values())) if starts else "unknown",
         str(sum(script.nodes for script in scripts)),
         str(gpus),
-        f"{gpus * seconds_of(launch.walltime) / 3600:,.0f}",
+        f"{gpus * launch.walltime_seconds / 3600:,.0f}",
         f"{idle_hours:,.1f}",
     )

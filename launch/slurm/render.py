@@ -16,7 +16,6 @@ from typing import Any
 
 import jinja2
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.describe.inventory import Inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
@@ -145,7 +144,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
         key=_key(run, gang.site, GANG),
         text=_text(run, gang.site, GANG, GANG, "%j", more),
         rows={step.name: step.rows for step in gang.steps},
-        gang_timeout_seconds=seconds_of(run.problem.experiment.launch.gang_timeout),
+        gang_timeout_seconds=run.problem.experiment.launch.gang_timeout_seconds,
         nodes=sum(len(one.slots) for one in gang.components),
         gpus=sum(one.shape.gpus * len(one.slots) for one in gang.components),
         heterogeneous=heterogeneous,
@@ -178,7 +177,7 @@ def _array(run: _Run, array: ArrayLayout) -> SiteScript:
         key=_key(run, array.site, array.name),
         text=_text(run, array.site, ARRAY, array.name, "%A_%a", more),
         rows={str(index): rows for index, rows in enumerate(array.tasks)},
-        gang_timeout_seconds=seconds_of(run.problem.experiment.launch.gang_timeout),
+        gang_timeout_seconds=run.problem.experiment.launch.gang_timeout_seconds,
         nodes=tasks,
         gpus=tasks * array.shape.gpus,
         array_tasks=tasks,

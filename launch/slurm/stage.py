@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.describe.inventory import Inventory, read_inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import find
@@ -83,7 +82,7 @@ def describe(problem: Problem, prepared: Prepared, site_order: Sequence[str]) ->
         for name in site_order
     )
     launch = problem.experiment.launch
-    described = SlurmRun(sites, prepared.carried, launch.poll_seconds, seconds_of(launch.gang_timeout))
+    described = SlurmRun(sites, prepared.carried, launch.poll_seconds, launch.gang_timeout_seconds)
     replace_json(prepared.run.slurm, asdict(described))
     return described
 

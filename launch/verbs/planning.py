@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from rich.console import Console
 
-from hetrl.describe.experiment import BOUNDS, Planner, seconds_of
+from hetrl.describe.experiment import BOUNDS, Planner
 from hetrl.describe.validation import explain
 from hetrl.errors import HetrlError, UsageError
 from hetrl.plan.plan import Plan
@@ -105,8 +105,8 @@ def search_problem(problem: Problem, planner: Planner) -> SearchProblem:
     objective = search.Objective(
         planner.objective,
         steps=problem.experiment.steps,
-        walltime_seconds=max(seconds_of(launch.walltime), 1),
-        gang_timeout_seconds=max(seconds_of(launch.gang_timeout), 1),
+        walltime_seconds=max(launch.walltime_seconds, 1),
+        gang_timeout_seconds=max(launch.gang_timeout_seconds, 1),
         **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
     )
     return search.Problem(problem.topology, problem.workload, objective)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.describe.experiment import Experiment, seconds_of
+from hetrl.describe.experiment import Experiment
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, UsageError
@@ -74,7 +74,7 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
         "run": run.id,
         "site": "beta",
         "bind": GATEWAYS["beta"],
-        "hold_seconds": seconds_of(quick_experiment().launch.gang_timeout) + HOLD_MARGIN_SECONDS,
+        "hold_seconds": quick_experiment().launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS,
         "keys": "keys.json",
         "links": {
             site: {"way": "direct", "endpoint": GATEWAYS[site], "streams": STREAMS} for site in ("alpha", "gamma")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hetrl.describe.experiment import Experiment, seconds_of
+from hetrl.describe.experiment import Experiment
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError
 from hetrl.plan.document import read_plan
@@ -105,7 +105,7 @@ def read_context(directory: Path) -> Context:
     experiment = read_yaml(directory / "config.yaml", Experiment)
     gateway = site["bind"]
     if gateway is None:
-        timeout_seconds = seconds_of(experiment.launch.gang_timeout)
+        timeout_seconds = experiment.launch.gang_timeout_seconds
         gateway = wait_for_endpoint(directory / GATEWAY_ENDPOINT, timeout_seconds, f"the gateway of {site['site']}")
     return Context(
         directory=directory,

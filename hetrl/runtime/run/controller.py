@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hetrl.describe.experiment import WarmStart, seconds_of
+from hetrl.describe.experiment import WarmStart
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import encoder_of
@@ -206,7 +206,7 @@ async def control(context: Context) -> None:
     async with context.member(CONTROLLER) as member:
         try:
             membership = Membership(member, context.members, record.ready)
-            await membership.gather(seconds_of(context.experiment.launch.gang_timeout))
+            await membership.gather(context.experiment.launch.gang_timeout_seconds)
             record.events.append("go", epoch=1, members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 await _first_to_end(Run(context, member, record, scorer).train(), membership.watch())

@@ -16,7 +16,6 @@ import sys
 import time
 from pathlib import Path
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
@@ -115,7 +114,7 @@ async def serve_replica(context: Context, replica: int) -> None:
     server = VllmServer(settings_of(context, replica, scratch), scratch, scratch / "vllm.log")
     async with context.joined(GENERATION, replica) as member:
         try:
-            await start(server, seconds_of(context.experiment.launch.gang_timeout), scratch / "vllm.log")
+            await start(server, context.experiment.launch.gang_timeout_seconds, scratch / "vllm.log")
             ready = wire.Join(
                 ranks=len(context.plan.tasks[GENERATION].replicas[replica].devices),
                 host=socket.gethostname(),

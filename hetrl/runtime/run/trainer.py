@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetrl.describe.experiment import seconds_of
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
@@ -70,9 +69,9 @@ def build_engine(context: Context, task: str, island: Island) -> MegatronEngine:
         island.size,
         island.host,
         island.port,
-        timeout_seconds=seconds_of(experiment.launch.gang_timeout),
+        timeout_seconds=experiment.launch.gang_timeout_seconds,
         device=device,
-        collective_seconds=seconds_of(experiment.launch.walltime),
+        collective_seconds=experiment.launch.walltime_seconds,
     )
     directory = ensure_model_directory(experiment.model, context.architecture, context.directory / f"model-{task}")
     optimizer = None
