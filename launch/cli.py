@@ -101,9 +101,7 @@ def _add_planning(verbs: _Verbs) -> None:
 
 def _add_measuring(verbs: _Verbs) -> None:
     """Add the verbs that measure machines and links."""
-    profile = _verb(
-        verbs, "profile", "launch.measure.profile:profile_command", "measure this machine for the cost model"
-    )
+    profile = _verb(verbs, "profile", "launch.measure.verbs:profile_command", "measure this machine for the cost model")
     profile.add_argument("--gpu", metavar="TYPE", help="catalogue type of the device (default: by its driver's name)")
     profile.add_argument("--out", metavar="PATH", type=Path, help="file or directory (default: topology/measured)")
     profile.add_argument("--quick", action="store_true", help="fewer repetitions, and not the engines")
@@ -114,7 +112,7 @@ def _add_measuring(verbs: _Verbs) -> None:
     profile.add_argument("config", metavar="CONFIG", type=Path, nargs="?", help="experiment file with that site")
 
     probe = _verb(
-        verbs, "probe", "launch.measure.probe:probe_command", "measure the links between the sites of an experiment"
+        verbs, "probe", "launch.measure.verbs:probe_command", "measure the links between the sites of an experiment"
     )
     probe.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     probe.add_argument("--gpus", action="store_true", help="run `hetrl profile` on a node of each GPU type, too")

@@ -85,7 +85,7 @@ class Shell:
         """Run a command and return its output; raises HetrlError, with `doing` and its last word, where it fails."""
         done = self.run(argv, timeout_seconds=timeout_seconds, stdin=stdin)
         if done.code:
-            raise HetrlError(f"{self.site}: {doing}: `{shlex.join(argv[:4])}` failed: {done.telling}")
+            raise HetrlError(f"{self.site}: {doing}: `{_shown(argv)}` failed: {done.telling}")
         return done.stdout
 
     def copy_to(
@@ -153,10 +153,13 @@ class Shell:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            raise TimedOutError(
-                f"{self.site}: `{shlex.join(argv[:4])}` did not end within {timeout_seconds:g} s"
-            ) from None
+            raise TimedOutError(f"{self.site}: `{_shown(argv)}` did not end within {timeout_seconds:g} s") from None
         return process.returncode, stdout, stderr
+
+
+def _shown(argv: Sequence[str]) -> str:
+    """Return a command for a message: of a script its first line, which says what it is."""
+    return shlex.join(word.partition("\n")[0] for word in argv[:4])
 
 
 def _control_directory() -> Path:

@@ -26,6 +26,8 @@ from hetrl.runtime.parent_death import end_with_parent
 TASKS_FILE, JOBS_FILE = "tasks.json", "jobs"
 ENDED, LOGS, SUBMITIT = "ended", "logs", "submitit"
 Executor = Literal["slurm", "local"]
+SLURM: Executor = "slurm"
+LOCAL: Executor = "local"
 NO_SIGNAL_SECONDS = 30  # before the walltime submitit would signal a task to save itself; there is nothing to save
 
 
@@ -99,7 +101,7 @@ def submit(asked: RemoteJobs, job: RemoteJob, directory: Path) -> list[str]:
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     folder = directory / SUBMITIT
-    kind = SlurmExecutor if asked.executor == "slurm" else LocalExecutor
+    kind = SlurmExecutor if asked.executor == SLURM else LocalExecutor
     try:
         executor = kind(folder, python=asked.python)
         executor.update_parameters(**parameters(asked, job))
@@ -113,7 +115,7 @@ def submit(asked: RemoteJobs, job: RemoteJob, directory: Path) -> list[str]:
 def parameters(asked: RemoteJobs, job: RemoteJob) -> dict[str, object]:
     """Return a job as submitit's executors take it."""
     minutes = math.ceil(job.seconds / 60)
-    if asked.executor == "local":
+    if asked.executor == LOCAL:
         return {"timeout_min": minutes, "gpus_per_node": job.gpus}
     words = (option.removeprefix("--").partition("=") for option in job.options)
     more: Mapping[str, object] = {name: value if sign else True for name, sign, value in words}

@@ -1,4 +1,4 @@
-"""What is run on a login node, one bash script per round trip, and what its answer means. Pure functions.
+"""What is run on a login node to submit and to cancel, and what the answers mean. Pure functions.
 
 Jobs are found by their key, which is their name. Every command of Slurm has a deadline at the site, so that a
 controller that hangs is an answer and not a lost connection. Times are asked for in UTC. Source: sbatch(1), squeue(1),
@@ -8,14 +8,13 @@ scancel(1).
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import PurePosixPath
 
+from launch.remote import Part, parse, script
 from launch.slurm.run import SlurmSite
-from launch.slurm.text import at_cluster
+from launch.slurm.text import at_cluster, of_cluster
 
 ASK_SECONDS = 25  # squeue, scancel: Slurm's clients themselves wait MessageTimeout (10 s by default), some repeatedly
 SBATCH_SECONDS = 60
@@ -26,14 +25,12 @@ WRITTEN_THERE = (
     *("events.jsonl", "metrics.jsonl", "summary.json", "checkpoints/", "logs/*", "jobs/", "ended/"),
     *("*.endpoint", "peers/*"),
 )
-_COLUMNS = "%i|%j|%T|%V|%S|%N|%r"
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "TIMEOUT"),
 }  # JOB STATE CODES of squeue(1)
 GONE = "GONE"  # was listed and is no longer: Slurm forgets an ended job after MinJobAge (300 s by default)
 _WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING"}
-_REFUSED = re.compile(r"refused \S+ (\d+)")
 UNANSWERED = 124  # the exit code of timeout(1)
 # sbatch lost its controller, which may have taken the job all the same; and it never reached its controller.
 _UNSURE = "timed out|zero bytes|communication"
@@ -76,48 +73,24 @@ class Queued:
         return self.state in _WAITING
 
 
-def listing(site: SlurmSite) -> str:
-    """Return the command that lists the jobs of the run, those that ended lately too."""
-    keys = shlex.quote(",".join(job.key for job in site.jobs))
-    options = f"--me --noheader --states=all --name={keys} --format={shlex.quote(_COLUMNS)}"
-    return f"TZ=UTC timeout {ASK_SECONDS} {at_cluster('squeue', site.cluster)} {options}"
+def about_jobs(site: SlurmSite) -> dict[str, str | int | Sequence[str]]:
+    """Return what the scripts are given that list the jobs of the run."""
+    keys = ",".join(job.key for job in site.jobs)
+    return {"directory": site.directory, "keys": keys, "ask_seconds": ASK_SECONDS, "at": of_cluster(site.cluster)}
 
 
 def submit_script(site: SlurmSite) -> str:
-    """Submit the jobs that are not there yet, and say what is there afterwards; run twice, it does nothing twice.
-
-    A job is there if the site wrote its id down, or if Slurm lists its key. One that sbatch was asked for and did not
-    answer about is looked up and never asked for again: it may still come. One process at a time does this, for a
-    launcher that was killed may have left one behind that is still at it; flock(1) ends with 1 then, and with another
-    code on a file system without locks.
-    """
-    submits = " && ".join(f"submit {job.name} {shlex.quote(job.key)} scripts/{job.name}.sbatch" for job in site.jobs)
-    return f"""\
-cd {shlex.quote(site.directory)} 2>/dev/null || {{ echo '@ absent'; exit; }}
-sha256sum --quiet --check {MANIFEST} >.damage 2>&1 || {{ echo '@ damaged'; head -n 3 .damage; exit; }}
-exec 9>.submitting
-flock --wait {LOCK_SECONDS} 9 2>/dev/null || [ $? -ne 1 ] || {{ echo '@ busy'; exit; }}
-mkdir -p jobs
-listed() {{ {listing(site)} 2>&1 9>&-; }}
-before=$(listed) || {{ echo '@ silent'; echo "$before"; exit; }}
-submit() {{
-  if [ -s "jobs/$1" ]; then return; fi
-  case "$before" in *"|$2|"*) return ;; esac
-  if [ -e "jobs/$1.asked" ]; then echo "@ refused $1 {UNANSWERED}"; return 1; fi
-  touch "jobs/$1.asked"
-  id=$(timeout {SBATCH_SECONDS} sbatch --parsable "$3" 2>.error 9>&-)
-  code=$?
-  if [ "$code" -eq 0 ]; then echo "${{id%%;*}}" >"jobs/$1"; return; fi
-  echo "@ refused $1 $code"; cat .error
-  if [ "$code" -ne {UNANSWERED} ] && ! grep -qiE {shlex.quote(_UNSURE)} .error; then rm "jobs/$1.asked"; fi
-  return 1
-}}
-{submits}
-echo '@ recorded'
-for job in jobs/*; do if [ -s "$job" ]; then echo "${{job#jobs/}} $(cat "$job")"; fi; done
-echo '@ listed'
-listed || echo '@ silent'
-"""
+    """Submit the jobs that are not there yet, and say what is there afterwards; run twice, it does nothing twice."""
+    return script(
+        *("jobs", "submit"),
+        **about_jobs(site),
+        manifest=MANIFEST,
+        lock_seconds=LOCK_SECONDS,
+        sbatch_seconds=SBATCH_SECONDS,
+        unanswered=UNANSWERED,
+        unsure=_UNSURE,
+        jobs=[word for job in site.jobs for word in (job.name, job.key)],
+    )
 
 
 @dataclass(frozen=True)
@@ -131,11 +104,12 @@ class Taken:
 
 def parse_submitted(text: str, site: SlurmSite) -> Taken:
     """Read what `submit_script` printed; a job that Slurm lists was taken, whatever sbatch said."""
-    parts = parts_of(text)
-    if "listed" not in parts:
+    parts = parse(text)
+    listed = parts.get("listed", Part())
+    if listed.code is None:
         return Taken({}, *_stopped(parts, text, site))
-    known = {row.key: row for row in parse_rows(parts["listed"])}
-    recorded = dict(line.split() for line in parts.get("recorded", "").splitlines() if len(line.split()) == 2)
+    known = {row.key: row for row in parse_rows(listed.text)}
+    recorded = dict(line.split() for line in parts.get("recorded", Part()).text.splitlines() if len(line.split()) == 2)
     jobs = {}
     for job in site.jobs:
         if row := known.get(job.key):
@@ -146,20 +120,20 @@ def parse_submitted(text: str, site: SlurmSite) -> Taken:
     if not missing:
         return Taken(jobs)
     # The first refusal ended the submission; what it was about may be listed all the same.
-    refusals = ((match, said) for head, said in parts.items() if (match := _REFUSED.fullmatch(head)))
-    code, said = next(((int(match[1]), said) for match, said in refusals), (0, ""))
-    silent = code == UNANSWERED or "silent" in parts
-    why = last_line(said) or ("sbatch did not answer" if silent else f"sbatch ended with code {code}")
-    return Taken(jobs, f"{site.name}: {missing[0]} was not accepted: {why}", silent or bool(_NO_ANSWER.search(said)))
+    refusal = next((part for name, part in parts.items() if name.startswith("refused ")), Part(code=0))
+    silent = refusal.code == UNANSWERED or listed.code != 0
+    why = last_line(refusal.text) or ("sbatch did not answer" if silent else f"sbatch ended with code {refusal.code}")
+    unreachable = silent or bool(_NO_ANSWER.search(refusal.text))
+    return Taken(jobs, f"{site.name}: {missing[0]} was not accepted: {why}", unreachable)
 
 
-def _stopped(parts: Mapping[str, str], text: str, site: SlurmSite) -> tuple[str, bool]:
+def _stopped(parts: Mapping[str, Part], text: str, site: SlurmSite) -> tuple[str, bool]:
     """Return why a submission ended before its first sbatch, and whether somebody did not answer."""
     if "silent" in parts:
-        said = last_line(parts["silent"]) or f"no answer within {ASK_SECONDS} s"
+        said = last_line(parts["silent"].text) or f"no answer within {ASK_SECONDS} s"
         return f"{site.name}: squeue failed: {said}; try `{at_cluster('sinfo', site.cluster)}` there", True
     if "damaged" in parts:
-        said = last_line(parts["damaged"])
+        said = last_line(parts["damaged"].text)
         return f"{site.name}: {site.directory} is not what was sent: {said}; is its file system full?", False
     if "busy" in parts:
         return f"{site.name}: another submission of this run is still at work there; try again in a minute", True
@@ -173,43 +147,25 @@ def cancel_script(site: SlurmSite, remove: bool) -> str:
 
     A job that Slurm takes up late (a controller that hung during sbatch) then finds nothing and ends at once.
     """
-    own, of_run = (shlex.quote(str(path)) for path in (site.directory, PurePosixPath(site.directory).parent))
-    scancel = f"timeout {ASK_SECONDS} {at_cluster('scancel', site.cluster)}"
-    removal = f"rm -rf -- {own}; rmdir -- {of_run} 2>/dev/null" if remove else "true"
-    return f"""\
-rows=$({listing(site)} 2>&1)
-code=$?
-if [ "$code" -ne 0 ]; then
-  {removal}
-  echo '@ silent'; echo "$rows"; exit
-fi
-echo "$rows" | while IFS='|' read -r id key state rest; do
-  case "$state" in {"|".join(sorted(ENDED))}|'') ;; *) echo "${{id%%[_+]*}}" ;; esac
-done | sort -u | while read -r id; do
-  if said=$({scancel} "$id" 2>&1 </dev/null); then echo "@ cancelled $id"; else
-    echo "@ failed $id"; echo "$said"
-  fi
-done
-{removal}
-echo '@ done'
-"""
+    return script("jobs", "cancel", **about_jobs(site), removes="yes" if remove else "", ended=sorted(ENDED))
 
 
 def parse_cancelled(text: str, site: SlurmSite) -> tuple[int, str]:
     """Return how many jobs were cancelled, and what remains (nothing: "")."""
-    parts = parts_of(text)
-    count = sum(head.startswith("cancelled ") for head in parts)
-    failed = {head: said for head, said in parts.items() if head.startswith("failed ")}
-    for head, said in failed.items():
-        return count, f"{site.name}: job {head.split()[1]}: {last_line(said) or 'scancel did not answer'}"
-    if "done" not in parts:
-        said = last_line(parts.get("silent", "")) or "squeue did not answer"
+    parts = parse(text)
+    asked = {name.removeprefix("cancel "): part for name, part in parts.items() if name.startswith("cancel ")}
+    count = sum(part.code == 0 for part in asked.values())
+    for job_id, part in asked.items():
+        if part.code:
+            return count, f"{site.name}: job {job_id}: {last_line(part.text) or 'scancel did not answer'}"
+    if "tried" not in parts:
+        said = last_line(parts.get("silent", Part()).text) or "squeue did not answer"
         return count, f"{site.name}: {said}; its jobs are {', '.join(job.key for job in site.jobs)}"
     return count, ""
 
 
 def parse_rows(text: str) -> list[Row]:
-    """Read squeue's lines of `_COLUMNS`; anything else is left out."""
+    """Read squeue's lines in the format that jobs.sh asks for; anything else is left out."""
     found = []
     for line in text.splitlines():
         cells = line.split("|", 6)
@@ -246,12 +202,6 @@ def _standing(row: Row) -> int:
     if row.state in ENDED:
         return 3 if row.state == "COMPLETED" else 2
     return 1 if row.state in _WAITING else 0
-
-
-def parts_of(text: str) -> dict[str, str]:
-    """Return the parts of an answer by their heads: a line `@ head` begins each."""
-    found = re.split(r"^@ (.*)\n", text, flags=re.MULTILINE)
-    return dict(zip(found[1::2], found[2::2], strict=True))
 
 
 def last_line(text: str) -> str:

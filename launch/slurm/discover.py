@@ -18,8 +18,9 @@ from hetrl.describe.inventory import ClusterNode, Inventory, node_groups, write_
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
+from launch.remote import script
 from launch.shell import Shell
-from launch.slurm.text import discovery, parse_discovery
+from launch.slurm.text import of_cluster, parse_discovery
 
 DISCOVER_SECONDS = 60.0
 _Answer = TypeVar("_Answer")
@@ -55,9 +56,8 @@ def discover_command(arguments: argparse.Namespace) -> int:
 
 def discover(site: SiteFile) -> Inventory:
     """Return what a site has now; raises HetrlError where it cannot be reached or has no Slurm."""
-    text = Shell(site.name, site.ssh).check(
-        ["sh", "-c", discovery(site.cluster)], timeout_seconds=DISCOVER_SECONDS, doing="read what the cluster has"
-    )
+    argv = ["bash", "-c", script("discover", at=of_cluster(site.cluster))]
+    text = Shell(site.name, site.ssh).check(argv, timeout_seconds=DISCOVER_SECONDS, doing="read what the cluster has")
     return parse_discovery(text, site.name, datetime.now(UTC).isoformat(timespec="seconds"))
 
 

@@ -6,19 +6,18 @@ The files are read on by byte offset, so that nothing is sent twice.
 from __future__ import annotations
 
 import base64
-import binascii
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch.slurm.commands import Queued, listing, parse_rows, queued
+from launch.remote import Part, parse, script
+from launch.slurm.commands import Queued, about_jobs, parse_rows, queued
 from launch.slurm.run import SlurmSite
 
 CHUNK_BYTES = 262_144  # of one file in one look; a longer one is caught up with
 REPLACED = ("summary.json", "gateway.endpoint")  # small, and sent as a whole
 GROWING = ("events.jsonl", "metrics.jsonl")
-_FILE = re.compile(r"^@ file (\S+) (\d+) (\d+)\n(.*)\n", re.MULTILINE)
+_FILE = re.compile(r"file (.+) (\d+) (\d+)")
 
 
 @dataclass(frozen=True)
@@ -47,40 +46,34 @@ class Look:
 
 def poll_script(site: SlurmSite, offsets: Mapping[str, int], logs: bool = True) -> str:
     """Return the script that looks at a site; `offsets` is how much of each file is known."""
-    cases = "".join(f"{shlex.quote(name)}) echo {offset} ;; " for name, offset in offsets.items() if offset)
-    files = " ".join((*GROWING, *REPLACED, *(("logs/*.log",) if logs else ())))
-    return f"""\
-{listing(site)} 2>&1 && echo '@ answered'
-cd {shlex.quote(site.directory)} || exit
-known() {{ case "$1" in {cases}*) echo 0 ;; esac; }}
-for file in {files}; do
-  [ -f "$file" ] || continue
-  size=$(stat -c %s "$file"); from=$(known "$file")
-  if [ "$size" -lt "$from" ]; then from=0; fi
-  if [ "$size" -eq "$from" ]; then continue; fi
-  echo "@ file $file $size $from"
-  tail -c +$((from + 1)) "$file" | head -c {CHUNK_BYTES} | base64 -w 0; echo
-done
-"""
+    return script(
+        *("jobs", "poll"),
+        **about_jobs(site),
+        chunk_bytes=CHUNK_BYTES,
+        files=(*GROWING, *REPLACED),
+        logs="yes" if logs else "",
+        known=offsets,
+    )
 
 
 def parse_poll(text: str) -> Look:
     """Read what `poll_script` printed."""
+    parts = parse(text)
     chunks = tuple(
-        Chunk(name, int(size), int(offset), data)
-        for name, size, offset, encoded in _FILE.findall(text)
-        if (data := _decoded(encoded)) is not None
+        Chunk(head[1], int(head[2]), int(head[3]), data)
+        for name, part in parts.items()
+        if (head := _FILE.fullmatch(name)) and part.code == 0 and (data := _decoded(part.text.strip())) is not None
     )
-    head, answered, _ = _FILE.split(text)[0].partition("@ answered\n")
-    if not answered:
-        lines = [line.strip() for line in head.splitlines() if line.strip()]
+    listed = parts.get("listed", Part())
+    if listed.code != 0:
+        lines = [line.strip() for line in listed.text.splitlines() if line.strip()]
         return Look(None, chunks, lines[-1] if lines else "squeue did not answer")
-    return Look(queued(parse_rows(head)), chunks)
+    return Look(queued(parse_rows(listed.text)), chunks)
 
 
 def _decoded(text: str) -> bytes | None:
-    """Return the bytes, None where the connection was lost amid them."""
+    """Return the bytes, None where these are none."""
     try:
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:
         return None

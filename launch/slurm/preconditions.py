@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hetrl.describe.inventory import Inventory, node_groups
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError
-from launch.slurm.text import at_cluster, discovery, parse_discovery, sections
+from launch.remote import Part, parse, script
+from launch.slurm.commands import SBATCH_SECONDS
+from launch.slurm.text import at_cluster, of_cluster, parse_discovery
 
 CLOCK_OFFSET_SECONDS = 30.0
 SCRATCH_GB = 50.0
@@ -53,34 +54,23 @@ class Finding:
     remedy: str = ""
 
 
-def questions(site: SiteFile) -> str:
-    """Return the shell script that asks a login node everything; each part starts with a line `@ name`."""
-    modules = "".join(f"module load {shlex.quote(module)}\n" for module in site.modules)
+def questions(site: SiteFile, jobs: Mapping[str, str] | None = None) -> str:
+    """Return the script that asks a login node everything, and what sbatch would do with these jobs' scripts."""
     packages = [*PACKAGES, *dict.fromkeys(p for engine in site.engines for p in PACKAGES_OF_ENGINE[engine])]
-    versions = shlex.join([*_python(site), "-c", _VERSIONS, *packages])
-    scratch = shlex.quote(site.scratch or "")
-    lines = [
-        "echo '@ clock'; date +%s.%N",
-        f"echo '@ programs'; for p in {' '.join(PROGRAMS)}; do command -v $p >/dev/null || echo $p; done",
-        f"echo '@ controller'; {_ping(site.cluster)}",
-        discovery(site.cluster).rstrip(),
-        f"echo '@ scratch'; d={scratch}; f=$d/.hetrl-$$",
-        '{ mkdir -p "$d" && echo x >"$f" && rm "$f" && df -Pk "$d"; } 2>&1',
-        f"echo '@ environment'; {{ {modules}{versions}; }} 2>&1",
-    ]
-    if site.egress in ("relay", "proxy") and (target := getattr(site, site.egress)):
-        host, _, port = target.rpartition(":")
-        knock = f"timeout 5 bash -c {shlex.quote(f'</dev/tcp/{host}/{port}')} 2>&1 && echo open"
-        lines.append(f"echo '@ egress'; {knock}")
-    return "\n".join([*lines, "true"])
-
-
-def _ping(cluster: str | None) -> str:
-    """Return what says UP where the controller answers; `scontrol ping` asks the login node's own, whatever -M says."""
-    if cluster is None:
-        return "scontrol ping 2>&1"
-    config = f"{at_cluster('scontrol', cluster)} show config"
-    return f'if said=$({config} 2>&1); then echo "Slurmctld of {cluster} is UP"; else echo "$said"; fi'
+    target = getattr(site, site.egress) if site.egress in ("relay", "proxy") else None
+    host, _, port = (target or "").rpartition(":")
+    return script(
+        *("discover", "doctor"),
+        at=of_cluster(site.cluster),
+        sbatch_seconds=SBATCH_SECONDS,
+        jobs=[word for job in (jobs or {}).items() for word in job],
+        programs=PROGRAMS,
+        modules=site.modules,
+        scratch=site.scratch or "",
+        versions=[*_python(site), "-c", _VERSIONS, *packages],
+        host=host,
+        port=port,
+    )
 
 
 def _python(site: SiteFile) -> list[str]:
@@ -89,13 +79,14 @@ def _python(site: SiteFile) -> list[str]:
 
 def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at: float) -> list[Finding]:
     """Return the findings of a site; the times are those of this machine's clock around the question."""
-    parts = sections(answer)
+    parts = parse(answer)
+    said = {name: part.text for name, part in parts.items()}
     findings = [
-        _clock(site, parts.get("clock", ""), asked_at, answered_at),
-        _programs(site, parts.get("programs", "")),
-        _controller(site, parts.get("controller", "")),
-        _scratch(site, parts.get("scratch", "")),
-        *_environment(site, parts.get("environment", ""), wish),
+        _clock(site, said.get("clock", ""), asked_at, answered_at),
+        _programs(site, said.get("programs", "")),
+        _controller(site, said.get("controller", "")),
+        _scratch(site, said.get("scratch", "")),
+        *_environment(site, said.get("environment", ""), wish),
     ]
     try:
         inventory = parse_discovery(answer, site.name, "")
@@ -239,9 +230,9 @@ def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
         yield Finding(site.name, "gpus", "failed", "no GPU node is in service", "look at `sinfo` there")
 
 
-def _egress(site: SiteFile, text: str) -> Finding:
+def _egress(site: SiteFile, part: Part) -> Finding:
     target = getattr(site, site.egress)
-    if "open" in text:
+    if part.code == 0:
         return Finding(site.name, site.egress, "ok", f"{target} answers")
     remedy = f"start it, or correct {site.egress} in the site's file"
     return Finding(site.name, site.egress, "failed", f"{target} does not answer from the login node", remedy)

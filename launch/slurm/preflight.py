@@ -7,7 +7,6 @@ job would start and queues nothing (sbatch(1)).
 from __future__ import annotations
 
 import re
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +19,10 @@ from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from launch.remote import Part, parse
 from launch.shell import Shell
 from launch.show import moment
-from launch.slurm.commands import SBATCH_SECONDS, last_line, parts_of
+from launch.slurm.commands import last_line
 from launch.slurm.discover import at_every_site, raise_for
 from launch.slurm.doctor import installed_versions
 from launch.slurm.preconditions import Finding, Wish, judge, questions
@@ -64,7 +64,7 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
 
 def _ask(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Answer:
     asked_at = time.time()
-    question = f"{_tests(scripts)}\n{questions(site)}"
+    question = questions(site, {script.name: script.text for script in scripts})
     done = Shell(site.name, site.ssh).run(["bash", "-lc", question], timeout_seconds=PREFLIGHT_SECONDS)
     findings = [_softened(each) for each in judge(site, done.stdout, wish, asked_at, time.time())]
     tested, starts = read_tests(site.name, done.stdout, scripts)
@@ -77,20 +77,11 @@ def _softened(finding: Finding) -> Finding:
     return replace(finding, verdict="warning") if about_nodes and finding.verdict == "failed" else finding
 
 
-def _tests(scripts: Sequence[SiteScript]) -> str:
-    """Return what tests each script, which comes with the question; times are in UTC."""
-    return "\n".join(
-        f"echo '@ test {script.name}'; printf %s {shlex.quote(script.text)} | "
-        f"TZ=UTC timeout {SBATCH_SECONDS} sbatch --test-only 2>&1"
-        for script in scripts
-    )
-
-
 def read_tests(site: str, text: str, scripts: Sequence[SiteScript]) -> tuple[list[Finding], dict[str, float]]:
     """Return a finding per job, and the starts that Slurm expects."""
-    parts, findings, starts = parts_of(text), [], {}
+    parts, findings, starts = parse(text), [], {}
     for script in scripts:
-        said = parts.get(f"test {script.name}", "")
+        said = parts.get(f"test {script.name}", Part()).text
         what = f"job {script.name}"
         if match := _START.search(said):
             starts[script.name] = datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp()

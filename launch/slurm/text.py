@@ -12,36 +12,28 @@ from collections.abc import Mapping
 
 from hetrl.describe.inventory import ClusterNode, Inventory, Partition, Reservation, expand_hosts, gigabytes
 from hetrl.errors import HetrlError
+from launch.remote import parse
 
 _NOTHING = {"", "(null)", "N/A", "None", "NONE", "n/a"}
 
 
-def at_cluster(program: str, cluster: str | None) -> str:
-    """Return the words that call a program of Slurm for a cluster, None for the login node's own.
+def of_cluster(cluster: str | None) -> tuple[str, ...]:
+    """Return the words that name a cluster to a program of Slurm, none for the login node's own.
 
     Where clusters share a slurmdbd, `-M` works from any of their login nodes. In a federation it keeps a job where it
     is submitted, and job ids hold the number of their cluster above bit 26 (Slurm's Federated Scheduling Guide).
     """
-    return program if cluster is None else f"{program} -M {shlex.quote(cluster)}"
+    return () if cluster is None else ("-M", cluster)
 
 
-def discovery(cluster: str | None) -> str:
-    """Return the script that asks a login node what the cluster has; each part starts with a line "@ name"."""
-    scontrol = at_cluster("scontrol", cluster)
-    return f"""\
-echo '@ version'; scontrol --version
-echo '@ config'; {scontrol} show config
-echo '@ federation'; {scontrol} show federation 2>/dev/null
-echo '@ partitions'; {scontrol} --oneliner show partition
-echo '@ nodes'; {scontrol} --oneliner --details show node
-echo '@ topology'; {scontrol} --oneliner show topology 2>/dev/null
-echo '@ reservations'; {scontrol} --oneliner show reservation
-"""
+def at_cluster(program: str, cluster: str | None) -> str:
+    """Return the command that a person types to ask a program of Slurm about a cluster."""
+    return shlex.join((program, *of_cluster(cluster)))
 
 
 def parse_discovery(text: str, site: str, measured_at: str) -> Inventory:
-    """Read the output of `discovery`; raises HetrlError where a part is missing."""
-    parts = sections(text)
+    """Read what discover.sh printed; raises HetrlError where a part is missing."""
+    parts = {name: part.text for name, part in parse(text).items()}
     missing = [name for name in ("version", "config", "partitions", "nodes") if not parts.get(name, "").strip()]
     if missing:
         raise HetrlError(f"{site}: Slurm said nothing about {', '.join(missing)}; try `scontrol show config` there")
@@ -59,12 +51,6 @@ def parse_discovery(text: str, site: str, measured_at: str) -> Inventory:
         switches=_leaf_switches(parts.get("topology", "")),
         reservations=tuple(_reservation(row) for row in records(parts.get("reservations", ""), "ReservationName")),
     )
-
-
-def sections(text: str) -> dict[str, str]:
-    """Return the parts of an output that lines `@ name` divide."""
-    found = re.split(r"^@ (\w+)\n", text, flags=re.MULTILINE)
-    return dict(zip(found[1::2], found[2::2], strict=True))
 
 
 def parse_config(text: str) -> dict[str, str]:

@@ -28,23 +28,26 @@ from hetrl.runtime.instruments.probe_load import (
 )
 from hetrl.runtime.wire import LinkMeasured
 from launch.cli import main
-from launch.measure import probe_run
-from launch.measure.probe_commands import (
+from launch.measure import run as measure_run
+from launch.measure.commands import (
     Look,
     fetch_script,
     look_script,
     parse_fetched,
     parse_look,
+    parse_stopped,
     start_script,
     stop_script,
     write_script,
 )
-from launch.measure.probe_report import tables
-from launch.measure.probe_stage import LOCAL, SLURM, ProbeSite, Wanted, remote_jobs, stage
-from launch.measure.remote_task import RemoteTask, perform, read_tasks
+from launch.measure.remote_task import LOCAL, SLURM, RemoteTask, perform, read_tasks
+from launch.measure.stage import ProbeSite, Wanted, remote_jobs, stage
+from launch.measure.verbs import tables
+from launch.remote import parse
 from launch.shell import Shell
 from tests.launch.launch_cases import ROOT, until
 from tests.launch.measure.probe_cases import measured_links, probed
+from tests.launch.remote_cases import part
 from tests.measure.profile_cases import measured
 from tests.runs import changed
 
@@ -91,11 +94,13 @@ def probe_site(file: SiteFile, there: str, executor: str = SLURM) -> ProbeSite:
 
 
 @pytest.mark.parametrize("file", [ALPS, CONTAINED], ids=["alps", "contained"])
-def test_the_tasks_and_scripts_of_a_site_are_golden(file: SiteFile) -> None:
+def test_the_tasks_of_a_site_and_what_its_scripts_are_given_are_golden(file: SiteFile) -> None:
     site = probe_site(file, f"/scratch/{file.name}/hetrl/probe-1/{file.name}")
     jobs = remote_jobs(file, SLURM, "probe-1", site.there, WANTED, sites=3)
     scripts = {"start": start_script(site), "look": look_script(site), "fetch": fetch_script(site)}
-    found = {"tasks": asdict(jobs), **scripts, "stop": stop_script(site)}
+    scripts["stop"] = stop_script(site)
+    given = {name: text[: text.index("# shellcheck")].splitlines() for name, text in scripts.items()}
+    found = {"tasks": asdict(jobs), **given}
     path = GOLDEN / f"{file.name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -162,7 +167,7 @@ def test_what_a_site_says_is_read(tmp_path: Path) -> None:
     (tmp_path / "ended" / "gpu-l4").write_text("137\n")
     look = parse_look(bash(look_script(site)))
     assert (look.endpoint, look.ended) == ("tcp://10.0.0.1:7000", {"links": 0, "gpu-l4": 137})
-    assert parse_look("@ absent\n") == parse_look("")
+    assert parse_look(part("absent")) == parse_look("")
 
     (tmp_path / "links.json").write_text('{"done": true}')
     (tmp_path / "gpu-l4.json").write_text('{"format": 1}\n')
@@ -172,6 +177,14 @@ def test_what_a_site_says_is_read(tmp_path: Path) -> None:
     assert json.loads(fetched["gpu-l4.json"]) == {"format": 1}
     assert "error: beta is gone" in fetched["logs/links.log"]
     assert parse_fetched(bash(fetch_script(probe_site(ALPS, str(tmp_path / "gone"))))) == {}
+
+
+def test_what_was_cut_off_is_not_read() -> None:
+    assert parse_look("@ ready\ntcp://10.0.0.1:70\n") == Look()
+    assert parse_look(part("ready") + "@ ended\nlinks 0\n") == Look()
+    assert parse_fetched(part("output nodes.json", "{}\n") + '@ output links.json\n{"links":\n') == {
+        "nodes.json": "{}\n"
+    }
 
 
 def test_files_are_written_as_they_are(tmp_path: Path) -> None:
@@ -185,11 +198,11 @@ def test_stopping_cancels_every_job_and_removes_the_directory(tmp_path: Path) ->
     there.mkdir(parents=True)
     (there / "jobs").write_text("links 17\ngpu-l4 18\n")
     scancel = tmp_path / "scancel"
-    scancel.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/cancelled\n[ "$2" != 18 ]\n')
+    scancel.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/cancelled\n[ "$3" != 18 ]\n')
     scancel.chmod(0o755)
     said = bash(stop_script(probe_site(ALPS, str(there))), PATH=f"{tmp_path}:{os.environ['PATH']}")
-    assert (tmp_path / "cancelled").read_text() == "--clusters=alps 17\n--clusters=alps 18\n"
-    assert said == "@ left gpu-l4 18\n"
+    assert (tmp_path / "cancelled").read_text() == "-M alps 17\n-M alps 18\n"
+    assert parse_stopped(said) == ["gpu-l4 18"]
     assert not (tmp_path / "run").exists()
     assert bash(stop_script(probe_site(ALPS, str(there)))) == ""
 
@@ -255,7 +268,7 @@ def test_local_tasks_run_until_they_are_stopped(tmp_path: Path) -> None:
     jobs = {"executor": "local", "key": "probe-1", "python": sys.executable, "setup": [], "jobs": [job]}
     (tmp_path / "tasks.json").write_text(json.dumps(jobs))
     site = probe_site(ALPS, str(tmp_path), LOCAL)
-    (name, number) = bash(start_script(site)).split()
+    (name, number) = parse(bash(start_script(site)))["started"].text.split()
     assert name == "links"
     try:
         log = tmp_path / "logs" / "links.log"
@@ -268,8 +281,8 @@ def test_local_tasks_run_until_they_are_stopped(tmp_path: Path) -> None:
 def test_a_probe_that_waited_in_vain_has_not_failed() -> None:
     site, logs = probe_site(ALPS, "/scratch"), {"logs/links.log": "waited 30 s for go.json"}
     for endpoint, lead, skipped in (("tcp://10.0.0.1:7000", None, []), (None, None, ["alps"]), ("", "alps", ["alps"])):
-        found = probe_run.Found()
-        probe_run._read(site, Look(endpoint, {"links": 6}), logs, lead, found)
+        found = measure_run.Found()
+        measure_run._read(site, Look(endpoint, {"links": 6}), logs, lead, found)
         assert [*found.skipped] == skipped
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-import re
+import hashlib
+import os
 import subprocess
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from launch.run_directory import Run
 from launch.slurm.commands import (
+    MANIFEST,
     Queued,
     cancel_script,
     last_line,
@@ -25,6 +27,7 @@ from launch.slurm.files import Mirror
 from launch.slurm.poll import Chunk, parse_poll, poll_script
 from launch.slurm.preflight import read_tests
 from launch.slurm.run import SlurmJob, SlurmSite
+from tests.launch.remote_cases import part
 
 GANG = SlurmJob("gang", "gang", "hetrl-r-alps-gang", 1, 4, 0)
 ARRAY = SlurmJob("array-l4", "array", "hetrl-r-alps-array-l4", 2, 2, 2)
@@ -51,10 +54,23 @@ def test_scripts_are_bash(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_site_that_names_its_cluster_asks_no_other_one():
-    for script in (submit_script(SHARED), cancel_script(SHARED, True), poll_script(SHARED, {})):
-        asked = re.findall(r"timeout \d+ (?:squeue|scancel) (\S+ \S+)", script)
-        assert asked and set(asked) == {"-M beta"}  # sbatch is told by the script of the job
+def test_a_site_that_names_its_cluster_asks_no_other_one(tmp_path):
+    there, programs = tmp_path / "it's there", tmp_path / "bin"
+    there.mkdir()
+    programs.mkdir()
+    (there / "plan.json").write_text("{}")
+    (there / MANIFEST).write_text(f"{hashlib.sha256(b'{}').hexdigest()}  plan.json\n")
+    for name, said in {"squeue": LISTED, "scancel": ""}.items():
+        (programs / name).write_text(f"#!/bin/sh\necho {name} \"$@\" >>{tmp_path}/asked\nprintf %s '{said}'\n")
+        (programs / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    shared = replace(SHARED, directory=str(there))
+    for script, count in ((submit_script(shared), 2), (poll_script(shared, {}), 1), (cancel_script(shared, True), 3)):
+        subprocess.run(["bash", "-c", script], env=environment, capture_output=True, check=True)
+        asked = (tmp_path / "asked").read_text().splitlines()
+        assert len(asked) == count
+        assert all(call.split()[1:3] == ["-M", "beta"] for call in asked)  # sbatch is told by the script of the job
+        (tmp_path / "asked").unlink()
 
 
 def test_a_listing_with_the_name_of_its_cluster_above_it():
@@ -94,27 +110,60 @@ def test_whatever_a_site_says_is_read_without_an_error(text):
 @pytest.mark.parametrize(
     ("answer", "jobs", "said", "unreachable"),
     [
-        (f"@ recorded\ngang 12\narray-l4 13\n@ listed\n{LISTED}", ["gang", "array-l4"], "", False),
-        ("@ recorded\ngang 12\narray-l4 13\n@ listed\nno answer\n@ silent\n", ["gang", "array-l4"], "", False),
+        (part("recorded", "gang 12\narray-l4 13\n") + part("listed", LISTED), ["gang", "array-l4"], "", False),
         (
-            f"@ refused array-l4 1\nsbatch: error: Batch job submission failed: Invalid qos\n@ recorded\n@ listed\n"
-            f"{LISTED.splitlines()[0]}\n",
+            part("recorded", "gang 12\narray-l4 13\n") + part("listed", "no answer\n", 1),
+            ["gang", "array-l4"],
+            "",
+            False,
+        ),
+        (
+            part("refused array-l4", "sbatch: error: Batch job submission failed: Invalid qos\n", 1)
+            + part("recorded")
+            + part("listed", f"{LISTED.splitlines()[0]}\n"),
             ["gang"],
             "alps: array-l4 was not accepted: Batch job submission failed: Invalid qos",
             False,
         ),
-        ("@ refused gang 124\n@ recorded\n@ listed\n", [], "alps: gang was not accepted: sbatch did not answer", True),
-        ("@ silent\nslurm_load_jobs error: Unable to contact\n", [], "alps: squeue failed: slurm_load_jobs", True),
         (
-            "@ refused gang 1\nsbatch: error: 'beta' can't be reached now, or it is an invalid entry for --cluster.\n"
-            "@ recorded\n@ listed\n",
+            part("refused gang", code=124) + part("recorded") + part("listed"),
+            [],
+            "alps: gang was not accepted: sbatch did not answer",
+            True,
+        ),
+        (
+            part("recorded") + part("listed", "slurm_load_jobs error: Unable to contact\n", 1),
+            [],
+            "alps: gang was not accepted: sbatch did not answer",
+            True,
+        ),
+        (
+            part("refused gang", code=1) + part("recorded") + part("listed"),
+            [],
+            "alps: gang was not accepted: sbatch ended with code 1",
+            False,
+        ),
+        (
+            part("silent", "slurm_load_jobs error: Unable to contact\n"),
+            [],
+            "alps: squeue failed: slurm_load_jobs",
+            True,
+        ),
+        (
+            part(
+                "refused gang",
+                "sbatch: error: 'beta' can't be reached now, or it is an invalid entry for --cluster.\n",
+                1,
+            )
+            + part("recorded")
+            + part("listed"),
             [],
             "alps: gang was not accepted: 'beta' can't be reached now",
             True,
         ),
-        ("@ damaged\nplan.json: FAILED\n", [], "is not what was sent: plan.json: FAILED", False),
-        ("@ absent\n", [], "is not there", False),
-        ("@ busy\n", [], "another submission of this run", True),
+        (part("damaged", "plan.json: FAILED\n"), [], "is not what was sent: plan.json: FAILED", False),
+        (part("absent"), [], "is not there", False),
+        (part("busy"), [], "another submission of this run", True),
         ("bash: fork: Cannot allocate memory\n", [], "Cannot allocate memory", True),
     ],
 )
@@ -128,10 +177,19 @@ def test_what_came_of_a_submission(answer, jobs, said, unreachable):
 @pytest.mark.parametrize(
     ("answer", "count", "remains"),
     [
-        ("@ done\n", 0, ""),
-        ("@ cancelled 12\n@ cancelled 13\n@ done\n", 2, ""),
-        ("@ cancelled 12\n@ failed 13\nscancel: error: Kill job error\n@ done\n", 1, "alps: job 13: Kill job error"),
-        ("@ silent\nconnect failure\n", 0, f"alps: connect failure; its jobs are {GANG.key}, {ARRAY.key}"),
+        (part("tried"), 0, ""),
+        (part("cancel 12") + part("cancel 13") + part("tried"), 2, ""),
+        (
+            part("cancel 12") + part("cancel 13", "scancel: error: Kill job error\n", 1) + part("tried"),
+            1,
+            "alps: job 13: Kill job error",
+        ),
+        (
+            part("cancel 12") + part("cancel 13", code=124) + part("tried"),
+            1,
+            "alps: job 13: scancel did not answer",
+        ),
+        (part("silent", "connect failure\n"), 0, f"alps: connect failure; its jobs are {GANG.key}, {ARRAY.key}"),
         ("", 0, "squeue did not answer"),
     ],
 )
@@ -149,8 +207,8 @@ def test_files_come_as_they_are_in_any_number_of_looks(tmp_path_factory, pieces)
     mirror, whole = Mirror(run, "alps"), b"".join(pieces)
     for piece in pieces:
         offset = mirror.offsets().get("logs/x.log", 0)
-        text = f"@ answered\n@ file logs/x.log {len(whole)} {offset}\n{base64.b64encode(piece).decode()}\n"
-        look = parse_poll(text)
+        encoded = base64.b64encode(piece).decode()
+        look = parse_poll(part("listed") + part(f"file logs/x.log {len(whole)} {offset}", f"{encoded}\n"))
         assert look.chunks == (Chunk("logs/x.log", len(whole), offset, piece),)
         mirror.write(look.chunks)
         mirror.write(look.chunks)  # as another process may at the same time
@@ -159,14 +217,34 @@ def test_files_come_as_they_are_in_any_number_of_looks(tmp_path_factory, pieces)
 
 
 def test_part_of_a_file_that_was_cut_off_is_left_for_the_next_look():
-    look = parse_poll("@ answered\n@ file events.jsonl 9 0\nYWJj\n@ file logs/a.log 9 0\nYWJ")
+    look = parse_poll(part("listed") + part("file events.jsonl 9 0", "YWJj\n") + "@ file logs/a.log 9 0\nYWJj\n")
     assert [chunk.name for chunk in look.chunks] == ["events.jsonl"]
 
 
 def test_silence_of_slurm_is_not_an_empty_queue():
-    assert parse_poll("@ answered\n").jobs == {}
-    look = parse_poll("squeue: error: x\nslurm_load_jobs error: Unable to contact slurm controller\n")
+    assert parse_poll(part("listed")).jobs == {}
+    said = "squeue: error: x\nslurm_load_jobs error: Unable to contact slurm controller\n"
+    look = parse_poll(part("listed", said, 1))
     assert (look.jobs, look.problem) == (None, "slurm_load_jobs error: Unable to contact slurm controller")
+    assert parse_poll(part("listed", code=124)).problem == parse_poll("").problem == "squeue did not answer"
+
+
+SUBMITTED = part("recorded", "gang 12\narray-l4 13\n") + part("listed", LISTED)
+CANCELLED = part("cancel 12") + part("cancel 13") + part("tried")
+POLLED = part("listed", LISTED) + part("file events.jsonl 9 0", "YWJj\n") + part("file logs/a.log 9 0", "YWJj\n")
+
+
+@given(st.data())
+def test_nothing_follows_from_an_answer_that_was_cut_off(data):
+    def cut(text: str) -> str:
+        return text[: data.draw(st.integers(0, len(text) - 1))]
+
+    taken = parse_submitted(cut(SUBMITTED), SITE)
+    assert (taken.jobs, taken.unreachable) == ({}, True)
+    assert "squeue did not answer; its jobs are" in parse_cancelled(cut(CANCELLED), SITE)[1]
+    look, whole = parse_poll(cut(POLLED)), parse_poll(POLLED)
+    assert look.jobs in (None, whole.jobs)
+    assert look.chunks == whole.chunks[: len(look.chunks)] and len(look.chunks) < len(whole.chunks)
 
 
 def test_starts_that_slurm_expects():
@@ -174,9 +252,10 @@ def test_starts_that_slurm_expects():
         name = "gang"
 
     said = "sbatch: Job 9 to start at 2026-11-21T12:00:00 using 4 processors on nodes n1 in partition gpu\n"
-    (finding,), starts = read_tests("alps", f"@ test gang\n{said}@ clock\n1\n", [Script()])
+    (finding,), starts = read_tests("alps", part("test gang", said) + part("clock", "1\n"), [Script()])
     assert (finding.verdict, starts) == ("ok", {"gang": 1795262400.0})
-    (finding,), starts = read_tests("alps", "@ test gang\nallocation failure: Invalid qos specification\n", [Script()])
+    said = "allocation failure: Invalid qos specification\n"
+    (finding,), starts = read_tests("alps", part("test gang", said, 1), [Script()])
     assert (finding.verdict, finding.found, starts) == ("failed", "allocation failure: Invalid qos specification", {})
 
 

@@ -15,10 +15,10 @@ RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """A login node: `sh` prints what 22.05 printed; `ssh dead` fails."""
+    """A login node: `bash` prints what 22.05 printed; `ssh dead` fails."""
     programs = {
         "scontrol": "exit 1",
-        "sh": f"cat {RECORDED / '22.05.txt'}",
+        "bash": f"cat {RECORDED / '22.05.txt'}",
         "ssh": "echo 'ssh: Could not resolve hostname dead' >&2; exit 255",
     }
     for name, body in programs.items():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from hetrl.describe.sites import SiteFile
+from launch.remote import parse
 from launch.slurm.preconditions import Finding, Wish, judge, questions
-from launch.slurm.text import sections
+from tests.launch.remote_cases import part
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
 SLURM = (RECORDED / "22.05.txt").read_text()
@@ -34,9 +36,10 @@ GOOD = {
 }
 
 
-def examined(site: SiteFile = SITE, wish: Wish = WISH, **changes: str) -> dict[str, Finding]:
+def examined(site: SiteFile = SITE, wish: Wish = WISH, egress: int | None = None, **changes: str) -> dict[str, Finding]:
     parts = {**GOOD, **changes}
-    answer = "".join(f"@ {name}\n{text}\n" for name, text in parts.items()) + SLURM
+    answer = "".join(part(name, f"{text}\n") for name, text in parts.items()) + SLURM
+    answer += "" if egress is None else part("egress", "bash: connect: Connection refused\n" * egress, egress)
     return {finding.what: finding for finding in judge(site, answer, wish, 1000.0, 1001.0)}
 
 
@@ -99,8 +102,8 @@ def test_member_of_a_federation_must_be_named():
 
 def test_relay_that_does_not_answer():
     site = SITE.model_copy(update={"egress": "relay", "relay": "relay.example.org:7000"})
-    assert examined(site, egress="bash: connect: Connection refused")["relay"].verdict == "failed"
-    assert examined(site, egress="open")["relay"].verdict == "ok"
+    assert examined(site, egress=1)["relay"].verdict == "failed"
+    assert examined(site, egress=0)["relay"].verdict == "ok"
 
 
 def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
@@ -110,8 +113,13 @@ def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
     script = questions(site)
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
-    parts = sections(answer)
-    assert float(parts["clock"]) > 0
-    assert parts["scratch"].strip().splitlines()[-1].split()[3].isdigit()
-    assert "open" not in parts["egress"].splitlines()
+    parts = parse(answer)
+    assert float(parts["clock"].text) > 0
+    assert parts["scratch"].text.strip().splitlines()[-1].split()[3].isdigit()
+    assert parts["egress"].code == 1
     assert "environment" in parts
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+        target = f"127.0.0.1:{relay.getsockname()[1]}"
+        script = questions(site.model_copy(update={"relay": target}))
+        answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+        assert parse(answer)["egress"].code == 0

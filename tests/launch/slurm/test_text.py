@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import given, strategies as st
 
 from hetrl.describe.inventory import Inventory, expand_hosts, node_groups, read_inventory, write_inventory
 from hetrl.errors import HetrlError, UsageError
-from launch.slurm.text import discovery, parse_discovery, parse_gres, parse_seconds
+from launch.remote import script
+from launch.slurm.text import at_cluster, of_cluster, parse_discovery, parse_gres, parse_seconds
+from tests.launch.remote_cases import part
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
 WHEN = "2026-11-21T13:17:00+00:00"
@@ -65,10 +69,19 @@ def test_a_member_of_a_federation_asked_from_another_members_login_node():
     assert not inventory("22.05").federated
 
 
-def test_everything_is_asked_of_the_cluster_that_is_named():
-    asked = [line for line in discovery("beta").splitlines() if "--version" not in line]
-    assert asked and all("scontrol -M beta " in line for line in asked)
-    assert " -M " not in discovery(None)
+def test_everything_is_asked_of_the_cluster_that_is_named(tmp_path):
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+
+    def asked(cluster: str | None) -> list[str]:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        command = ["bash", "-c", script("discover", at=of_cluster(cluster))]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        return [line for line in said.splitlines() if not line.startswith("@ ") and line != "--version"]
+
+    assert len(asked("beta")) == 6 and all(line.startswith("-M beta ") for line in asked("beta"))
+    assert len(asked(None)) == 6 and not any("-M" in line for line in asked(None))
+    assert (at_cluster("sinfo", "beta"), at_cluster("sinfo", None)) == ("sinfo -M beta", "sinfo")
 
 
 def test_gpus_that_nothing_maps_are_asked_for_by_name():
@@ -83,7 +96,15 @@ def test_partition_that_is_not_there():
 
 def test_silent_slurm_is_an_error():
     with pytest.raises(HetrlError, match=r"alps: Slurm said nothing about config, nodes"):
-        parse_discovery("@ version\nslurm 24.05.0\n@ config\n@ partitions\nPartitionName=a\n", "alps", WHEN)
+        parse_discovery(
+            part("version", "slurm 24.05.0\n") + part("config") + part("partitions", "PartitionName=a\n"), "alps", WHEN
+        )
+
+
+def test_nodes_that_were_cut_off_are_not_read():
+    text = (RECORDED / "22.05.txt").read_text()
+    with pytest.raises(HetrlError, match=r"alps: Slurm said nothing about nodes"):
+        parse_discovery(text[: text.index("@ topology") - 2], "alps", WHEN)
 
 
 @pytest.mark.parametrize("version", ["22.05", "22.05-federation", "23.11", "24.05"])

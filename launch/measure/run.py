@@ -30,19 +30,20 @@ from hetrl.runtime.instruments.probe import GO_FILE, LINKS_FILE, Links, most_sec
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS, NODES_FILE
 from hetrl.runtime.transport.rendezvous import peer_endpoint
 from launch.interrupts import ended_by_signals
-from launch.measure.probe_commands import (
+from launch.measure.commands import (
     END_SECONDS,
     Look,
     fetch_script,
     look_script,
     parse_fetched,
     parse_look,
+    parse_stopped,
     start_script,
     stop_script,
     write_script,
 )
-from launch.measure.probe_stage import GPU, LINKS, LOCAL, NODES, ProbeSite, Wanted, stage
-from launch.measure.remote_task import Executor
+from launch.measure.remote_task import LOCAL, Executor
+from launch.measure.stage import GPU, LINKS, NODES, ProbeSite, Wanted, stage
 from launch.show import telling_line
 from launch.slurm.commands import ASK_SECONDS, SBATCH_SECONDS
 from launch.slurm.discover import at_every_site
@@ -114,13 +115,13 @@ def _named(site: ProbeSite, task: str) -> str:
 # ---- one site
 
 
-def start(site: ProbeSite) -> str:
-    """Copy a site's directory and start its tasks; returns the lines that name the jobs."""
+def start(site: ProbeSite) -> None:
+    """Copy a site's directory and start its tasks."""
     if site.executor != LOCAL:
         site.shell.copy_to(site.here, site.there, timeout_seconds=COPY_SECONDS)
     deadline = SBATCH_SECONDS * (1 + len(site.tasks))
     argv = ["bash", "-lc", start_script(site)]
-    return site.shell.check(argv, timeout_seconds=deadline, doing="start the tasks")
+    site.shell.check(argv, timeout_seconds=deadline, doing="start the tasks")
 
 
 def look(site: ProbeSite) -> Look | None:
@@ -141,9 +142,10 @@ def fetch(site: ProbeSite) -> dict[str, str]:
 def stop(site: ProbeSite) -> None:
     """End the tasks of a site and remove its directory; raises HetrlError where a job may be left."""
     deadline = (ASK_SECONDS + END_SECONDS) * (1 + len(site.tasks))
-    left = site.shell.check(["bash", "-lc", stop_script(site)], timeout_seconds=deadline, doing="cancel the tasks")
+    argv = ["bash", "-lc", stop_script(site)]
+    left = parse_stopped(site.shell.check(argv, timeout_seconds=deadline, doing="cancel the tasks"))
     if left:
-        raise HetrlError(f"{site.name}: scancel did not answer; cancel by hand: {left.strip()}")
+        raise HetrlError(f"{site.name}: scancel did not answer; cancel by hand: {', '.join(left)}")
 
 
 # ---- all sites

@@ -25,7 +25,7 @@ from hetrl.runtime.instruments.probe import PROBE_FILE, ProbeFile, gateway_file,
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from launch.links import links_of, relay_secrets
-from launch.measure.remote_task import TASKS_FILE, Executor, RemoteJob, RemoteJobs, RemoteTask
+from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, RemoteJobs, RemoteTask
 from launch.ports import gateway_endpoints
 from launch.shell import Shell
 from launch.slurm.render import python_of
@@ -33,8 +33,6 @@ from launch.slurm.resources import GATEWAY_SHAPE, Shape, resource_options, shape
 from launch.slurm.stage import fixed_endpoint, inventories_of, scratch_of, with_endpoint_files
 
 LINKS, NODES, GPU = "links", "nodes", "gpu-"
-SLURM: Executor = "slurm"
-LOCAL: Executor = "local"
 _TRAINING_GPUS = 2  # that `hetrl profile` takes: an all-reduce needs two
 
 

@@ -1,0 +1,69 @@
+# shellcheck shell=bash disable=SC2329 # functions are called through `part`
+# Whether a run could start at a site: a part for each question. discover.sh stands in front of it.
+#
+# test JOB       what sbatch says of a job: when it would start; nothing is queued
+# clock          seconds since the epoch
+# programs       those that are missing
+# controller     UP, in some sentence, where it answers
+# scratch        what df says of the directory, which can be written to
+# environment    the versions of packages, as JSON in the last line
+# egress         whether the relay or proxy answers, if there is one: the exit code
+
+declare sbatch_seconds
+declare -a jobs # JOB SCRIPT ...
+declare -a programs modules
+declare scratch
+declare -a versions # the command that prints them
+declare host port   # of the relay or proxy
+declare -a at       # `-M CLUSTER`, or nothing for that of the login node
+
+# Times are in UTC.
+tested() {
+  printf %s "$1" | TZ=UTC timeout "$sbatch_seconds" sbatch --test-only 2>&1
+}
+
+missing() {
+  for program in "${programs[@]}"; do
+    command -v "$program" >/dev/null || echo "$program"
+  done
+}
+
+# `scontrol ping` asks the login node's own controller, whatever -M says.
+controller() {
+  local said
+  if [ ${#at[@]} -eq 0 ]; then
+    scontrol ping 2>&1
+  elif said=$(scontrol "${at[@]}" show config 2>&1); then
+    echo "Slurmctld of ${at[1]} is UP"
+  else
+    echo "$said"
+  fi
+}
+
+space() {
+  local file=$scratch/.hetrl-$$
+  { mkdir -p "$scratch" && echo x >"$file" && rm "$file" && df -Pk "$scratch"; } 2>&1
+}
+
+environment() {
+  {
+    for module in "${modules[@]}"; do module load "$module"; done
+    "${versions[@]}"
+  } 2>&1
+}
+
+knock() {
+  # shellcheck disable=SC2016
+  timeout 5 bash -c 'exec 3<>"/dev/tcp/$1/$2"' knock "$host" "$port" 2>&1
+}
+
+for ((i = 0; i < ${#jobs[@]}; i += 2)); do
+  part "test ${jobs[i]}" tested "${jobs[i + 1]}"
+done
+part clock date +%s.%N
+part programs missing
+part controller controller
+part scratch space
+part environment environment
+[ -z "$port" ] || part egress knock
+exit 0

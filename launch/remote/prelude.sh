@@ -1,0 +1,23 @@
+# shellcheck shell=bash
+# What stands in front of every script here.
+#
+# An answer is parts:
+#   @ NAME        begins one
+#   LINE          what its command printed; a line that looks like these two has a blank more at its front
+#   @ end CODE    ends it, with the command's exit code; a part without this line was cut off
+# What stands outside of parts, as a login shell's greeting, is no answer. launch/remote/__init__.py reads it.
+
+# part NAME COMMAND [ARGUMENT]...: answer what a command prints; returns its exit code.
+part() {
+  echo "@ $1"
+  "${@:2}" | LC_ALL=C awk '{ sub(/^ *@ /, " &"); print }'
+  local code=${PIPESTATUS[0]}
+  echo "@ end $code"
+  return "$code"
+}
+
+# remove DIRECTORY: remove a site's directory, and that of its run if it was the last there.
+remove() {
+  rm -rf -- "$1"
+  rmdir -- "${1%/*}" 2>/dev/null
+}

@@ -1,0 +1,18 @@
+# shellcheck shell=bash
+# Start the tasks of a site that measures. What is started keeps no hold of this script's output.
+#
+# started    JOB ID, for each job
+
+declare directory
+declare python code # the interpreter that starts the tasks, and where it finds hetrl
+declare tasks       # the file that lists them
+declare -a modules
+
+cd "$directory" || exit
+for module in "${modules[@]}"; do module load "$module"; done
+export PYTHONPATH=$code PYTHONUNBUFFERED=1
+"$python" -m launch.cli remote-task "$tasks" >started 2>start.log </dev/null
+code=$?
+part started cat started
+cat start.log >&2
+exit $code
