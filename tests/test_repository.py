@@ -226,6 +226,27 @@ def test_planner_and_launcher_load_without_the_engines(package: str, blocked: tu
     assert done.stdout == f"{len(modules)} []\n"
 
 
+# --- bash -------------------------------------------------------------------------------------------------------------
+
+BASH = re.compile(r";\s*(then|done|fi|esac)\b|\b(printf|echo) |[|&]{2} |[12]?>&\d|>/dev/null|\$[({]")
+# rsync's --rsync-path, and an address on its way to a site: a command each, and no answer to read.
+SAYS_BASH = {"launch.shell", "launch.slurm.watch"}
+
+
+def strings(path: Path) -> list[str]:
+    """The strings of a file but for documentation; of an f-string what stands between the values."""
+    tree = ast.parse(path.read_text())
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in alone)
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+def test_bash_that_runs_at_a_site_is_a_file_of_its_own() -> None:
+    assert {module_name(p) for p in sources("launch") if any(map(BASH.search, strings(p)))} <= SAYS_BASH
+    scripts = [text for path in (ROOT / "launch/remote").glob("*.sh") for text in path.read_text().splitlines()]
+    assert sum(BASH.search(line) is not None for line in scripts) > 30, "the pattern knows bash where it sees it"
+
+
 # --- make and the tests' own rules ------------------------------------------------------------------------------------
 
 
