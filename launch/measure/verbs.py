@@ -42,7 +42,7 @@ from launch.slurm.discover import raise_for
 STREAMS = (1, 4, 8)
 GPU_MARGIN_SECONDS = 120.0  # to load torch from a shared disk
 PERCENTS = (50, 95, 99)
-ROUND_TRIPS = "ms, p50/95/99"
+ROUND_TRIPS = f"ms, p{'/'.join(map(str, PERCENTS))}"
 
 
 def probe_command(arguments: argparse.Namespace) -> int:
