@@ -1,15 +1,90 @@
-"""Find and read the files of a data set: JSON lines, one JSON object per file, and parquet."""
+"""The files of a data set (JSON lines, one JSON object per file, parquet), and what a row of each data set holds."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetrl.errors import UsageError
-from hetrl.runtime.data.formats import FORMATS, Row
+from hetrl.runtime.data.math_answer import last_boxed, marked
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+@dataclass(frozen=True)
+class DataRow:
+    """One row of a file and where it stands, `FILE:LINE` counted from 1."""
+
+    place: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """Of a data set: the key of the question, its reader of answers, and the folders that a directory keeps files in.
+
+    `folders` are globs that end in `/`, the directory itself being the empty one; `needs` completes "data.path: ...".
+    """
+
+    question: str
+    answer: Callable[[DataRow], str]
+    folders: tuple[str, ...]
+    needs: str
+
+
+def question_and_answer(kind: str, row: DataRow) -> tuple[str, str]:
+    """Return both texts of a row; raises UsageError with its place where one is missing."""
+    form = FORMATS[kind]
+    return _text(row, form.question), form.answer(row)
+
+
+def _text(row: DataRow, key: str) -> str:
+    value = row.values.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f'{row.place}: expected a text under "{key}"; its keys are: {_keys(row)}')
+    return value
+
+
+def _keys(row: DataRow) -> str:
+    return ", ".join(row.values) or "none"
+
+
+def _plain(row: DataRow) -> str:
+    value = row.values.get("answer")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    return _text(row, "answer")
+
+
+def _gsm8k(row: DataRow) -> str:
+    """Return what follows `####`, without thousands separators (Cobbe et al. 2021, arXiv 2110.14168)."""
+    answer = marked(_text(row, "answer"))
+    if answer is None:
+        raise UsageError(f'{row.place}: "answer" has no "#### " with the final answer behind it')
+    return answer.replace(",", "")
+
+
+def _math(row: DataRow) -> str:
+    r"""Return `answer` (MATH-500), else the last balanced \boxed{} of `solution` (Hendrycks 2021, arXiv 2103.03874)."""
+    if row.values.get("answer") is not None:
+        return _plain(row)
+    answer = last_boxed(_text(row, "solution"))
+    if not answer:
+        raise UsageError(f'{row.place}: "solution" has no balanced \\boxed{{}} with the final answer')
+    return answer
+
+
+_DIRECTORY = "a file of it (jsonl, parquet) or the directory as downloaded"
+FORMATS: dict[str, Format] = {
+    # main/ on the hub; socratic/ asks the same questions again.
+    "gsm8k": Format("question", _gsm8k, ("", "main/", "data/", "grade_school_math/data/"), _DIRECTORY),
+    # One folder per subject where there is no file of all.
+    "math": Format("problem", _math, ("", "data/", "default/", "*/"), _DIRECTORY),
+    "jsonl": Format("prompt", _plain, ("",), "the path of a file of JSON lines"),
+}
 
 
 def files_of(path: Path, kind: str, split: str) -> tuple[Path, ...]:
@@ -35,7 +110,7 @@ def files_of(path: Path, kind: str, split: str) -> tuple[Path, ...]:
     )
 
 
-def rows_of(path: Path) -> Iterator[Row]:
+def rows_of(path: Path) -> Iterator[DataRow]:
     """Yield the rows of a file; raises UsageError with file and line where one is not an object."""
     if path.suffix == ".parquet":
         yield from _parquet(path)
@@ -52,17 +127,17 @@ def rows_of(path: Path) -> Iterator[Row]:
             yield _row(f"{path}:{number}", line)
 
 
-def _row(place: str, content: bytes) -> Row:
+def _row(place: str, content: bytes) -> DataRow:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise UsageError(f"{place}: expected a JSON object; {error}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{place}: expected a JSON object, found {type(values).__name__}")
-    return Row(place, values)
+    return DataRow(place, values)
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _parquet(path: Path) -> Iterator[DataRow]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -72,4 +147,4 @@ def _parquet(path: Path) -> Iterator[Row]:
     except (OSError, ArrowException) as error:
         raise UsageError(f"data.path: {path}: not parquet: {error}") from None
     for number, values in enumerate(rows, start=1):
-        yield Row(f"{path}:{number}", values)
+        yield DataRow(f"{path}:{number}", values)

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from hetrl.describe.experiment import Data
 from hetrl.errors import UsageError
-from hetrl.runtime.data.files import files_of, rows_of
-from hetrl.runtime.data.formats import FORMATS, question_and_answer
+from hetrl.runtime.data.files import FORMATS, files_of, question_and_answer, rows_of
 
 
 @dataclass(frozen=True)

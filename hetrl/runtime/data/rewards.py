@@ -1,14 +1,69 @@
-"""Rewards by rule: a response is right, wrong, or cannot be scored, and the last is never taken for wrong."""
+"""Rewards by rule: a response is right, wrong, or cannot be scored, and the last is never taken for wrong.
+
+Answers of GSM8K and MATH are scored in worker processes that are killed and replaced when an answer is too much for
+them:
+
+    score: find the final answer in the response -> the same text as the reference: right
+           -> else ask a free worker: right, wrong, or unscorable with its cause
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
 
 from hetrl.describe.experiment import Data, Reward
-from hetrl.runtime.data.math_scorer import MathScorer
-from hetrl.runtime.data.verdicts import RIGHT, WRONG, Score, Scorer, Verdict
+from hetrl.errors import HetrlError
+from hetrl.runtime.data.math_answer import has_box, last_boxed, marked
+
+RESPONSE_CHARACTERS = 65536  # an answer stands at the end: what comes before is not searched
+ANSWER_CHARACTERS = 1000  # longer ones are not parsed: the time of the parser grows faster than its text
+START_SECONDS = 120.0  # for importing sympy, on a file system that may be slow
+# Deadlines are CPU seconds, which a busy machine does not change; a worker that does not even get to run is given up
+# after so many times as long by the clock.
+CLOCK_FACTOR, CLOCK_SECONDS = 5.0, 10.0
+
+
+class Verdict(Enum):
+    """What a rule says of a response."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    UNSCORABLE = "unscorable"
+
+
+@dataclass(frozen=True)
+class Score:
+    """A verdict; `cause` says why a response could not be scored, and is empty otherwise."""
+
+    verdict: Verdict
+    cause: str = ""
+
+
+RIGHT, WRONG = Score(Verdict.RIGHT), Score(Verdict.WRONG)
+
+
+def unscorable(cause: str) -> Score:
+    """Return the score of a response that could not be scored."""
+    return Score(Verdict.UNSCORABLE, cause)
+
+
+class Scorer(Protocol):
+    """Compares a response with the accepted answer; many calls may be under way at once."""
+
+    async def score(self, response: str, answer: str) -> Score:
+        """Return the score of a response."""
+        ...
 
 
 def exact_match(response: str, answer: str) -> float:
@@ -22,6 +77,141 @@ class ExactScorer:
     async def score(self, response: str, answer: str) -> Score:
         """Return RIGHT or WRONG: every text can be compared."""
         return RIGHT if exact_match(response, answer) else WRONG
+
+
+def final_answer(response: str) -> str | Score:
+    r"""Return the answer that a response states: its last balanced `\boxed{..}`, else what follows its last `####`.
+
+    A response that states none, or begins a box that never closes, cannot be scored.
+    """
+    text = response[-RESPONSE_CHARACTERS:]
+    said = last_boxed(text)
+    if said is None and has_box(text):
+        return unscorable("unbalanced box")
+    said = marked(text) if said is None else said
+    if not said:
+        return unscorable("no answer stated")
+    return said if len(said) <= ANSWER_CHARACTERS else unscorable("answer too long")
+
+
+class _WorkerEndedError(Exception):
+    """A worker died over an answer, or was killed over it."""
+
+
+class _Worker:
+    """One process of hetrl.runtime.data.math_worker."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, cpu_seconds: float) -> _Worker:
+        """Start a process and wait until it takes answers."""
+        arguments = ("-m", "hetrl.runtime.data.math_worker", str(os.getpid()), str(cpu_seconds))
+        pipe = asyncio.subprocess.PIPE
+        worker = cls(await asyncio.create_subprocess_exec(sys.executable, *arguments, stdin=pipe, stdout=pipe))
+        try:
+            await worker._line(START_SECONDS)
+        except _WorkerEndedError as error:
+            raise HetrlError(
+                f"reward: a math-verify worker {error} before it was ready (its error stands above); "
+                "install the extra `runtime`"
+            ) from None
+        except BaseException:
+            await worker.kill()
+            raise
+        return worker
+
+    async def check(self, said: str, answer: str, clock_seconds: float) -> Score:
+        """Ask for one verdict; raises _WorkerEndedError, with the reason, where the process is no more."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"said": said, "answer": answer}).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # the read below says what became of the worker
+            await self._process.stdin.drain()
+        reply = json.loads(await self._line(clock_seconds))
+        return Score(Verdict(reply["verdict"]), reply["cause"])
+
+    async def _line(self, clock_seconds: float) -> bytes:
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), clock_seconds)
+        except TimeoutError:
+            await self.kill()
+            raise _WorkerEndedError("did not answer") from None
+        if not line.endswith(b"\n"):
+            await self.kill()
+            by_deadline = self._process.returncode == -signal.SIGPROF
+            raise _WorkerEndedError("deadline" if by_deadline else f"ended with status {self._process.returncode}")
+        return line
+
+    async def kill(self) -> None:
+        """End the process now and wait until it is gone."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)  # Process.kill() may reap it before asyncio does
+        await self._process.wait()
+
+
+class MathScorer:
+    """A pool of workers; one that dies over an answer is replaced when it is needed.
+
+    `deadline_seconds` is the CPU time that comparing one answer may take. Leaving the context kills every worker.
+    """
+
+    def __init__(self, workers: int, deadline_seconds: float) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._clock_seconds = CLOCK_FACTOR * deadline_seconds + CLOCK_SECONDS
+        self._size = workers
+        self._free: asyncio.Queue[_Worker | None] = asyncio.Queue()  # None: a place whose worker is not started
+        self._alive: set[_Worker] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> MathScorer:
+        for _ in range(self._size - 1):
+            self._free.put_nowait(None)
+        self._free.put_nowait(await self._start())  # a worker that cannot start is found out before the run begins
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closed = True
+        await asyncio.gather(*(self._discard(worker) for worker in list(self._alive)))
+
+    async def score(self, response: str, answer: str) -> Score:
+        """Return the score of a response; raises HetrlError only when no worker can be started."""
+        said = final_answer(response)
+        if isinstance(said, Score):
+            return said
+        if said == answer.strip():
+            return RIGHT
+        if len(answer) > ANSWER_CHARACTERS:
+            return unscorable("reference answer too long")
+        return await self._ask(said, answer)
+
+    async def _ask(self, said: str, answer: str) -> Score:
+        worker = await self._free.get()
+        healthy = False
+        try:
+            worker = worker or await self._start()
+            score = await worker.check(said, answer, self._clock_seconds)
+            healthy = True
+            return score
+        except _WorkerEndedError as ended:
+            return unscorable(str(ended))
+        finally:  # also when the caller is cancelled: a worker with an answer under way takes no other
+            self._free.put_nowait(worker if healthy else None)
+            if worker is not None and not healthy:
+                await self._discard(worker)
+
+    async def _start(self) -> _Worker:
+        if self._closed:
+            raise HetrlError("reward: the scorer is closed")
+        worker = await _Worker.start(self._deadline_seconds)
+        self._alive.add(worker)
+        return worker
+
+    async def _discard(self, worker: _Worker) -> None:
+        self._alive.discard(worker)
+        await worker.kill()
 
 
 def rule_of(reward: Reward, data: Data) -> str:

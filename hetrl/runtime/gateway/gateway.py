@@ -22,9 +22,9 @@ import zmq
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.gateway.admission import Admission
-from hetrl.runtime.gateway.link import STREAMS, Link
+from hetrl.runtime.gateway.peer_link import STREAMS, PeerLink
 from hetrl.runtime.gateway.seat import Seat
+from hetrl.runtime.gateway.zap import ZapHandler
 from hetrl.runtime.transport.chunks import bytes_of
 from hetrl.runtime.transport.endpoints import listen
 from hetrl.runtime.transport.lane import Attempt, Parcel
@@ -77,7 +77,7 @@ class Gateway:
         self._endpoints = {peer: endpoint for peer, endpoint in peers.items() if peer != site}
         self._hold_seconds, self._lane_bytes, self._most_seats = hold_seconds, lane_bytes, seats
         self._links = {
-            peer: Link(
+            peer: PeerLink(
                 site,
                 peer,
                 streams=streams.get(peer, STREAMS),
@@ -88,14 +88,14 @@ class Gateway:
             for peer in self._endpoints
         }
         self._seats: dict[str, Seat] = {}
-        self._admission = Admission(site, keys.site_by_key())
+        self._zap = ZapHandler(site, keys.site_by_key())
         self._stop = asyncio.Event()
         self._defect: BaseException | None = None
 
     async def serve(self) -> None:
         """Work until `stop`; then send what is queued for at most 2 s. Raises HetrlError when the port is taken."""
         context: zmq.Context[Any] = zmq.Context(io_threads=2)
-        self._admission.open(context, failed=self._fail)
+        self._zap.open(context, failed=self._fail)
         socket = server_socket(context, self._keys)
         monitor = watch(socket, self._count_connection, failed=self._fail)
         self._router = Port(socket, self._hear, self._pump, failed=self._fail)
@@ -117,7 +117,7 @@ class Gateway:
             for link in self._links.values():
                 link.close(linger_seconds)
             self._router.close(linger_seconds)
-            self._admission.close()
+            self._zap.close()
             await asyncio.to_thread(context.term)
 
     def stop(self) -> None:
@@ -129,7 +129,7 @@ class Gateway:
         seats = self._seats.values()
         return wire.LinkStatsReply(
             links={peer: link.counters() for peer, link in self._links.items()},
-            refused=self._admission.refused,
+            refused=self._zap.refused,
             malformed=self.malformed,
             not_admitted=self.not_admitted,
             chunks_dropped=sum(seat.chunks_dropped for seat in seats),
@@ -292,7 +292,7 @@ class Gateway:
     def _echo(self, peer: str, now: float) -> list[bytes]:
         return wire.encode(self._header(gateway_of(peer)), wire.Echo(seconds=now))
 
-    def _places(self) -> list[Link | Seat]:
+    def _places(self) -> list[PeerLink | Seat]:
         return [*self._links.values(), *self._seats.values()]
 
     async def _drain(self) -> float:

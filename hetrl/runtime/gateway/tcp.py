@@ -1,4 +1,4 @@
-"""Plain TCP connections below ZeroMQ: connect, listen, read a preamble, splice two of them.
+"""Plain TCP connections below ZeroMQ: connect, also through an HTTP proxy, listen, read a preamble, splice two of them.
 
 Everything here works on non-blocking sockets of the running event loop. What passes is ciphertext of CURVE
 (`hetrl.runtime.wire.keys`): nothing here needs to be trusted with more than the addresses.
@@ -7,6 +7,7 @@ Everything here works on non-blocking sockets of the running event loop. What pa
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
 import logging
 import os
@@ -19,12 +20,22 @@ from hetrl.errors import SiteUnreachableError, UsageError
 
 BUFFER_BYTES = 256 * 1024  # per direction of a splice, and all that it holds
 CONNECT_SECONDS = 10.0
+ANSWER_BYTES = 16 * 1024  # of a proxy
+ANSWER_SECONDS = 20.0  # the proxy connects before it answers
 IDLE_SECONDS = 120.0  # ZeroMQ's heartbeats cross a living link every 2 s
 _BACKLOG = 128
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}  # accept(2)
 _ACCEPT_PAUSE_SECONDS = 1.0
 # A peer whose host vanished is noticed after 15 + 3 x 5 s (tcp(7)).
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+_PROXY_REMEDIES = {
+    403: "the proxy forbids it: ask for that host and port, or move the other end to a port it allows (often 443)",
+    407: "it wants a password: set proxy_credentials in the site's file",
+    502: "the proxy cannot reach it",
+    503: "the proxy cannot reach it",
+    504: "the proxy cannot reach it",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -185,3 +196,46 @@ def _prepared(connection: socket.socket) -> socket.socket:
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return connection
+
+
+# ---- through a site's HTTP proxy: the CONNECT method (RFC 9110, section 9.3.6)
+
+
+async def connect_through(proxy: str, address: str, credentials: str | None = None) -> socket.socket:
+    """Return a connection to `address` (host:port) that the proxy at `proxy` made; `credentials` are `user:password`.
+
+    Raises SiteUnreachableError that names the proxy, the address and what to do.
+    """
+    connection = await connect(proxy)
+    with closing_on_error(connection):
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await send(connection, connect_request(address, credentials))
+                answer = await read_through(connection, b"\r\n\r\n", ANSWER_BYTES)
+        except TimeoutError:
+            raise SiteUnreachableError(f"proxy {proxy} did not answer within {ANSWER_SECONDS:g} s") from None
+        except (OSError, ValueError) as error:
+            raise SiteUnreachableError(f"proxy {proxy} gave no answer of HTTP ({error})") from None
+        status, reason = status_of(answer)
+        if not 200 <= status < 300:
+            remedy = f"; {_PROXY_REMEDIES[status]}" if status in _PROXY_REMEDIES else ""
+            raise SiteUnreachableError(f"proxy {proxy} answered {status} {reason} to CONNECT {address}{remedy}")
+        return connection
+
+
+def connect_request(address: str, credentials: str | None) -> bytes:
+    """Return the request for a tunnel to `address`."""
+    lines = [f"CONNECT {address} HTTP/1.1", f"Host: {address}"]
+    if credentials is not None:
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(credentials.encode()).decode()}")
+    return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+def status_of(answer: bytes) -> tuple[int, str]:
+    """Return status and reason of an answer; a status of 0 where it is not HTTP."""
+    version, _, rest = answer.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
+    number, _, reason = rest.partition(" ")
+    if not version.startswith("HTTP/1.") or len(number) != 3 or not (number.isascii() and number.isdigit()):
+        return 0, "(not HTTP)"
+    # Printable text only: it goes to the log.
+    return int(number), "".join(letter for letter in reason if letter.isprintable())[:80]

@@ -24,7 +24,6 @@ from typing import Any, Literal
 
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.runtime.gateway import relay_protocol, tcp
-from hetrl.runtime.gateway.http_proxy import connect_through
 from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.gateway.relay_client import Reach, dial, enter, paired
 from hetrl.runtime.gateway.relay_protocol import Request
@@ -172,7 +171,7 @@ def _address(endpoint: str) -> str:
 
 def _reach(proxy: str | None, credentials: str | None) -> Reach:
     """Return what opens a connection to host:port."""
-    return functools.partial(connect_through, proxy, credentials=credentials) if proxy else tcp.connect
+    return functools.partial(tcp.connect_through, proxy, credentials=credentials) if proxy else tcp.connect
 
 
 def _key(site: str, relay: str, relay_keys: Mapping[str, bytes]) -> bytes:

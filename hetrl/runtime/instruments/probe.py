@@ -31,7 +31,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.gateway.gateway import Gateway
 from hetrl.runtime.gateway.gateway_process import read_gateway
 from hetrl.runtime.gateway.ways import Ways
-from hetrl.runtime.instruments.probe_load import full_load, round_trips
+from hetrl.runtime.instruments.load import full_load, round_trips
 from hetrl.runtime.run.context import exit_with, log_to_stderr
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, read_endpoint

@@ -24,9 +24,9 @@ from hetrl.describe.measured_links import Probed, Throughput
 from hetrl.errors import HetrlError, SiteUnreachableError, UsageError
 from hetrl.files import replace_json
 from hetrl.runtime.gateway import tcp
-from hetrl.runtime.instruments.probe_load import INTERVALS, WARM_UP_ROUND_TRIPS, Load, Send, full_load, round_trips
+from hetrl.runtime.instruments.load import INTERVALS, WARM_UP_ROUND_TRIPS, Load, Send, full_load, round_trips
 from hetrl.runtime.run.context import exit_with, log_to_stderr
-from hetrl.runtime.run.island import Island, island_from_environment, started_by_mpi
+from hetrl.runtime.run.island import IslandRank, island_from_environment, started_by_mpi
 
 NODES_FILE = "nodes.json"
 MOST_SECONDS = 600.0
@@ -44,7 +44,7 @@ def gbps_of(load: Load) -> tuple[float, ...]:
 # ---- TCP: rank 0 answers each message by a byte, rank 1 measures
 
 
-async def serve(island: Island) -> None:
+async def serve(island: IslandRank) -> None:
     """Answer messages until the other rank, which came, has gone."""
     came, opened = asyncio.Event(), set[asyncio.StreamWriter]()
 
@@ -70,7 +70,7 @@ async def serve(island: Island) -> None:
             await asyncio.sleep(0.05)
 
 
-class Connection:
+class NodeConnection:
     """One TCP connection: messages go out one after the other, their answers come back in that order."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,10 +100,10 @@ class Connection:
         self._writer.close()
 
 
-async def connect(island: Island, streams: int) -> list[Connection]:
+async def connect(island: IslandRank, streams: int) -> list[NodeConnection]:
     """Open connections to rank 0; raises SiteUnreachableError where it does not listen in time."""
     deadline = time.monotonic() + MEET_SECONDS
-    found: list[Connection] = []
+    found: list[NodeConnection] = []
     while len(found) < streams:
         try:
             opened = await tcp.connect(f"{island.host}:{island.port}")
@@ -113,12 +113,12 @@ async def connect(island: Island, streams: int) -> list[Connection]:
             await asyncio.sleep(0.2)
             continue
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        found.append(Connection(*await asyncio.open_connection(sock=opened)))
+        found.append(NodeConnection(*await asyncio.open_connection(sock=opened)))
     return found
 
 
 async def measure_by_tcp(
-    island: Island, streams: list[int], seconds: float, count: int
+    island: IslandRank, streams: list[int], seconds: float, count: int
 ) -> tuple[tuple[float, ...], list[Throughput]]:
     """Return the round trips in seconds, and the throughput of each number of streams."""
     connections = await connect(island, max(streams))
@@ -132,7 +132,7 @@ async def measure_by_tcp(
     return trips, found
 
 
-def _by_turns(connections: list[Connection]) -> Send:
+def _by_turns(connections: list[NodeConnection]) -> Send:
     """Return what sends each message over the next connection."""
     turns = cycle(connections)
     return lambda payload: next(turns).send(payload)

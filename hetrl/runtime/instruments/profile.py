@@ -27,9 +27,9 @@ import psutil
 import torch
 
 from hetrl.describe.measured import Measurement
-from hetrl.runtime.instruments.profile_kernels import all_reduces, copies, matmuls
-from hetrl.runtime.instruments.profile_layer import layers
-from hetrl.runtime.instruments.profile_timing import Repetitions
+from hetrl.runtime.instruments.kernels import all_reduces, copies, matmuls
+from hetrl.runtime.instruments.layer import layers
+from hetrl.runtime.instruments.timing import Repetitions
 from hetrl.workload import architecture
 
 FULL = Repetitions(warm_up=3, count=20, seconds=4.0)
@@ -39,7 +39,7 @@ _PACKAGES = ("hetrl", "torch", "megatron-core", "vllm")
 
 
 @dataclass(frozen=True)
-class Step:
+class Instrument:
     """One kind of measurement; `needs` is the package without which it is skipped."""
 
     kind: str
@@ -47,33 +47,33 @@ class Step:
     needs: str = "torch"
 
 
-def steps(device: torch.device, model: str, ports: list[int], quick: bool) -> tuple[Step, ...]:
+def steps(device: torch.device, model: str, ports: list[int], quick: bool) -> tuple[Instrument, ...]:
     """Return what is measured, in order; quick leaves the engines out, whose starts take longer than all the rest."""
     how = QUICK if quick else FULL
     shape = architecture(model)
     kernels = (
-        Step("matmul", lambda: matmuls(device, how)),
-        Step("copy", lambda: copies(device, how)),
-        Step("layer", lambda: layers(shape, device, how)),
-        Step("all-reduce", lambda: all_reduces(device, ports[0], how)),
+        Instrument("matmul", lambda: matmuls(device, how)),
+        Instrument("copy", lambda: copies(device, how)),
+        Instrument("layer", lambda: layers(shape, device, how)),
+        Instrument("all-reduce", lambda: all_reduces(device, ports[0], how)),
     )
     if quick:
         return kernels
     return (
         *kernels,
-        Step("megatron step", lambda: _training_steps(device, ports[1], how), "megatron"),
-        Step("vllm decode", lambda: _decoding(device, how), "vllm"),
+        Instrument("megatron step", lambda: _training_steps(device, ports[1], how), "megatron"),
+        Instrument("vllm decode", lambda: _decoding(device, how), "vllm"),
     )
 
 
 def _training_steps(device: torch.device, port: int, how: Repetitions) -> Iterator[Measurement]:
-    from hetrl.runtime.instruments.profile_engines import training_steps
+    from hetrl.runtime.instruments.engines import training_steps
 
     yield from training_steps(device, port, how)
 
 
 def _decoding(device: torch.device, how: Repetitions) -> Iterator[Measurement]:
-    from hetrl.runtime.instruments.profile_engines import decoding
+    from hetrl.runtime.instruments.engines import decoding
 
     yield from decoding(device, how, START_SECONDS)
 
@@ -140,7 +140,7 @@ def main() -> int:
     return 0
 
 
-def _measure(step: Step, device: torch.device, say: Callable[[dict[str, Any]], None]) -> None:
+def _measure(step: Instrument, device: torch.device, say: Callable[[dict[str, Any]], None]) -> None:
     say({"begin": step.kind})
     if importlib.util.find_spec(step.needs) is None:
         say({"skipped": {"kind": step.kind, "why": f"{step.needs} is not installed"}})

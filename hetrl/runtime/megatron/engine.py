@@ -3,7 +3,7 @@
     start_world(...)
     engine = MegatronEngine(config, layout, rank=rank, optimizer=settings, seed=0)
     engine.load(iter_safetensors(directory))      # or random_weights(config, seed)
-    engine.score(batch); engine.train_step(batch, "policy", hyper)
+    engine.score(batch); engine.train_step(batch, LossSettings())
     for name, tensor in engine.export(): ...      # every rank drives it, rank 0 gets the tensors
     engine.save(directory, {"step": 1}); engine.restore(directory)
     engine.close(); stop_world()
@@ -35,16 +35,15 @@ from hetrl.runtime.megatron import (
     hf_weights,
     model as megatron_model,
 )
-from hetrl.runtime.megatron.batch import TokenBatch
+from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
 from hetrl.runtime.megatron.layers import packing
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
-from hetrl.runtime.megatron.micro_batches import MicroBatch, cut
-from hetrl.runtime.megatron.optimizer import build_optimizer
-from hetrl.runtime.megatron.optimizer_settings import OptimizerSettings
+from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
 from hetrl.runtime.rl import losses
 from hetrl.runtime.wan.torch_world import start_world, stop_world
+from hetrl.runtime.wire import LossSettings
 
 __all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
 
@@ -174,21 +173,21 @@ class MegatronEngine:
                 rows.append(received)
         return torch.cat(rows) if rows else torch.empty(0, width)
 
-    def train_step(self, batch: TokenBatch, loss: str, hyper: Mapping[str, float | str]) -> dict[str, float]:
+    def train_step(self, batch: TokenBatch, settings: LossSettings) -> dict[str, float]:
         """Take one optimiser step on the mean of a loss over all masked tokens; return its metrics on every rank.
 
-        `loss` and the extras it needs are those of `hetrl.runtime.rl.losses`; `hyper` may hold its coefficients,
-        `temperature` and `learning_rate` (for this step). Returns loss, grad_norm (before clipping), tokens,
+        The losses and the extras they need are those of `hetrl.runtime.rl.losses`; the `learning_rate` of `settings` is
+        for this step. Returns loss, grad_norm (before clipping), tokens,
         learning_rate and the means of the loss's metrics. Raises HetrlError for a wrong request, and, with the weights
         untouched, when the loss or the gradient is not finite.
         """
         optimizer = self._require_optimizer()
-        losses.check(loss, batch.extras, hyper)
+        losses.check(settings, batch.extras)
         if not batch.mask.any():
             raise HetrlError("train_step: no token of the batch is a target; its mask is empty")
         self.model.zero_grad_buffer()
         optimizer.zero_grad()
-        function = partial(self._loss_of, loss=loss, hyper=hyper)
+        function = partial(self._loss_of, settings=settings)
         metrics = self._mean(self._run(batch.trimmed(), function, forward_only=False), int(batch.mask.sum()))
         optimizer.prepare_grads()
         grad_norm = float(optimizer.get_grad_norm())
@@ -197,17 +196,17 @@ class MegatronEngine:
                 f"train_step: loss {metrics['loss']}, gradient norm {grad_norm}: not finite, the step was not taken; "
                 "look at the batch's advantages and log-probs, or lower the learning rate"
             )
-        rate = self._set_learning_rate(hyper)
+        rate = self._set_learning_rate(settings.learning_rate)
         optimizer.step()
         self.steps += 1
         return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
 
     def _loss_of(
-        self, micro: MicroBatch, logits: torch.Tensor, loss: str, hyper: Mapping[str, float | str]
+        self, micro: MicroBatch, logits: torch.Tensor, settings: LossSettings
     ) -> tuple[torch.Tensor, torch.Tensor, losses.Sums]:
         """Return what megatron's schedule expects: the sum to differentiate, its number of tokens, what to report."""
-        logprobs, entropy = self._logprobs(micro, logits, float(hyper.get("temperature", 1.0)))
-        total, sums = losses.evaluate(loss, logprobs, micro.mask, micro.extras, hyper, entropy)
+        logprobs, entropy = self._logprobs(micro, logits, settings.temperature)
+        total, sums = losses.evaluate(logprobs, micro.mask, micro.extras, settings, entropy)
         return total, micro.mask.sum().int(), {"loss": total.detach().clone(), **sums}
 
     def _mean(self, outputs: list[losses.Sums], tokens: int) -> dict[str, float]:
@@ -222,9 +221,10 @@ class MegatronEngine:
         values = zip(losses.METRICS, sums.tolist(), strict=True)
         return {"tokens": float(tokens), **{name: value / tokens for name, (value, given) in values if given}}
 
-    def _set_learning_rate(self, hyper: Mapping[str, float | str]) -> float:
+    def _set_learning_rate(self, rate: float | None) -> float:
+        """Take the rate of this step, the optimiser's own where there is none."""
         assert self.settings is not None
-        rate = float(hyper.get("learning_rate", self.settings.learning_rate))
+        rate = self.settings.learning_rate if rate is None else rate
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate

@@ -3,7 +3,7 @@
 arrays = experience(groups, pad_token, algorithm)
 arrays["old_logprobs"] = ...      # and reference_logprobs: from the engines
 batch, measured = training_batch(arrays, groups, algorithm)
-for part in minibatches(batch, algorithm.minibatches, algorithm): one optimiser step with hyper_of(algorithm)
+for part in minibatches(batch, algorithm.minibatches, algorithm): one optimiser step with loss_settings(algorithm)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from hetrl.describe.experiment import AlgorithmSection
 from hetrl.runtime.rl.advantages import GroupAdvantages, group_advantages
-from hetrl.runtime.rl.importance import bounded_exp, importance_weights
-from hetrl.runtime.rl.kl import kl_estimate
-from hetrl.runtime.rl.sampling import Group
+from hetrl.runtime.rl.divergence import bounded_exp, importance_weights, kl_estimate
+from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.wire import LossSettings
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -39,7 +39,7 @@ def padded(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], pad_token: 
     return {"tokens": tokens, "lengths": lengths, "mask": mask}
 
 
-def experience(groups: Sequence[Group], pad_token: int, algorithm: AlgorithmSection = DEFAULTS) -> Arrays:
+def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: AlgorithmSection = DEFAULTS) -> Arrays:
     """Return the batch of an iteration: `padded` plus advantages and sampler_logprobs, float32 [n, s].
 
     The advantages are those of the rewards alone; logs a warning for groups of one sample, whose advantages are 0.
@@ -64,7 +64,7 @@ def experience(groups: Sequence[Group], pad_token: int, algorithm: AlgorithmSect
 
 
 def training_batch(
-    arrays: Mapping[str, NDArray[Any]], groups: Sequence[Group], algorithm: AlgorithmSection = DEFAULTS
+    arrays: Mapping[str, NDArray[Any]], groups: Sequence[PromptGroup], algorithm: AlgorithmSection = DEFAULTS
 ) -> tuple[Arrays, dict[str, float]]:
     """Return what the policy loss reads of a batch whose log-probs are known, and what is worth watching in it.
 
@@ -135,18 +135,18 @@ def token_weights(mask: NDArray[np.bool_], constant: int | None) -> NDArray[np.f
     return np.where(mask, mask.sum() / (samples * divisor), 0.0).astype(np.float32)
 
 
-def hyper_of(algorithm: AlgorithmSection) -> dict[str, float | str]:
-    """Return the hyper-parameters of an optimiser step with the policy loss."""
-    hyper: dict[str, float | str] = {
-        "learning_rate": algorithm.learning_rate,
-        "temperature": algorithm.temperature,
-        "clip_low": algorithm.clip_low,
-        "clip_high": algorithm.clip_high,
-        "kl_coefficient": algorithm.kl_coefficient if algorithm.kl_in == "loss" else 0.0,
-        "kl_estimator": algorithm.kl_estimator,
-        "entropy_coefficient": algorithm.entropy_coefficient,
-    }
-    return hyper if algorithm.dual_clip is None else {**hyper, "dual_clip": algorithm.dual_clip}
+def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
+    """Return how an optimiser step with the policy loss is taken."""
+    return LossSettings(
+        learning_rate=algorithm.learning_rate,
+        temperature=algorithm.temperature,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        kl_coefficient=algorithm.kl_coefficient if algorithm.kl_in == "loss" else 0.0,
+        kl_estimator=algorithm.kl_estimator,
+        entropy_coefficient=algorithm.entropy_coefficient,
+    )
 
 
 def largest_difference(arrays: Mapping[str, NDArray[Any]], fresh: NDArray[np.bool_]) -> float | None:
@@ -158,7 +158,7 @@ def largest_difference(arrays: Mapping[str, NDArray[Any]], fresh: NDArray[np.boo
     return float(difference.max()) if difference.size else None
 
 
-def drawn_under(version: int, groups: Sequence[Group], width: int) -> NDArray[np.bool_]:
+def drawn_under(version: int, groups: Sequence[PromptGroup], width: int) -> NDArray[np.bool_]:
     """Return bool [n, width]: the response tokens that were drawn under this weight version."""
     pairs = [(group, sample) for group in groups for sample in group.samples]
     fresh = np.zeros((len(pairs), width), dtype=np.bool_)

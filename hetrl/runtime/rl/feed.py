@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from hetrl.runtime.rl.sampling import Group
+from hetrl.runtime.rl.sampling import PromptGroup
 
-Draw = Callable[[int], Awaitable[Group]]
+Draw = Callable[[int], Awaitable[PromptGroup]]
 
 
 def capacity(max_staleness: int, iterations: int, batch: int, accepted: int, running: int) -> int:
@@ -23,7 +23,7 @@ def capacity(max_staleness: int, iterations: int, batch: int, accepted: int, run
     return (max_staleness + iterations + 1) * batch - (accepted + running)
 
 
-def oldest_version(group: Group) -> int:
+def oldest_version(group: PromptGroup) -> int:
     """Return the oldest weight version that any token of the group was drawn under."""
     return min(span.version for sample in group.samples for span in sample.versions)
 
@@ -36,13 +36,13 @@ class Feed:
         self._draw, self._batch, self._max_staleness = draw, batch, max_staleness
         self._needed = iterations * batch
         self._version, self._iterations = version, 0
-        self._running: dict[int, asyncio.Future[Group]] = {}
-        self._waiting: dict[int, Group] = {}
+        self._running: dict[int, asyncio.Future[PromptGroup]] = {}
+        self._waiting: dict[int, PromptGroup] = {}
         self._trained = 0
         self._next = 0
         self.dropped = 0
 
-    async def batch(self) -> tuple[Group, ...]:
+    async def batch(self) -> tuple[PromptGroup, ...]:
         """Return the next batch, in the order of the prompts; raises what a draw raised."""
         while True:
             self._sweep()
@@ -81,7 +81,7 @@ class Feed:
             del self._waiting[number]
         self.dropped += len(stale)
 
-    def _take(self) -> tuple[Group, ...]:
+    def _take(self) -> tuple[PromptGroup, ...]:
         numbers: Sequence[int] = sorted(self._waiting)[: self._batch]
         self._trained += len(numbers)
         return tuple(self._waiting.pop(number) for number in numbers)

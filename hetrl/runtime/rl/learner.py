@@ -1,4 +1,8 @@
-"""One iteration of learning from a batch of groups: score, then one optimiser step per minibatch."""
+"""One iteration of learning from a batch of groups: score, then one optimiser step per minibatch.
+
+The policy is what the controller sees of the Megatron tasks: addresses that take score, train, save and publish
+requests.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,87 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hetrl.describe.experiment import AlgorithmSection
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
 from hetrl.runtime.rl.experience import (
     drawn_under,
     experience,
-    hyper_of,
     largest_difference,
+    loss_settings,
     minibatches,
     training_batch,
 )
-from hetrl.runtime.rl.policy import Policy
-from hetrl.runtime.rl.sampling import Group
+from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.wire.arrays import pack, unpack
 from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
+
+SCORE_SECONDS = 3600.0
+TRAIN_SECONDS = 3600.0
+PUBLISH_SECONDS = 3600.0
+SAVE_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The addresses of the actor's trainer and of those that receive its weights."""
+
+    member: Member
+    trainer: str
+    replicas: tuple[str, ...]
+    reference: str | None
+    temperature: float
+
+    async def logprobs(self, task: str, arrays: Mapping[str, NDArray[Any]], step: int) -> NDArray[np.float32]:
+        """Return the log-probs [n, s] of a batch under the weights of a Megatron task, given by its address."""
+        specs, buffers = pack({name: arrays[name] for name in ("tokens", "lengths")})
+        request = wire.Score(step=step, what="logprobs", temperature=self.temperature, arrays=specs)
+        reply = await self.member.request(
+            task, request, buffers, timeout_seconds=SCORE_SECONDS, doing=f"step {step}: log-probs"
+        )
+        if not isinstance(reply.message, wire.Scored):
+            raise _unexpected(task, reply)
+        scores: NDArray[np.float32] = unpack(reply.message.arrays, reply.buffers)["scores"]
+        return scores
+
+    async def train(
+        self, arrays: Mapping[str, NDArray[Any]], settings: wire.LossSettings, step: int
+    ) -> dict[str, float]:
+        """Make one optimiser step and return what it measured."""
+        specs, buffers = pack(arrays)
+        request = wire.Train(step=step, settings=settings, arrays=specs)
+        reply = await self.member.request(
+            self.trainer, request, buffers, timeout_seconds=TRAIN_SECONDS, doing=f"step {step}: train"
+        )
+        if not isinstance(reply.message, wire.Trained):
+            raise _unexpected(self.trainer, reply)
+        return reply.message.metrics
+
+    async def save(self, step: int, version: int, keep: int) -> wire.Saved:
+        """Write a checkpoint after a step and return where it lies."""
+        request = wire.Save(step=step, version=version, keep=keep)
+        doing = f"checkpoint after step {step}"
+        reply = await self.member.request(self.trainer, request, timeout_seconds=SAVE_SECONDS, doing=doing)
+        if not isinstance(reply.message, wire.Saved):
+            raise _unexpected(self.trainer, reply)
+        return reply.message
+
+    async def publish(self, version: int, receivers: Sequence[str]) -> wire.Published:
+        """Send the current weights as `version`; returns when every receiver serves them."""
+        request = wire.Publish(version=version, receivers=tuple(receivers))
+        doing = f"publish weight version {version}"
+        reply = await self.member.request(self.trainer, request, timeout_seconds=PUBLISH_SECONDS, doing=doing)
+        if not isinstance(reply.message, wire.Published):
+            raise _unexpected(self.trainer, reply)
+        return reply.message
+
+
+def _unexpected(member: str, reply: Envelope) -> HetrlError:
+    return HetrlError(f"{member}: answered {type(reply.message).__name__}, which nobody asked for")
 
 
 @dataclass(frozen=True)
@@ -31,7 +104,7 @@ class Learner:
     pad_token: int
 
     async def learn(
-        self, groups: Sequence[Group], step: int, version: int, seconds: dict[str, float]
+        self, groups: Sequence[PromptGroup], step: int, version: int, seconds: dict[str, float]
     ) -> dict[str, float]:
         """Take every optimiser step of an iteration; return what they measured, and into `seconds` how long it took.
 
@@ -53,11 +126,9 @@ class Learner:
 
     async def _optimise(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
         algorithm = self.algorithm
-        hyper = hyper_of(algorithm)
+        settings = loss_settings(algorithm)
         parts = minibatches(batch, algorithm.minibatches, algorithm)
-        measured = [
-            await self.policy.train(part, "policy", hyper, step) for _ in range(algorithm.epochs) for part in parts
-        ]
+        measured = [await self.policy.train(part, settings, step) for _ in range(algorithm.epochs) for part in parts]
         return {name: sum(row[name] for row in measured) / len(measured) for name in measured[0]}
 
 

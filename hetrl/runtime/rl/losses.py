@@ -8,78 +8,69 @@ means than that over tokens come as weights of the tokens; see `hetrl.runtime.rl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.rl.importance import LARGEST_EXPONENT
-from hetrl.runtime.rl.kl import ESTIMATORS, kl_estimate
+from hetrl.runtime.rl.divergence import ESTIMATORS, LARGEST_EXPONENT, kl_estimate
+from hetrl.runtime.wire import LossSettings
 
 Sums = dict[str, torch.Tensor]
 
-REQUIRED_EXTRAS = {"policy": ("old_logprobs", "advantages"), "supervised": ()}
-OPTIONAL_EXTRAS = {"policy": ("reference_logprobs", "importance_weights", "token_weights"), "supervised": ()}
-COMMON_HYPER = ("learning_rate", "temperature")
-NUMBERS = ("clip_low", "clip_high", "dual_clip", "kl_coefficient", "entropy_coefficient")
-HYPER = {"policy": (*NUMBERS, "kl_estimator"), "supervised": ()}
+LOSSES = ("policy", "supervised")
+REQUIRED_EXTRAS = ("old_logprobs", "advantages")  # of the policy loss
+COEFFICIENTS = ("clip_low", "clip_high", "dual_clip", "kl_coefficient", "kl_estimator", "entropy_coefficient")
 METRICS = ("loss", "ratio", "clip_fraction", "dual_clip_fraction", "logprob_difference", "kl", "entropy")
+_DEFAULTS = LossSettings()
 
 
 def policy_loss(
     logprobs: torch.Tensor,
     mask: torch.Tensor,
-    *,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    kl_coefficient: float = 0.0,
-    kl_estimator: str = "k3",
-    entropy_coefficient: float = 0.0,
-    reference_logprobs: torch.Tensor | None = None,
-    importance_weights: torch.Tensor | None = None,
-    token_weights: torch.Tensor | None = None,
+    extras: Mapping[str, torch.Tensor],
+    settings: LossSettings,
     entropy: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:
     """Return the clipped surrogate of PPO and GRPO with its optional terms, summed over the masked tokens.
 
-    All tensors are [b, s]; `mask` is bool. With S of `clipped_surrogate` at r = exp(logprob - old_logprob), a token is
+    All tensors are [b, s]; `mask` is bool. `extras` are old_logprobs and advantages and, where they are given,
+    reference_logprobs, importance_weights and token_weights. With S of `clipped_surrogate` at
+    r = exp(logprob - old_logprob), a token is
         token_weight (-importance_weight S + kl_coefficient KL - entropy_coefficient entropy)
     KL is `kl_estimate` of d = reference_logprob - logprob: the term of GRPO (arXiv 2402.03300, equation 3). The entropy
     bonus is PPO's (arXiv 1707.06347, equation 9). The weights are constants, 1 where they are not given: see
-    `importance_weights` and `token_weights` of hetrl.runtime.rl.importance and experience. Exponents are held within
+    `importance_weights` and `token_weights` of hetrl.runtime.rl.divergence and experience. Exponents are held within
     +-LARGEST_EXPONENT. A coefficient above 0 needs its tensor; a reference without coefficient is a metric only.
 
     Metrics (sums, not weighted): ratio, clip_fraction (tokens whose clipped branch is the smaller one),
     dual_clip_fraction, logprob_difference (|logprob - old_logprob|), kl and entropy where their inputs are given.
     """
-    difference = _masked(logprobs - old_logprobs, mask)
+    difference = _masked(logprobs - extras["old_logprobs"], mask)
     ratio = _bounded_exp(difference)
-    surrogate, sums = clipped_surrogate(ratio, _masked(advantages, mask), clip_low, clip_high, dual_clip)
+    surrogate, sums = clipped_surrogate(ratio, _masked(extras["advantages"], mask), settings)
     sums["ratio"] = _masked(ratio, mask).sum()
     sums["logprob_difference"] = difference.abs().sum()
     loss = -surrogate
-    if importance_weights is not None:
-        loss = loss * _masked(importance_weights, mask)
-    if reference_logprobs is not None:
-        kl = kl_estimate(kl_estimator, _masked(reference_logprobs - logprobs, mask), _bounded_exp)
+    if "importance_weights" in extras:
+        loss = loss * _masked(extras["importance_weights"], mask)
+    if "reference_logprobs" in extras:
+        distance = _masked(extras["reference_logprobs"] - logprobs, mask)
+        kl = kl_estimate(settings.kl_estimator, distance, _bounded_exp)
         sums["kl"] = kl.sum()
-        loss = loss + kl_coefficient * kl if kl_coefficient else loss
-    elif kl_coefficient:
+        loss = loss + settings.kl_coefficient * kl if settings.kl_coefficient else loss
+    elif settings.kl_coefficient:
         raise HetrlError("policy loss: kl_coefficient needs reference_logprobs in the batch; give them or set it to 0")
     if entropy is not None:
         sums["entropy"] = _masked(entropy, mask).sum()
-    if entropy_coefficient:
-        loss = loss - entropy_coefficient * _masked(_differentiable(entropy), mask)
-    if token_weights is not None:
-        loss = loss * _masked(token_weights, mask)
+    if settings.entropy_coefficient:
+        loss = loss - settings.entropy_coefficient * _masked(_differentiable(entropy), mask)
+    if "token_weights" in extras:
+        loss = loss * _masked(extras["token_weights"], mask)
     return loss.sum(), {name: value.detach() for name, value in sums.items()}
 
 
 def clipped_surrogate(
-    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+    ratio: torch.Tensor, advantages: torch.Tensor, settings: LossSettings
 ) -> tuple[torch.Tensor, Sums]:
     """Return the surrogate of each token, to be maximised, and the sums of the tokens that each bound holds.
 
@@ -89,10 +80,10 @@ def clipped_surrogate(
     et al. (arXiv 1912.09729, equation 5), which keeps a token that became far more likely from ruling the step.
     """
     plain = ratio * advantages
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
+    clipped = ratio.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high) * advantages
     surrogate = torch.minimum(plain, clipped)
     sums = {"clip_fraction": (clipped < plain).sum().to(ratio.dtype)}
-    if dual_clip is not None:
+    if (dual_clip := settings.dual_clip) is not None:
         held = (advantages < 0) & (surrogate < dual_clip * advantages)
         surrogate = torch.where(held, dual_clip * advantages, surrogate)
         sums["dual_clip_fraction"] = held.sum().to(ratio.dtype)
@@ -135,39 +126,36 @@ def supervised_loss(
 
 
 def evaluate(
-    loss: str,
     logprobs: torch.Tensor,
     mask: torch.Tensor,
     extras: Mapping[str, torch.Tensor],
-    hyper: Mapping[str, float | str],
+    settings: LossSettings,
     entropy: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:
-    """Compute the loss of this name; `extras` and `hyper` as `check` accepts them."""
-    if loss == "supervised":
+    """Compute the loss that `settings` name; they and `extras` as `check` accepts them."""
+    if settings.loss == "supervised":
         return supervised_loss(logprobs, mask, entropy=entropy)
-    tensors = (*REQUIRED_EXTRAS["policy"], *OPTIONAL_EXTRAS["policy"])
-    options: dict[str, Any] = {name: extras[name] for name in tensors if name in extras}
-    options |= {name: float(hyper[name]) for name in NUMBERS if name in hyper}
-    if "kl_estimator" in hyper:
-        options["kl_estimator"] = hyper["kl_estimator"]
-    return policy_loss(logprobs, mask, entropy=entropy, **options)
+    return policy_loss(logprobs, mask, extras, settings, entropy)
 
 
-def check(loss: str, extras: Mapping[str, object], hyper: Mapping[str, float | str]) -> None:
-    """Raise HetrlError for an unknown loss or hyper-parameter, or for a batch without an array that the loss needs."""
-    if loss not in REQUIRED_EXTRAS:
-        raise HetrlError(f'unknown loss "{loss}"; known: {", ".join(REQUIRED_EXTRAS)}')
-    known = (*COMMON_HYPER, *HYPER[loss])
-    for name in hyper:
-        if name not in known:
-            raise HetrlError(f'{loss} loss: unknown hyper-parameter "{name}"; known: {", ".join(known)}')
-    if hyper.get("kl_estimator", "k3") not in ESTIMATORS:
-        raise HetrlError(f'{loss} loss: KL estimator "{hyper["kl_estimator"]}" is not one of {", ".join(ESTIMATORS)}')
-    if "dual_clip" in hyper and float(hyper["dual_clip"]) <= 1.0:
-        raise HetrlError(f"{loss} loss: dual_clip is {hyper['dual_clip']}; it must be above 1")
-    needed = list(REQUIRED_EXTRAS[loss])
-    if float(hyper.get("kl_coefficient", 0.0)):
-        needed.append("reference_logprobs")
+def check(settings: LossSettings, extras: Mapping[str, object]) -> None:
+    """Raise HetrlError for an unknown loss or a wrong coefficient, or for a batch without an array that the loss needs.
+
+    A coefficient of another loss, set to anything but its default, is wrong as well.
+    """
+    loss = settings.loss
+    if loss not in LOSSES:
+        raise HetrlError(f'unknown loss "{loss}"; known: {", ".join(LOSSES)}')
+    if loss == "supervised":
+        for name in COEFFICIENTS:
+            if getattr(settings, name) != getattr(_DEFAULTS, name):
+                raise HetrlError(f'{loss} loss: unknown hyper-parameter "{name}"; known: learning_rate, temperature')
+        return
+    if settings.kl_estimator not in ESTIMATORS:
+        raise HetrlError(f'{loss} loss: KL estimator "{settings.kl_estimator}" is not one of {", ".join(ESTIMATORS)}')
+    if settings.dual_clip is not None and settings.dual_clip <= 1.0:
+        raise HetrlError(f"{loss} loss: dual_clip is {settings.dual_clip}; it must be above 1")
+    needed = [*REQUIRED_EXTRAS, *(["reference_logprobs"] if settings.kl_coefficient else [])]
     for name in needed:
         if name not in extras:
             raise HetrlError(f'{loss} loss: the batch has no "{name}"; it has {sorted(extras) or "no extras"}')

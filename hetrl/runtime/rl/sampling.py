@@ -15,15 +15,14 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import Encoder
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.data.rewards import reward_of
-from hetrl.runtime.data.verdicts import Score, Scorer
+from hetrl.runtime.data.rewards import Score, Scorer, reward_of
 from hetrl.runtime.transport.member import Member
 
 GENERATE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """The samples of one prompt with their scores and rewards, and the replica that drew them in so many seconds."""
 
     prompt: Prompt
@@ -59,11 +58,11 @@ class Sampler:
         self._member, self._shares, self._settings = member, shares, settings
         self._outstanding = dict.fromkeys(shares, 0)
 
-    async def draw(self, prompts: Sequence[Prompt], stream: str) -> tuple[Group, ...]:
+    async def draw(self, prompts: Sequence[Prompt], stream: str) -> tuple[PromptGroup, ...]:
         """Sample a group for every prompt, all at once."""
         return tuple(await asyncio.gather(*(self.group(prompt, n, stream) for n, prompt in enumerate(prompts))))
 
-    async def group(self, prompt: Prompt, number: int, stream: str) -> Group:
+    async def group(self, prompt: Prompt, number: int, stream: str) -> PromptGroup:
         """Sample one prompt and reward its samples.
 
         `stream` and `number` name the random numbers, together with the experiment's seed; which replica draws them
@@ -76,7 +75,7 @@ class Sampler:
         finally:
             self._outstanding[replica] -= 1
 
-    async def _ask(self, replica: str, prompt: Prompt, number: int, stream: str) -> Group:
+    async def _ask(self, replica: str, prompt: Prompt, number: int, stream: str) -> PromptGroup:
         settings = self._settings
         tokens = settings.encode(prompt)
         if len(tokens) > settings.prompt_tokens:
@@ -100,7 +99,7 @@ class Sampler:
         samples = reply.message.samples
         scores = tuple(await asyncio.gather(*(self._score(prompt, sample) for sample in samples)))
         rewards = tuple(reward_of(score, settings.reward) for score in scores)
-        return Group(prompt, tokens, samples, rewards, scores, replica, reply.message.seconds)
+        return PromptGroup(prompt, tokens, samples, rewards, scores, replica, reply.message.seconds)
 
     async def _score(self, prompt: Prompt, sample: wire.Sample) -> Score:
         text = self._settings.tokenizer.decode(list(sample.tokens), skip_special_tokens=True)
@@ -113,6 +112,6 @@ def seed_of(seed: int, stream: str, number: int) -> int:
     return int.from_bytes(digest, "big") & 0x7FFFFFFF
 
 
-def mean_reward(groups: Sequence[Group]) -> float:
+def mean_reward(groups: Sequence[PromptGroup]) -> float:
     """Return the mean over all samples."""
     return float(np.mean([reward for group in groups for reward in group.rewards]))

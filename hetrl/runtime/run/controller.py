@@ -26,13 +26,11 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import encoder_of
 from hetrl.runtime.data.prompts import Source, open_source
-from hetrl.runtime.data.rewards import open_scorer
-from hetrl.runtime.data.verdicts import Scorer
+from hetrl.runtime.data.rewards import Scorer, open_scorer
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, oldest_version
-from hetrl.runtime.rl.learner import Learner, timed
-from hetrl.runtime.rl.policy import Policy
-from hetrl.runtime.rl.sampling import Group, Sampler, SamplingSettings, mean_reward
+from hetrl.runtime.rl.learner import Learner, Policy, timed
+from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_reward
 from hetrl.runtime.run.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.membership import Membership
@@ -117,7 +115,7 @@ class Run:
         self.record.published(published)
         return published
 
-    async def draw(self, number: int) -> Group:
+    async def draw(self, number: int) -> PromptGroup:
         """Sample the group of prompt `number`."""
         return await self.sampler.group(self.source(number), number, "train")
 
@@ -193,7 +191,8 @@ async def _supervised_step(run: Run, settings: WarmStart, step: int) -> None:
     demonstrations = [run.source(step * settings.samples + number) for number in range(settings.samples)]
     sequences = [(run.encode(d), (*_answer_tokens(run, d.answer), run.stop_tokens[0])) for d in demonstrations]
     arrays = padded(sequences, run.pad_token)
-    await run.policy.train(arrays, "supervised", {"learning_rate": settings.learning_rate}, step)
+    loss = wire.LossSettings(loss="supervised", learning_rate=settings.learning_rate)
+    await run.policy.train(arrays, loss, step)
 
 
 def _answer_tokens(run: Run, answer: str) -> tuple[int, ...]:

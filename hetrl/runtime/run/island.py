@@ -25,7 +25,7 @@ _PMI = ("PMI_RANK", "PMIX_RANK")
 
 
 @dataclass(frozen=True)
-class Island:
+class IslandRank:
     """One rank of an island: its place among `size` ranks, on its node, and where rank 0 serves.
 
     The ranks of a node follow each other, as the ranks of a site do among those of all sites.
@@ -48,7 +48,7 @@ def island_from_environment(
     directory: Path | None = None,
     interface: str | None = None,
     timeout_seconds: float = MEET_SECONDS,
-) -> Island:
+) -> IslandRank:
     """Return the place of this process (collective where MPI started it).
 
     HETRL_STORE_HOST and HETRL_STORE_PORT say where rank 0 serves. Where they are not set, it is its node's address, of
@@ -71,11 +71,11 @@ def island_from_environment(
     if not 0 <= local_rank <= rank < size:
         raise UsageError(f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={size}")
     if directory is not None and meets:
-        return Island(rank, size, local_rank, *_met(env, rank, directory, interface, timeout_seconds))
+        return IslandRank(rank, size, local_rank, *_met(env, rank, directory, interface, timeout_seconds))
     port = _whole(env, "HETRL_STORE_PORT")
     if not 0 < port < 65536:
         raise UsageError(f"HETRL_STORE_PORT={port} is not a port; use 1 to 65535")
-    return Island(rank=rank, size=size, local_rank=local_rank, host=env["HETRL_STORE_HOST"], port=port)
+    return IslandRank(rank=rank, size=size, local_rank=local_rank, host=env["HETRL_STORE_HOST"], port=port)
 
 
 def _whole(env: Mapping[str, str], name: str) -> int:
@@ -99,7 +99,7 @@ def _met(
     return host, int(port)
 
 
-def _from_mpi(interface: str | None) -> Island:
+def _from_mpi(interface: str | None) -> IslandRank:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -110,7 +110,7 @@ def _from_mpi(interface: str | None) -> Island:
         host = node_address(interface)
         served = (host, free_port(host))
     host, port = world.bcast(served, root=0)
-    return Island(world.Get_rank(), world.Get_size(), local_rank, host, port)
+    return IslandRank(world.Get_rank(), world.Get_size(), local_rank, host, port)
 
 
 def check_contiguous(hosts: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from hetrl.files import replace_json
 from hetrl.plan.plan import Plan, site_of
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
-from hetrl.runtime.rl.sampling import Group, mean_reward
+from hetrl.runtime.rl.sampling import PromptGroup, mean_reward
 
 LAST_STEPS = 5  # reward_last is the mean over so many steps
 
@@ -93,7 +93,7 @@ class Record:
         return summary
 
 
-def sample_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
     """Return what the samples of a step say.
 
     The reward, counts, how many samples have tokens of each version, and per replica tokens and the seconds of its

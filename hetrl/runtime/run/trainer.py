@@ -36,7 +36,7 @@ from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, sta
 from hetrl.runtime.megatron.hf_weights import iter_safetensors, random_weights
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
-from hetrl.runtime.run.island import Island, island_from_environment
+from hetrl.runtime.run.island import IslandRank, island_from_environment
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
@@ -60,7 +60,7 @@ def layout_of(context: Context, task: str) -> Layout:
     )
 
 
-def build_engine(context: Context, task: str, island: Island) -> MegatronEngine:
+def build_engine(context: Context, task: str, island: IslandRank) -> MegatronEngine:
     """Start the task's world and build its model with the experiment's first weights (collective)."""
     experiment, plan = context.experiment, context.plan.tasks[task]
     device = "cpu" if _first_gpu(context, task) == "cpu" else f"cuda:{island.local_rank}"
@@ -114,8 +114,8 @@ def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes])
     match message:
         case wire.Score(temperature=temperature):
             return engine.score(batch_of(message, buffers), temperature)
-        case wire.Train(loss=loss, hyper=hyper):
-            return engine.train_step(batch_of(message, buffers), loss, hyper)
+        case wire.Train(settings=settings):
+            return engine.train_step(batch_of(message, buffers), settings)
         case wire.Save(step=step, version=version):
             return engine.save(path_of(CHECKPOINTS, step), {"step": step, "version": version})
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
@@ -221,7 +221,7 @@ class Lead:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-async def lead(context: Context, task: str, island: Island) -> None:
+async def lead(context: Context, task: str, island: IslandRank) -> None:
     """Join the run as rank 0 of a task: build the engine, say READY, serve."""
     async with context.joined(task) as member:
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:

@@ -1,5 +1,7 @@
 """Messages cut into chunks and put together again; nothing is copied but what a message of several chunks needs.
 
+    Shipment -> Chunk, Chunk, ... over the channels -> Assembly -> Arrival
+
 A message is the bytes of its struct and of its buffers, one after the other. A chunk is at most `CHUNK_BYTES` of that,
 as views that end where the struct or a buffer ends.
 """
@@ -11,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+
+from hetrl.runtime import wire
+from hetrl.runtime.wire import Priority
 
 CHUNK_BYTES = 2**20
 MESSAGE_BYTES = 2**32  # no member may make another one reserve more
@@ -110,3 +115,30 @@ def flat(data: Buffer) -> memoryview:
 def bytes_of(frames: Sequence[Any]) -> int:
     """Return the bytes of all frames, be they zmq frames or buffers."""
     return sum(memoryview(frame).nbytes for frame in frames)
+
+
+class Shipment:
+    """One message on its way into the channels to `receivers`; `posted` when its last chunk went or nobody is left."""
+
+    def __init__(
+        self, message: int, receivers: Sequence[str], priority: Priority, reply_to: int | None, frames: Sequence[Buffer]
+    ) -> None:
+        self.message, self.receivers, self.priority = message, list(receivers), priority
+        self.bytes = bytes_of(frames)
+        self.admitted = self.posted = False
+        self._chunks = cut(message, reply_to, frames)
+        self.chunk: Chunk | None = next(self._chunks)
+
+    def advance(self) -> None:
+        """Go on to the next chunk."""
+        self.chunk = next(self._chunks, None)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A whole message; `frames` are its struct and its buffers."""
+
+    header: wire.Header
+    frames: list[memoryview]
+    bytes: int
+    stream: int

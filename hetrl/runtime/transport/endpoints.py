@@ -1,7 +1,7 @@
 """The two doors of a gateway: TCP with CURVE for everybody, a unix socket without it for the members of its own node.
 
 The unix socket lies in the site's directory, whose mode 0700 keeps others out, and the kernel tells whose the process
-at the other end is (`gateway.admission`): encryption would add nothing but two passes over every byte. Its name
+at the other end is (`gateway.zap`): encryption would add nothing but two passes over every byte. Its name
 comes from the TCP endpoint, and a member uses it only where that endpoint is an address of its own node: nodes may
 share a directory, but not a socket.
 """

@@ -13,8 +13,7 @@ import msgspec
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport.channel import Inbound, Outbound
-from hetrl.runtime.transport.chunks import Assembly, Buffer, Chunk, flat
-from hetrl.runtime.transport.shipment import Arrival, Shipment
+from hetrl.runtime.transport.chunks import Arrival, Assembly, Buffer, Chunk, Shipment, flat
 from hetrl.runtime.wire import NO_ANSWER, Priority
 
 # 64 MiB: 10 Gb/s over a round trip of 50 ms.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.transport.shipment import Arrival
+from hetrl.runtime.transport.chunks import Arrival
 
 
 class RunAborted(HetrlError):  # noqa: N818 - it says what happened to the run

@@ -21,11 +21,10 @@ import zmq
 
 from hetrl.errors import HetrlError, error_of
 from hetrl.runtime import wire
-from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Buffer, bytes_of
+from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Arrival, Buffer, bytes_of
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
-from hetrl.runtime.transport.shipment import Arrival
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
 from hetrl.runtime.wire.keys import SiteKeys
 

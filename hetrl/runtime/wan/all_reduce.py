@@ -41,7 +41,7 @@ REDUCTIONS = tuple(_COMBINE)
 
 async def all_reduce(group: Communicator, operation: Operation, total: torch.Tensor, reduction: Any) -> None:
     """Reduce a flat tensor in place over all ranks; `reduction` is one of `REDUCTIONS`."""
-    sites = len(group.layout.sites)
+    sites = len(group.placement.sites)
     kind = _Exchange if sites == 2 or total.nbytes <= SMALL_BYTES else _Round
     if total.numel():
         await kind(group, operation, total, reduction).run()
@@ -58,7 +58,7 @@ class _AllReduce:
         self.average = reduction == dist.ReduceOp.AVG
         self.inside = dist.ReduceOp.SUM if self.average else reduction  # what gloo does
         self.combine = _COMBINE[reduction]
-        self.leaders = group.layout.leaders
+        self.leaders = group.placement.leaders
         width = total.element_size()
         self.cuts = cuts(total.nbytes, min(PIECE_BYTES, -(-total.numel() // self.shares()) * width))
         self.segments = [slice(cut.start // width, cut.stop // width) for cut in self.cuts]
@@ -81,7 +81,7 @@ class _AllReduce:
 
     async def run(self) -> None:
         """Up, across and down, segment after segment."""
-        island, leads = self.group.island, self.group.layout.leads
+        island, leads = self.group.island, self.group.placement.leads
         up: list[asyncio.Future[None]] = []
         down: list[asyncio.Future[None]] = []
         async with asyncio.TaskGroup() as tasks:
@@ -135,23 +135,23 @@ class _Exchange(_AllReduce):
     """Every leader sends its sums to all others."""
 
     def begin(self) -> None:
-        others = [leader for leader in self.leaders if leader != self.group.layout.rank]
+        others = [leader for leader in self.leaders if leader != self.group.placement.rank]
         # Of two sites the other's sum lands where the total will be; of more, each in a place of its own.
         self.sums = {leader: self.total if len(others) == 1 else torch.empty_like(self.total) for leader in others}
         self.arrivals = [self.receive(leader, _SUM, place) for leader, place in self.sums.items()]
 
     async def cross(self, number: int) -> None:
         part, mine = self.segments[number], self.partial[number]
-        await self.send(self.group.layout.other_leaders, _SUM, number, mine)
+        await self.send(self.group.placement.other_leaders, _SUM, number, mine)
         await self.begun.wait()
         for arrivals in self.arrivals:
             await arrivals.piece(number)
-        here = self.group.layout.rank
+        here = self.group.placement.rank
         *sums, last = (mine if leader == here else self.sums[leader][part] for leader in self.leaders)
         self.combine(reduce(self.combine, sums), last, out=self.total[part])
 
     def end(self) -> None:
-        self.done(self.arrivals, (self.group.layout.other_leaders, _SUM))
+        self.done(self.arrivals, (self.group.placement.other_leaders, _SUM))
 
 
 class _Round(_AllReduce):
@@ -161,7 +161,7 @@ class _Round(_AllReduce):
         return len(self.leaders)
 
     def begin(self) -> None:
-        addresses, at = self.group.addresses, self.leaders.index(self.group.layout.local[0])
+        addresses, at = self.group.addresses, self.leaders.index(self.group.placement.local[0])
         self.position = at
         self.following = (addresses[self.leaders[(at + 1) % len(self.leaders)]],)
         self.sums = self.receive(self.leaders[at - 1], _SUM, self.total)
@@ -177,11 +177,13 @@ class _Round(_AllReduce):
             await self.sums.piece(number)
             segment = self.combine(self.total[part], segment)
         if self.position == owner:
-            await self.send(self.group.layout.other_leaders, _TOTAL, number, segment)
+            await self.send(self.group.placement.other_leaders, _TOTAL, number, segment)
             self.total[part] = segment
         else:
             await self.send(self.following, _SUM, number, segment)
             await self.totals[owner].piece(number)
 
     def end(self) -> None:
-        self.done([self.sums, *self.totals.values()], (self.following, _SUM), (self.group.layout.other_leaders, _TOTAL))
+        self.done(
+            [self.sums, *self.totals.values()], (self.following, _SUM), (self.group.placement.other_leaders, _TOTAL)
+        )

@@ -36,13 +36,13 @@ async def receive(group: Communicator, key: Key, source: int, tensor: torch.Tens
 
 async def spread(group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]) -> None:
     """Give every rank each block (root, flat tensor) of its root: broadcast is one block, all_gather one per rank."""
-    layout = group.layout
+    placement = group.placement
     passed: list[asyncio.Future[None]] = []
     async with asyncio.TaskGroup() as tasks:
         for tag, (root, tensor) in enumerate(blocks):
-            if root == layout.rank:
+            if root == placement.rank:
                 key = replace(operation.key, tag=tag)
-                tasks.create_task(send(group, key, layout.other_leaders, tensor))
+                tasks.create_task(send(group, key, placement.other_leaders, tensor))
         for number, arrivals in _foreign(group, operation, blocks):
             root, tensor = blocks[number]
             passed += await _pass_on(group, root, tensor, arrivals)
@@ -53,11 +53,11 @@ def _foreign(
     group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]
 ) -> list[tuple[int, Arrivals | None]]:
     """Begin to receive the blocks of other sites, if this rank leads its own; None for the others."""
-    layout = group.layout
+    placement = group.placement
     begun: list[tuple[int, Arrivals | None]] = []
     for tag, (root, tensor) in enumerate(blocks):
         arrivals = None
-        if layout.leads and root not in layout.local:
+        if placement.leads and root not in placement.local:
             place, key = bytes_of(tensor), replace(operation.key, tag=tag)
             arrivals = group.receive(key, root, place, dtype_name(tensor), cuts(place.nbytes))
         begun.append((tag, arrivals))
@@ -68,7 +68,7 @@ async def _pass_on(
     group: Communicator, root: int, tensor: torch.Tensor, arrivals: Arrivals | None
 ) -> list[asyncio.Future[None]]:
     """Give a block to every rank of this island, piece by piece as it arrives."""
-    local, view = group.layout.local, tensor.view(torch.uint8)
+    local, view = group.placement.local, tensor.view(torch.uint8)
     origin = local.index(root) if root in local else 0
     passed = []
     for number, cut in enumerate(cuts(view.numel())):

@@ -20,7 +20,7 @@ from hetrl.runtime.wan.streams import Arrivals, Key
 
 
 @dataclass(frozen=True)
-class Layout:
+class Placement:
     """The ranks of a group by site; a site's leader is its lowest rank."""
 
     addresses: tuple[str, ...]
@@ -72,9 +72,9 @@ class Operation:
 class Communicator:
     """The operations of one group; methods are for the loop of its endpoint."""
 
-    def __init__(self, name: str, layout: Layout, endpoint: Endpoint, island: Island | None) -> None:
-        self.name, self.layout, self.endpoint, self.island = name, layout, endpoint, island
-        self.addresses: Sequence[str] = layout.addresses
+    def __init__(self, name: str, placement: Placement, endpoint: Endpoint, island: Island | None) -> None:
+        self.name, self.placement, self.endpoint, self.island = name, placement, endpoint, island
+        self.addresses: Sequence[str] = placement.addresses
         self._turn = asyncio.Lock()
         self._sequence = itertools.count()
         self._running: dict[Operation, asyncio.Task[None] | None] = {}  # None: it failed and looks for the cause
@@ -139,7 +139,7 @@ class Communicator:
 
     def _error(self, operation: Operation) -> GroupError:
         return GroupError(
-            f"wan: {operation.title} of group {self.name} at {self._place(self.layout.rank)}: {self._cause}"
+            f"wan: {operation.title} of group {self.name} at {self._place(self.placement.rank)}: {self._cause}"
         )
 
     async def _give_up(self, operation: Operation, error: BaseException) -> None:
@@ -149,9 +149,9 @@ class Communicator:
             what, missing = f"nothing came for {operation.seconds:g} s", self.endpoint.awaited(self.name)
         ranks = [rank for rank, address in enumerate(self.addresses) if address in missing]
         if not ranks and isinstance(error, TimeoutError | IslandError):
-            ranks = [rank for rank in self.layout.local if rank != self.layout.rank]
+            ranks = [rank for rank in self.placement.local if rank != self.placement.rank]
         told = await self._verdict(operation, ranks)
-        self.fail("; ".join([what, *told]) + f" ({operation.title} at {self._place(self.layout.rank)})", tell=True)
+        self.fail("; ".join([what, *told]) + f" ({operation.title} at {self._place(self.placement.rank)})", tell=True)
 
     async def _verdict(self, operation: Operation, ranks: Sequence[int]) -> list[str]:
         """Name those to blame among ranks that are waited for: who is dead, else who does something else, else all.

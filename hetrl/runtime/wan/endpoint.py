@@ -31,7 +31,7 @@ class GroupError(HetrlError, RuntimeError):
     """
 
 
-class Communicator(Protocol):
+class KnownGroup(Protocol):
     """What an endpoint knows of a group (`hetrl.runtime.wan.communicator`)."""
 
     name: str
@@ -55,7 +55,7 @@ class Endpoint:
         self.inbox, self.outbox = Inbox(), Outbox()
         self._handlers: dict[type[Any], Callable[[Envelope], None]] = {}
         self._unhandled: deque[Envelope] = deque(maxlen=_UNHANDLED)
-        self._groups: dict[str, Communicator] = {}
+        self._groups: dict[str, KnownGroup] = {}
         self._over: set[str] = set()
         self._gone: dict[str, str] = {}
         self._failed: dict[str, str] = {}  # groups that another rank gave up before this one knew them
@@ -90,7 +90,7 @@ class Endpoint:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS)
 
-    def add(self, group: Communicator) -> None:
+    def add(self, group: KnownGroup) -> None:
         """Know a group, so that it hears of lost members."""
         self._groups[group.name] = group
         for address in set(group.addresses) & set(self._gone):
@@ -106,7 +106,7 @@ class Endpoint:
         self.outbox.forget(group)
         self._sending = Counter({name: count for name, count in self._sending.items() if name[0] != group})
 
-    def remove(self, group: Communicator) -> None:
+    def remove(self, group: KnownGroup) -> None:
         """Forget a group that is over."""
         self._groups.pop(group.name, None)
 

@@ -40,8 +40,8 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A group of torch.distributed over a `Communicator`."""
 
     def __init__(self, group: Communicator, timeout: timedelta, on_shutdown: Callable[[], None]) -> None:
-        layout = group.layout
-        super().__init__(layout.rank, len(layout.addresses))
+        placement = group.placement
+        super().__init__(placement.rank, len(placement.addresses))
         self._group, self._timeout, self._on_shutdown = group, timeout, on_shutdown
         # One count per direction, peer and tag: messages between two ranks are matched in their order.
         self._sent: defaultdict[tuple[int, int], itertools.count[int]] = defaultdict(itertools.count)

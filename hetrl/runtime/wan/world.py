@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from hetrl.errors import GangTimeoutError, HetrlError, UsageError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member
-from hetrl.runtime.wan.communicator import Communicator, Layout
+from hetrl.runtime.wan.communicator import Communicator, Placement
 from hetrl.runtime.wan.endpoint import Endpoint
 from hetrl.runtime.wan.group import WanProcessGroup
 from hetrl.runtime.wan.island import Island
@@ -100,17 +100,17 @@ def _make_group(options: Any, _: Any) -> dist.ProcessGroup:
     if _world is None:
         raise HetrlError("wan: there is no world; call start_wan_world first")
     chosen = options.global_ranks_in_group or range(len(_world.ranks))
-    layout = Layout(tuple(_world.ranks[rank] for rank in chosen), options.group_rank)
+    placement = Placement(tuple(_world.ranks[rank] for rank in chosen), options.group_rank)
     name = f"{_world.name}/{options.group_id}"
     here = wire.site_of(_world.endpoint.address)
     island_store = PrefixStore(f"{name}/{here}", _world.island)
-    if len(layout.sites) == 1:
+    if len(placement.sites) == 1:
         return _inside(options, island_store)
     island = None
-    if len(layout.local) > 1:
-        local_rank = layout.local.index(layout.rank)
-        island = Island(island_store, local_rank, len(layout.local), options.timeout)
-    group = Communicator(name, layout, _world.endpoint, island)
+    if len(placement.local) > 1:
+        local_rank = placement.local.index(placement.rank)
+        island = Island(island_store, local_rank, len(placement.local), options.timeout)
+    group = Communicator(name, placement, _world.endpoint, island)
     _world.endpoint.call(_add(_world.endpoint, group))
     is_default = not options.global_ranks_in_group
     return WanProcessGroup(group, options.timeout, _disconnect if is_default else lambda: None)

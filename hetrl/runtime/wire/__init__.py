@@ -66,6 +66,7 @@ from hetrl.runtime.wire.header import (
 from hetrl.runtime.wire.work import (
     Generate as Generate,
     Generated as Generated,
+    LossSettings as LossSettings,
     Publish as Publish,
     Published as Published,
     Sample as Sample,

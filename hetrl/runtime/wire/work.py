@@ -144,12 +144,28 @@ class Scored(Tagged, frozen=True, tag=True):
     seconds: float
 
 
+class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The loss of one optimiser step and its coefficients (`hetrl.runtime.rl.losses`, whose `check` takes them).
+
+    Without a `learning_rate` the optimiser's own counts. `loss` supervised has no coefficients.
+    """
+
+    loss: str = "policy"  # policy | supervised
+    learning_rate: float | None = None
+    temperature: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+    kl_coefficient: float = 0.0
+    kl_estimator: str = "k3"
+    entropy_coefficient: float = 0.0
+
+
 class Train(Tagged, frozen=True, tag=True):
-    """One optimiser step on one minibatch with the loss of this name and its hyper-parameters."""
+    """One optimiser step on one minibatch; answered by `Trained`."""
 
     step: int
-    loss: str  # policy | supervised | value
-    hyper: dict[str, float | str]
+    settings: LossSettings
     arrays: tuple[ArraySpec, ...]
 
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from hetrl.runtime import wire
-from hetrl.runtime.gateway.admission import Admission
+from hetrl.runtime.gateway.zap import ZapHandler
 from hetrl.runtime.transport.endpoints import is_here, unix_path
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.transport.sockets import Port
@@ -161,8 +161,8 @@ def test_who_may_use_the_unix_socket_is_what_the_kernel_says(
             raise error
 
         context: zmq.Context[Any] = zmq.Context()
-        admission = Admission("alpha", {"key": "alpha"})
-        admission.open(context, failed=failed)
+        zap = ZapHandler("alpha", {"key": "alpha"})
+        zap.open(context, failed=failed)
         answered: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         socket = context.socket(zmq.REQ)
         socket.connect("inproc://zeromq.zap.01")
@@ -173,7 +173,7 @@ def test_who_may_use_the_unix_socket_is_what_the_kernel_says(
             return await asyncio.wait_for(answered, 20)
         finally:
             asker.close(0)
-            admission.close()
+            zap.close()
             context.term()
 
     reply = asyncio.run(scenario())

@@ -15,10 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from hetrl.describe.measured_files import read_file
 from hetrl.errors import HetrlError
 from hetrl.measure.profile_fit import layer_work
-from hetrl.runtime.instruments.profile_engines import DECODED_SEQUENCES, DECODED_TOKENS, decoding, training_steps
-from hetrl.runtime.instruments.profile_kernels import all_reduces
-from hetrl.runtime.instruments.profile_layer import POINTS, Layer
-from hetrl.runtime.instruments.profile_timing import Repetitions
+from hetrl.runtime.instruments.engines import DECODED_SEQUENCES, DECODED_TOKENS, decoding, training_steps
+from hetrl.runtime.instruments.kernels import all_reduces
+from hetrl.runtime.instruments.layer import POINTS, Layer
+from hetrl.runtime.instruments.timing import Repetitions
 from hetrl.workload import architecture
 from launch.cli import main
 

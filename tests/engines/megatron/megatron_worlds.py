@@ -23,7 +23,8 @@ from hetrl.errors import HetrlError
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.hf_weights import random_weights
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.megatron.optimizer_settings import OptimizerSettings
+from hetrl.runtime.megatron.optimizer import OptimizerSettings
+from hetrl.runtime.wire import LossSettings
 
 LARGEST_WORLD = 4
 ANSWER_SECONDS = 120.0
@@ -96,6 +97,9 @@ def token_batch(samples: int = 8, width: int = 14, vocabulary: int = 128, seed: 
     return TokenBatch(tokens, lengths, mask, {name: array.astype(numpy.float32) for name, array in extras.items()})
 
 
+SETTINGS = LossSettings(kl_coefficient=0.1, clip_high=0.3)
+
+
 @dataclass(frozen=True)
 class Job:
     """What an engine does in one world: load, score, take the steps, export."""
@@ -103,8 +107,7 @@ class Job:
     config: dict[str, Any]
     layout: Layout
     batch: TokenBatch
-    loss: str = "policy"
-    hyper: tuple[tuple[str, float], ...] = (("kl_coefficient", 0.1), ("clip_high", 0.3))
+    settings: LossSettings = SETTINGS
     steps: int = 0
     optimizer: OptimizerSettings | None = None
     dtype: str = "float32"
@@ -141,7 +144,7 @@ def run_job(rank: int, port: int, job: Job) -> Outcome:
     scores = engine.score(job.batch, job.temperature)
     metrics, gradients = [], {}
     for step in range(job.steps):
-        metrics.append(engine.train_step(job.batch, job.loss, dict(job.hyper)))
+        metrics.append(engine.train_step(job.batch, job.settings))
         if step == 0:
             gradients = first_gradients(engine, rank)
     exported = dict(engine.export())

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import checkpoint_files as checkpoint
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
+from hetrl.runtime.wire import LossSettings
 from tests.engines.megatron.megatron_worlds import (
     LAYOUTS,
     Job,
@@ -44,7 +45,7 @@ class Resumed:
 
 def after_next_step(engine: Any, job: Job, extra: dict[str, Any]) -> Resumed:
     random = torch.rand(3)
-    metrics = engine.train_step(job.batch, job.loss, dict(job.hyper))
+    metrics = engine.train_step(job.batch, job.settings)
     return Resumed(extra, engine.steps, metrics, dict(engine.export()), random)
 
 
@@ -54,7 +55,7 @@ def stopped(rank: int, port: int, argument: tuple[Job, Path]) -> tuple[Resumed, 
     engine = start_engine(rank, port, job)
     engine.load(weights(job.config))
     for _ in range(job.steps):
-        engine.train_step(job.batch, job.loss, dict(job.hyper))
+        engine.train_step(job.batch, job.settings)
     saved = dict(engine.export())
     engine.save(directory, EXTRA)
     return after_next_step(engine, job, EXTRA), saved
@@ -202,10 +203,10 @@ def troubled(rank: int, port: int, argument: tuple[Job, Path, Path]) -> dict[str
     messages["no place"] = message_of(lambda: engine.save(root / "file" / "step-1", {}))
     with largest_file(50_000 if rank == 0 else resource.RLIM_INFINITY):
         messages["full"] = message_of(lambda: engine.save(root / "step-1", {}))
-    engine.train_step(job.batch, job.loss, {})  # the engine goes on
+    engine.train_step(job.batch, LossSettings())  # the engine goes on
     broken = root / ("step-3" if rank == 1 else directory)
     messages["one rank cannot read"] = message_of(lambda: engine.restore(broken))
-    messages["then"] = message_of(lambda: engine.train_step(job.batch, job.loss, {}))
+    messages["then"] = message_of(lambda: engine.train_step(job.batch, LossSettings()))
     messages["good again"] = message_of(lambda: engine.restore(directory))
     return messages
 

@@ -11,6 +11,7 @@ import torch
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.wire import LossSettings
 from tests.engines.megatron.megatron_worlds import (
     ADAM,
     LAYERS,
@@ -160,15 +161,15 @@ def refusals(rank: int, port: int, job: Job) -> dict[str, str]:
         messages[what] = message_of(call)
     engine.load(good.items())
     calls = {
-        "no target": lambda: engine.train_step(replace(job.batch, mask=job.batch.mask & False), "policy", {}),
-        "unknown loss": lambda: engine.train_step(job.batch, "plicy", {}),
-        "not finite": lambda: engine.train_step(poisoned(job.batch), "policy", {}),
+        "no target": lambda: engine.train_step(replace(job.batch, mask=job.batch.mask & False), LossSettings()),
+        "unknown loss": lambda: engine.train_step(job.batch, LossSettings(loss="plicy")),
+        "not finite": lambda: engine.train_step(poisoned(job.batch), LossSettings()),
     }
     for what, call in calls.items():
         messages[what] = message_of(call)
     kept = dict(engine.export())
     messages["weights kept"] = str(all(torch.equal(kept[name], good[name]) for name in kept))
-    still = engine.train_step(job.batch, "policy", {"learning_rate": 0.0})
+    still = engine.train_step(job.batch, LossSettings(learning_rate=0.0))
     kept = dict(engine.export())
     messages["learning rate"] = str((still["learning_rate"], all(torch.equal(kept[n], good[n]) for n in kept)))
     return messages
@@ -227,7 +228,7 @@ def no_training(rank: int, port: int, job: Job) -> str:
     """Return the error of a step on an engine without optimiser."""
     engine = start_engine(rank, port, job)
     engine.load(weights(job.config))
-    return message_of(lambda: engine.train_step(job.batch, "policy", {}))
+    return message_of(lambda: engine.train_step(job.batch, LossSettings()))
 
 
 def test_an_engine_without_optimizer_only_scores(worlds: Worlds) -> None:
@@ -251,11 +252,11 @@ def reloaded(rank: int, port: int, job: Job) -> tuple[bool, bool]:
     """Return whether an export loads back to the same bits, and whether other weights outlive a step of rate 0."""
     engine = start_engine(rank, port, job)
     engine.load(weights(job.config))
-    engine.train_step(job.batch, "supervised", {})
+    engine.train_step(job.batch, LossSettings(loss="supervised"))
     stepped = [dict(engine.export())]
     torch.distributed.broadcast_object_list(stepped, src=0)
     engine.load(weights(job.config, seed=1))
-    engine.train_step(job.batch, "supervised", {"learning_rate": 0.0})
+    engine.train_step(job.batch, LossSettings(loss="supervised", learning_rate=0.0))
     given = dict(weights(job.config, seed=1))
     outlived = all(torch.equal(tensor, given[name].bfloat16()) for name, tensor in engine.export())
     engine.load(stepped[0].items())

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy
 import pytest
 import torch
@@ -7,7 +10,9 @@ import torch
 from hetrl.describe.experiment import AlgorithmSection
 from hetrl.errors import HetrlError
 from hetrl.runtime.rl import losses
-from hetrl.runtime.rl.experience import hyper_of
+from hetrl.runtime.rl.experience import loss_settings
+from hetrl.runtime.wire import LossSettings
+from tests.engines.rl.loss_calls import ARRAYS, policy_loss
 
 # One token per column: ratio, advantage, and what the clip between 0.8 and 1.3 leaves of it.
 RATIOS = [0.5, 0.5, 1.0, 1.1, 1.5, 1.5]
@@ -24,9 +29,7 @@ def test_the_surrogate_is_clipped_on_both_sides_with_separate_bounds() -> None:
     old, advantages = tensors([-1.0] * 6, ADVANTAGES)
     logprobs = old + torch.tensor([RATIOS], dtype=torch.float64).log()
     mask = torch.ones(1, 6, dtype=torch.bool)
-    loss, sums = losses.policy_loss(
-        logprobs, mask, old_logprobs=old, advantages=advantages, clip_low=0.2, clip_high=0.3
-    )
+    loss, sums = policy_loss(logprobs, mask, old_logprobs=old, advantages=advantages, clip_low=0.2, clip_high=0.3)
     assert float(loss) == pytest.approx(-sum(SURROGATES))
     assert float(sums["ratio"]) == pytest.approx(sum(RATIOS))
     assert float(sums["clip_fraction"]) == sum(CLIPPED)
@@ -37,7 +40,7 @@ def test_the_gradient_of_a_clipped_token_is_zero_and_of_another_minus_ratio_time
     old, advantages = tensors([-1.0] * 6, ADVANTAGES)
     logprobs = (old + torch.tensor([RATIOS], dtype=torch.float64).log()).requires_grad_()
     mask = torch.ones(1, 6, dtype=torch.bool)
-    loss, _ = losses.policy_loss(logprobs, mask, old_logprobs=old, advantages=advantages, clip_low=0.2, clip_high=0.3)
+    loss, _ = policy_loss(logprobs, mask, old_logprobs=old, advantages=advantages, clip_low=0.2, clip_high=0.3)
     loss.backward()
     expected = [0.0 if c else -r * a for r, a, c in zip(RATIOS, ADVANTAGES, CLIPPED, strict=True)]
     assert logprobs.grad is not None
@@ -47,7 +50,7 @@ def test_the_gradient_of_a_clipped_token_is_zero_and_of_another_minus_ratio_time
 def test_the_kl_term_is_k3_times_its_coefficient() -> None:
     logprobs, reference = tensors([-1.0, -2.0, -0.5], [-1.5, -1.0, -0.5])
     zeros, mask = torch.zeros_like(logprobs), torch.ones(1, 3, dtype=torch.bool)
-    loss, sums = losses.policy_loss(
+    loss, sums = policy_loss(
         logprobs,
         mask,
         old_logprobs=logprobs,
@@ -64,7 +67,7 @@ def test_the_kl_term_is_k3_times_its_coefficient() -> None:
 def test_a_reference_without_coefficient_is_a_metric_alone() -> None:
     logprobs, reference = tensors([-1.0], [-1.5])
     mask = torch.ones(1, 1, dtype=torch.bool)
-    loss, sums = losses.policy_loss(
+    loss, sums = policy_loss(
         logprobs, mask, old_logprobs=logprobs, advantages=torch.zeros_like(logprobs), reference_logprobs=reference
     )
     assert float(loss) == 0.0
@@ -79,7 +82,7 @@ def test_what_lies_outside_the_mask_changes_neither_sums_nor_gradients() -> None
     for poison in (0.0, float("nan"), float("inf")):
         logprobs, old, advantages, reference = (torch.where(mask, value, poison) for value in values)
         logprobs.requires_grad_()
-        loss, sums = losses.policy_loss(
+        loss, sums = policy_loss(
             logprobs,
             mask,
             old_logprobs=old,
@@ -101,7 +104,7 @@ def test_sums_over_the_parts_of_a_batch_are_the_sum_over_the_batch() -> None:
     mask = torch.rand(6, 4, generator=generator) < 0.6
 
     def loss_of(rows: slice) -> float:
-        loss, _ = losses.policy_loss(logprobs[rows], mask[rows], old_logprobs=old[rows], advantages=advantages[rows])
+        loss, _ = policy_loss(logprobs[rows], mask[rows], old_logprobs=old[rows], advantages=advantages[rows])
         return float(loss)
 
     assert loss_of(slice(0, 2)) + loss_of(slice(2, 6)) == pytest.approx(loss_of(slice(0, 6)))
@@ -116,32 +119,38 @@ def test_supervised_loss_is_the_negative_log_likelihood_of_the_targets() -> None
 
 
 @pytest.mark.parametrize(
-    ("loss", "extras", "hyper", "message"),
+    ("loss", "extras", "coefficients", "message"),
     [
         ("polcy", {}, {}, 'unknown loss "polcy"'),
         ("policy", {"advantages": 0}, {}, 'no "old_logprobs"'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"kl_coefficient": 0.1}, 'no "reference_logprobs"'),
-        ("policy", {"advantages": 0, "old_logprobs": 0}, {"clip": 0.1}, 'unknown hyper-parameter "clip"'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"kl_estimator": "k4"}, '"k4" is not one of k1, k2, k3'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"dual_clip": 1.0}, "dual_clip is 1.0; it must be above 1"),
         ("supervised", {}, {"clip_low": 0.1}, 'unknown hyper-parameter "clip_low"'),
     ],
 )
 def test_a_wrong_request_is_refused_by_name(
-    loss: str, extras: dict[str, object], hyper: dict[str, float | str], message: str
+    loss: str, extras: dict[str, object], coefficients: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(HetrlError, match=message):
-        losses.check(loss, extras, hyper)
+        losses.check(LossSettings(loss=loss, **coefficients), extras)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"), [({"clip": 0.1}, "unknown field `clip`"), ({"clip_low": "x"}, "clip_low")]
+)
+def test_settings_that_are_none_are_refused_when_they_arrive(sent: dict[str, object], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=LossSettings)
 
 
 def test_evaluate_passes_every_option_and_every_array_on() -> None:
     generator = torch.Generator().manual_seed(2)
     logprobs, *rest = (torch.randn(8, 8, generator=generator, dtype=torch.float64) for _ in range(7))
     mask = torch.ones(8, 8, dtype=torch.bool)
-    names = ("old_logprobs", "advantages", "reference_logprobs", "importance_weights", "token_weights")
-    extras = dict(zip(names, rest, strict=False))
+    extras = dict(zip(ARRAYS, rest, strict=False))
     entropy = rest[5].requires_grad_()
-    hyper: dict[str, float | str] = {
+    coefficients: dict[str, Any] = {
         "clip_low": 0.1,
         "clip_high": 0.3,
         "dual_clip": 1.2,
@@ -149,23 +158,24 @@ def test_evaluate_passes_every_option_and_every_array_on() -> None:
         "kl_estimator": "k2",
         "entropy_coefficient": 0.3,
     }
-    losses.check("policy", extras, {**hyper, "learning_rate": 1.0, "temperature": 1.0})
-    direct, _ = losses.policy_loss(logprobs, mask, entropy=entropy, **extras, **hyper)  # type: ignore[arg-type]
+    losses.check(LossSettings(**coefficients, learning_rate=1.0, temperature=1.0), extras)
+    direct, _ = policy_loss(logprobs, mask, entropy=entropy, **extras, **coefficients)
 
-    def evaluated(**changed: float | str) -> float:
-        return float(losses.evaluate("policy", logprobs, mask, extras, {**hyper, **changed}, entropy)[0].detach())
+    def evaluated(**changed: Any) -> float:
+        settings = LossSettings(**{**coefficients, **changed})
+        return float(losses.evaluate(logprobs, mask, extras, settings, entropy)[0].detach())
 
     assert evaluated(learning_rate=1.0) == float(direct.detach())
-    others: dict[str, float | str] = {**dict.fromkeys(hyper, 2.0), "kl_estimator": "k1"}
-    assert len({evaluated(), *(evaluated(**{name: value}) for name, value in others.items())}) == 1 + len(hyper)
+    others: dict[str, Any] = {**dict.fromkeys(coefficients, 2.0), "kl_estimator": "k1"}
+    assert len({evaluated(), *(evaluated(**{name: value}) for name, value in others.items())}) == 1 + len(others)
 
 
 def test_the_defaults_of_the_algorithm_are_the_defaults_of_the_loss() -> None:
     generator = torch.Generator().manual_seed(3)
     logprobs, old, advantages = (torch.randn(2, 3, generator=generator) for _ in range(3))
     mask, extras = torch.ones(2, 3, dtype=torch.bool), {"old_logprobs": old, "advantages": advantages}
-    hyper = hyper_of(AlgorithmSection())
-    losses.check("policy", extras, hyper)
-    with_hyper, _ = losses.evaluate("policy", logprobs, mask, extras, hyper)
-    plain, _ = losses.policy_loss(logprobs, mask, **extras)
-    assert torch.equal(with_hyper, plain)
+    settings = loss_settings(AlgorithmSection())
+    losses.check(settings, extras)
+    with_settings, _ = losses.evaluate(logprobs, mask, extras, settings)
+    plain, _ = policy_loss(logprobs, mask, **extras)
+    assert torch.equal(with_settings, plain)

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.describe.experiment import AlgorithmSection
 from hetrl.runtime.rl import losses
-from hetrl.runtime.rl.experience import Arrays, hyper_of, minibatches, padded
+from hetrl.runtime.rl.experience import Arrays, loss_settings, minibatches, padded
 
 LENGTHS = (1, 4, 2, 7, 3, 5, 6, 2)
 CLIP = 0.2
@@ -55,7 +55,7 @@ def in_pieces(part: Arrays, algorithm: AlgorithmSection, cuts: list[int]) -> flo
     for start, end in pairwise(edges):
         tensors: dict[str, Any] = {name: torch.from_numpy(array[start:end]) for name, array in part.items()}
         logprobs, mask = tensors.pop("logprobs"), tensors.pop("mask")
-        total += float(losses.evaluate("policy", logprobs, mask, tensors, hyper_of(algorithm))[0])
+        total += float(losses.evaluate(logprobs, mask, tensors, loss_settings(algorithm))[0])
     return total / int(part["mask"].sum())
 
 

@@ -9,6 +9,7 @@ import torch
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.rl import losses
+from tests.engines.rl.loss_calls import policy_loss
 
 # One token per column, clip between 0.8 and 1.3, dual clip at 3.
 RATIOS = [5.0, 5.0, 2.5, 1.1, 0.5, 0.5]
@@ -36,7 +37,7 @@ def gradient_of(loss: torch.Tensor, of: torch.Tensor) -> list[float]:
 
 def test_the_dual_clip_holds_a_negative_advantage_alone() -> None:
     logprobs, old, mask = tokens()
-    loss, sums = losses.policy_loss(logprobs, mask, old_logprobs=old, advantages=row(*ADVANTAGES), **CLIPS)
+    loss, sums = policy_loss(logprobs, mask, old_logprobs=old, advantages=row(*ADVANTAGES), **CLIPS)
     assert float(loss.detach()) == pytest.approx(-sum(SURROGATES))
     assert gradient_of(loss, logprobs) == pytest.approx([-slope for slope in SLOPES])
     assert (float(sums["clip_fraction"]), float(sums["dual_clip_fraction"])) == (2.0, 1.0)
@@ -46,7 +47,7 @@ def test_weights_multiply_value_and_gradient_and_carry_none() -> None:
     logprobs, old, mask = tokens()
     importance = row(1.0, 2.0, 0.5, 3.0, 1.0, 0.0, requires_grad=False)
     weights = row(0.5, 1.0, 2.0, 1.0, 4.0, 1.0)
-    loss, sums = losses.policy_loss(
+    loss, sums = policy_loss(
         logprobs,
         mask,
         old_logprobs=old,
@@ -64,7 +65,7 @@ def test_weights_multiply_value_and_gradient_and_carry_none() -> None:
 def test_importance_weighs_the_surrogate_and_not_the_kl() -> None:
     logprobs, reference = row(-1.0, -1.0), row(-1.5, -0.5)
     mask = torch.ones(1, 2, dtype=torch.bool)
-    loss, _ = losses.policy_loss(
+    loss, _ = policy_loss(
         logprobs,
         mask,
         old_logprobs=logprobs,
@@ -84,7 +85,7 @@ def test_the_decoupled_objective_is_that_of_its_paper(advantage: float, ratio: f
     behaviour = row(-2.0)
     proximal = behaviour + torch.tensor(2.0).log()
     logprobs = (proximal + torch.tensor(ratio).log()).requires_grad_()
-    loss, _ = losses.policy_loss(
+    loss, _ = policy_loss(
         logprobs,
         torch.ones(1, 1, dtype=torch.bool),
         old_logprobs=proximal,
@@ -109,7 +110,7 @@ KL = {
 def test_each_kl_term_by_hand(estimator: str) -> None:
     values, slopes = KL[estimator]
     logprobs = row(-1.0, -2.0, requires_grad=True)
-    loss, sums = losses.policy_loss(
+    loss, sums = policy_loss(
         logprobs,
         torch.ones(1, 2, dtype=torch.bool),
         old_logprobs=logprobs.detach(),
@@ -130,7 +131,7 @@ def test_the_gradient_of_k2_is_that_of_the_divergence_on_average_and_k1s_is_zero
     exact = gradient_of((logprobs.exp() * (logprobs - reference)).sum(), logits)
     average = {}
     for estimator in ("k1", "k2"):
-        loss, _ = losses.policy_loss(
+        loss, _ = policy_loss(
             logits.log_softmax(-1),
             torch.ones(1, 3, dtype=torch.bool),
             old_logprobs=logprobs.detach(),
@@ -150,7 +151,7 @@ def test_the_entropy_bonus_raises_the_entropy() -> None:
     logprobs = logits.log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
     mask = torch.tensor([[True, False]])
-    loss, sums = losses.policy_loss(
+    loss, sums = policy_loss(
         logprobs[..., 0].detach(),
         mask,
         old_logprobs=logprobs[..., 0].detach(),
@@ -171,7 +172,7 @@ def test_the_entropy_bonus_raises_the_entropy() -> None:
 def test_an_entropy_bonus_without_a_gradient_is_refused(entropy: torch.Tensor | None) -> None:
     logprobs, mask = row(-1.0), torch.ones(1, 1, dtype=torch.bool)
     with pytest.raises(HetrlError, match="entropy_coefficient needs an entropy with a gradient"):
-        losses.policy_loss(
+        policy_loss(
             logprobs, mask, old_logprobs=logprobs, advantages=logprobs, entropy=entropy, entropy_coefficient=0.1
         )
 
@@ -184,7 +185,7 @@ def test_all_terms_together_have_the_gradient_of_finite_differences() -> None:
     start = (old + torch.randn(3, 5, generator=generator, dtype=torch.float64)).requires_grad_()
 
     def loss_of(logprobs: torch.Tensor, **options: Any) -> torch.Tensor:
-        return losses.policy_loss(
+        return policy_loss(
             logprobs,
             mask,
             old_logprobs=old,
@@ -208,7 +209,7 @@ def test_all_terms_together_have_the_gradient_of_finite_differences() -> None:
 def test_a_huge_difference_of_log_probs_leaves_value_and_gradient_finite(advantage: float, difference: float) -> None:
     logprobs = torch.tensor([[-1.0]], requires_grad=True)
     old = logprobs.detach() - difference
-    loss, _ = losses.policy_loss(
+    loss, _ = policy_loss(
         logprobs,
         torch.ones(1, 1, dtype=torch.bool),
         old_logprobs=old,

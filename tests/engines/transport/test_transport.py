@@ -20,7 +20,7 @@ import zmq
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.gateway import link, stream
-from hetrl.runtime.gateway.link import STREAMS
+from hetrl.runtime.gateway.peer_link import STREAMS
 from hetrl.runtime.transport import channel, exchange
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.transport.sockets import Port

@@ -26,7 +26,7 @@ def _train(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[list[dict
             job.config, job.layout, rank=rank, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
         )
         engine.load(weights(job.config))
-        metrics = [engine.train_step(job.batch, job.loss, dict(job.hyper)) for _ in range(job.steps)]
+        metrics = [engine.train_step(job.batch, job.settings) for _ in range(job.steps)]
         exported = dict(engine.export())
         engine.close()
         return metrics, exported

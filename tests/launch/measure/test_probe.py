@@ -18,14 +18,14 @@ from hetrl.describe.measured_files import read_file
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.gateway.gateway_process import read_gateway
-from hetrl.runtime.instruments.probe import Found, Links, ProbeFile
-from hetrl.runtime.instruments.probe_load import (
+from hetrl.runtime.instruments.load import (
     INTERVALS,
     LARGEST_MESSAGE_BYTES,
     LARGEST_WINDOW_BYTES,
     full_load,
     round_trips,
 )
+from hetrl.runtime.instruments.probe import Found, Links, ProbeFile
 from hetrl.runtime.wire import LinkMeasured
 from launch.cli import main
 from launch.measure import run as measure_run

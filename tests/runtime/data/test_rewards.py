@@ -19,9 +19,21 @@ from hypothesis import given, settings, strategies as st
 from hetrl.describe.experiment import Data, Reward
 from hetrl.errors import HetrlError
 from hetrl.runtime.data.math_answer import last_boxed, marked
-from hetrl.runtime.data.math_scorer import ANSWER_CHARACTERS, MathScorer, final_answer
-from hetrl.runtime.data.rewards import exact_match, open_scorer, reward_of, rule_of, tally
-from hetrl.runtime.data.verdicts import RIGHT, WRONG, Score, Verdict, unscorable
+from hetrl.runtime.data.rewards import (
+    ANSWER_CHARACTERS,
+    RIGHT,
+    WRONG,
+    MathScorer,
+    Score,
+    Verdict,
+    exact_match,
+    final_answer,
+    open_scorer,
+    reward_of,
+    rule_of,
+    tally,
+    unscorable,
+)
 
 Check = Callable[[str, str], Score]
 
@@ -278,7 +290,7 @@ def test_memory_is_limited() -> None:
 
 PARENT = """
 import asyncio, os
-from hetrl.runtime.data.math_scorer import MathScorer
+from hetrl.runtime.data.rewards import MathScorer
 
 async def main():
     async with MathScorer(1, 60.0) as scorer:

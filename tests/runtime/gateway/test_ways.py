@@ -18,10 +18,10 @@ from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.gateway import relay as relay_module, ssh_tunnel, tcp, ways
-from hetrl.runtime.gateway.http_proxy import status_of
 from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.gateway.relay import Relay
 from hetrl.runtime.gateway.relay_protocol import key_of_run
+from hetrl.runtime.gateway.tcp import status_of
 from hetrl.runtime.gateway.ways import Offer, SiteLinks, Way, open_ways
 from tests.runtime.gateway.ways_cases import http_proxy
 

@@ -8,19 +8,22 @@ import pytest
 from pydantic import ValidationError
 
 from hetrl.describe.experiment import AlgorithmSection
-from hetrl.runtime.rl.experience import hyper_of
+from hetrl.runtime.rl.experience import loss_settings
+from hetrl.runtime.wire import LossSettings
 
 
 def test_the_defaults_are_plain_grpo() -> None:
-    assert hyper_of(AlgorithmSection()) == {
-        "learning_rate": 1e-6,
-        "temperature": 1.0,
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "kl_coefficient": 0.0,
-        "kl_estimator": "k3",
-        "entropy_coefficient": 0.0,
-    }
+    assert loss_settings(AlgorithmSection()) == LossSettings(
+        loss="policy",
+        learning_rate=1e-6,
+        temperature=1.0,
+        clip_low=0.2,
+        clip_high=0.2,
+        dual_clip=None,
+        kl_coefficient=0.0,
+        kl_estimator="k3",
+        entropy_coefficient=0.0,
+    )
 
 
 def test_what_is_set_reaches_the_loss() -> None:
@@ -34,12 +37,12 @@ def test_what_is_set_reaches_the_loss() -> None:
         "entropy_coefficient": 0.01,
         "dual_clip": 3.0,
     }
-    assert hyper_of(AlgorithmSection(**settings)) == settings
+    assert loss_settings(AlgorithmSection(**settings)) == LossSettings(**settings)
 
 
 def test_kl_counts_in_the_loss_or_in_the_reward_never_in_both() -> None:
-    assert hyper_of(AlgorithmSection(kl_coefficient=0.1, kl_in="loss"))["kl_coefficient"] == 0.1
-    assert hyper_of(AlgorithmSection(kl_coefficient=0.1, kl_in="reward"))["kl_coefficient"] == 0.0
+    assert loss_settings(AlgorithmSection(kl_coefficient=0.1, kl_in="loss")).kl_coefficient == 0.1
+    assert loss_settings(AlgorithmSection(kl_coefficient=0.1, kl_in="reward")).kl_coefficient == 0.0
     with pytest.raises(ValidationError, match="'loss' or 'reward'"):
         AlgorithmSection.model_validate({"kl_in": ["loss", "reward"]})
 

@@ -20,7 +20,7 @@ from hetrl.runtime.rl.experience import (
     token_weights,
     training_batch,
 )
-from hetrl.runtime.rl.sampling import Group, mean_reward, seed_of
+from hetrl.runtime.rl.sampling import PromptGroup, mean_reward, seed_of
 
 
 def sample(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> wire.Sample:
@@ -29,8 +29,10 @@ def sample(tokens: tuple[int, ...], logprobs: tuple[float, ...]) -> wire.Sample:
 
 
 GROUPS = (
-    Group(Prompt("q", "a"), (5, 6), (sample((7, 1), (-0.5, -0.25)), sample((8,), (-1.0,))), (1.0, 0.0)),
-    Group(Prompt("r", "b"), (5,), (sample((9, 9, 1), (-0.1, -0.2, -0.3)), sample((9, 1), (-0.1, -0.2))), (0.0, 0.0)),
+    PromptGroup(Prompt("q", "a"), (5, 6), (sample((7, 1), (-0.5, -0.25)), sample((8,), (-1.0,))), (1.0, 0.0)),
+    PromptGroup(
+        Prompt("r", "b"), (5,), (sample((9, 9, 1), (-0.1, -0.2, -0.3)), sample((9, 1), (-0.1, -0.2))), (0.0, 0.0)
+    ),
 )
 
 
@@ -93,7 +95,7 @@ def test_without_options_a_training_batch_is_the_scored_experience_and_minibatch
 
 
 def test_groups_of_one_sample_are_warned_about_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    group = Group(Prompt("q", "a"), (5,), (sample((7,), (-0.5,)),), (1.0,))
+    group = PromptGroup(Prompt("q", "a"), (5,), (sample((7,), (-0.5,)),), (1.0,))
     with caplog.at_level(logging.WARNING):
         arrays = experience((group, *GROUPS), 0)
     assert "1 of 3 groups have one sample" in caplog.text

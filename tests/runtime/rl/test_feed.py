@@ -11,15 +11,15 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.feed import Feed, capacity, oldest_version
-from hetrl.runtime.rl.sampling import Group
+from hetrl.runtime.rl.sampling import PromptGroup
 
 
-def group(number: int, *versions: int) -> Group:
+def group(number: int, *versions: int) -> PromptGroup:
     spans = tuple(wire.VersionSpan(version=v, start=n, end=n + 1) for n, v in enumerate(versions))
     sample = wire.Sample(
         tokens=(1,) * len(versions), logprobs=(0.0,) * len(versions), versions=spans, finish_reason="stop"
     )
-    return Group(Prompt(str(number), ""), (0,), (sample,), (0.0,))
+    return PromptGroup(Prompt(str(number), ""), (0,), (sample,), (0.0,))
 
 
 class Rollouts:
@@ -27,10 +27,10 @@ class Rollouts:
 
     def __init__(self) -> None:
         self.version = 1
-        self.open: dict[int, asyncio.Future[Group]] = {}
+        self.open: dict[int, asyncio.Future[PromptGroup]] = {}
         self.started: list[tuple[int, int]] = []
 
-    async def draw(self, number: int) -> Group:
+    async def draw(self, number: int) -> PromptGroup:
         self.started.append((number, self.version))
         self.open[number] = asyncio.get_running_loop().create_future()
         return await self.open[number]
@@ -44,7 +44,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def numbers(groups: tuple[Group, ...]) -> list[int]:
+def numbers(groups: tuple[PromptGroup, ...]) -> list[int]:
     return [int(g.prompt.text) for g in groups]
 
 
@@ -125,7 +125,7 @@ def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
 
 
 def test_a_failed_draw_ends_the_batch() -> None:
-    async def draw(number: int) -> Group:
+    async def draw(number: int) -> PromptGroup:
         raise HetrlError(f"group {number}")
 
     async def scenario() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hetrl.errors import GangTimeoutError, UsageError
-from hetrl.runtime.run.island import Island, check_contiguous, island_from_environment, started_by_mpi
+from hetrl.runtime.run.island import IslandRank, check_contiguous, island_from_environment, started_by_mpi
 
 _STORE = {"HETRL_STORE_HOST": "10.0.0.1", "HETRL_STORE_PORT": "41000"}
 _OURS = {"HETRL_RANK": "3", "HETRL_WORLD_SIZE": "4", "HETRL_LOCAL_RANK": "1"}
@@ -14,11 +14,11 @@ _SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "2"}
 
 def test_our_names_come_before_those_of_slurm() -> None:
     island = island_from_environment({**_OURS, **_SLURM, **_STORE})
-    assert island == Island(rank=3, size=4, local_rank=1, host="10.0.0.1", port=41000)
+    assert island == IslandRank(rank=3, size=4, local_rank=1, host="10.0.0.1", port=41000)
 
 
 def test_slurm_alone_is_enough() -> None:
-    assert island_from_environment({**_SLURM, **_STORE}) == Island(5, 8, 2, "10.0.0.1", 41000)
+    assert island_from_environment({**_SLURM, **_STORE}) == IslandRank(5, 8, 2, "10.0.0.1", 41000)
 
 
 @pytest.mark.parametrize("variables", [{**_OURS, **_STORE}, {**_SLURM, **_STORE}])

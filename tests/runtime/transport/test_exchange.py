@@ -12,9 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport import chunks, exchange
-from hetrl.runtime.transport.chunks import Buffer
+from hetrl.runtime.transport.chunks import Arrival, Buffer
 from hetrl.runtime.transport.exchange import Exchange
-from hetrl.runtime.transport.shipment import Arrival
 from hetrl.runtime.wire import Priority
 
 _A, _B, _C = "alpha/a/0", "beta/b/0", "beta/c/1"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from hetrl.describe.measured import Measurement, Question
 from hetrl.errors import HetrlError
-from hetrl.runtime.instruments.profile_timing import Repetitions
+from hetrl.runtime.instruments.timing import Repetitions
 from hetrl.runtime.wan.torch_world import start_world, stop_world
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}

@@ -24,7 +24,7 @@ _LOG_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Admission:
+class ZapHandler:
     """Answers for the sockets of a context whether a client may connect, and which site it belongs to.
 
     The site becomes the `User-Id` of every message from that connection.

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.rl.importance import importance_weights
-from hetrl.runtime.rl.kl import kl_estimate
+from hetrl.runtime.rl.divergence import importance_weights, kl_estimate
 
 # One token per column: p(proximal) / p(behaviour); the last one is no target.
 RATIOS = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 100.0]

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from hetrl.describe.measured import Measurement, Question, Use
 from hetrl.measure.profile_fit import layer_work
-from hetrl.runtime.instruments.profile_kernels import DTYPES
-from hetrl.runtime.instruments.profile_timing import Repetitions
+from hetrl.runtime.instruments.kernels import DTYPES
+from hetrl.runtime.instruments.timing import Repetitions
 from hetrl.workload import Architecture
 
 STACK_BYTES = 2**28  # more than the last-level cache of any GPU and of most processors

@@ -1,7 +1,13 @@
 """The link from one site's gateway to another's: a stream for control messages and several for the rest.
 
-Each stream reconnects by itself. Whether the other gateway is there is told by its answers to an echo every second:
-when it has been silent for too long, the link gives up what it holds and refuses more, until it hears again.
+Each stream comes back by itself:
+
+    lost after it was up    ZeroMQ connects again at once
+    ends before it is up    something answers that is not the gateway, such as an ssh tunnel without a gateway at its
+                            end: the next attempt waits, each time longer
+
+Whether the other gateway is there is told by its answers to an echo every second: when it has been silent for too long,
+the link gives up what it holds and refuses more, until it hears again.
 """
 
 from __future__ import annotations
@@ -16,19 +22,19 @@ import zmq
 
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.link_report import LinkReport
-from hetrl.runtime.gateway.stream import Stream
 from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
-from hetrl.runtime.transport.sockets import QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, client_socket
+from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, UP, Port, client_socket, watch
 from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4
 ECHO_SECONDS = 1.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 _SMOOTHING = 1 / 8  # RFC 6298, section 2
 
 _log = logging.getLogger(__name__)
 
 
-class Link:
+class PeerLink:
     """Sends parcels to the gateway of `peer`; times are those of the event loop's clock."""
 
     def __init__(
@@ -165,6 +171,67 @@ class Link:
                     self._streams.append(stream)
                 return Attempt.SENT
         return Attempt.BUSY
+
+
+class Stream:
+    """One connection of a link: sends over a DEALER to `endpoint`; the log has each change of `report`'s link once."""
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        endpoint: str,
+        report: LinkReport,
+        pump: Callable[[], object],
+        restored: Callable[[], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Connect; `pump` is called when there may be room, `restored` when a connection that was up is up again."""
+        self._socket, self._endpoint, self._report, self._restored = socket, endpoint, report, restored
+        self._is_up = self._was_up = self._troubled = False
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._attempt: asyncio.TimerHandle | None = None
+        self._port = Port(socket, lambda frames: None, pump, failed=failed)
+        self._monitor = watch(socket, self._changed, failed=failed)
+        socket.connect(endpoint)
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Hand a message to the connection if it can take it now."""
+        return self._port.send(frames)
+
+    def close(self, linger_seconds: float) -> None:
+        """Close; what the connection holds may still go for `linger_seconds`."""
+        if self._attempt is not None:
+            self._attempt.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._port.close(linger_seconds)
+
+    def _changed(self, event: int) -> None:
+        if event == UP:
+            self._is_up, self._pause_seconds = True, FIRST_PAUSE_SECONDS
+            if self._troubled:
+                self._report.up()
+            if self._was_up:
+                self._restored()
+            self._was_up = True
+        elif event == DOWN and self._is_up:
+            self._is_up = False
+            self._trouble("the connection was lost")
+        elif event == DOWN and self._attempt is None:
+            self._trouble("connections end before the other gateway answers")
+            self._socket.disconnect(self._endpoint)
+            self._port.look()
+            self._attempt = asyncio.get_running_loop().call_later(self._pause_seconds, self._try_again)
+            self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+
+    def _trouble(self, what: str) -> None:
+        self._troubled = True
+        self._report.down(what)
+
+    def _try_again(self) -> None:
+        self._attempt = None
+        self._socket.connect(self._endpoint)
+        self._port.look()
 
 
 def _now() -> float:

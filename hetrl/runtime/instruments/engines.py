@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import save_file
 
 from hetrl.describe.measured import Measurement, Question
-from hetrl.runtime.instruments.profile_timing import Repetitions
+from hetrl.runtime.instruments.timing import Repetitions
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.hf_weights import random_weights, read_config
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.megatron.optimizer_settings import OptimizerSettings
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings
 from hetrl.runtime.weights.tiny_model import VOCABULARY, write_tiny_model
-from hetrl.runtime.wire import Sampling
+from hetrl.runtime.wire import LossSettings, Sampling
 
 SEQUENCES, TOKENS, MICRO_BATCH = 8, 128, 4  # of a training step
 DECODED_SEQUENCES, DECODED_TOKENS = 16, 128
@@ -32,7 +31,7 @@ _ENGINE_SECONDS = 60.0  # for a world to meet, and for each of its collectives
 
 def training_steps(device: torch.device, port: int, how: Repetitions) -> Iterator[Measurement]:
     """Yield the time of one optimiser step of a two-layer Qwen3 on one rank; `port` is free on the loopback."""
-    from hetrl.runtime.megatron.engine import MegatronEngine, start_world, stop_world
+    from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, start_world, stop_world
 
     with tempfile.TemporaryDirectory() as root:
         write_tiny_model(Path(root), layers=_LAYERS)
@@ -50,7 +49,7 @@ def training_steps(device: torch.device, port: int, how: Repetitions) -> Iterato
         )
         engine.load(random_weights(config, 0))
         batch = _batch()
-        seconds = how.times(lambda: engine.train_step(batch, "supervised", {}), torch.device("cpu"))
+        seconds = how.times(lambda: engine.train_step(batch, LossSettings(loss="supervised")), torch.device("cpu"))
         engine.close()
     finally:
         stop_world()
