@@ -10,6 +10,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _libc = ctypes.CDLL(None)
 
 
-def end_with_parent() -> None:
-    """Ask the kernel, as a child's `preexec_fn`, for SIGTERM when the thread that started it ends (prctl(2))."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask the kernel, as a child or its `preexec_fn`, for a signal when the thread that started it ends (prctl(2))."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)

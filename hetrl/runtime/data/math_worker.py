@@ -7,7 +7,6 @@ its parent or its input does, and when one comparison takes more than CPU_SECOND
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -16,8 +15,9 @@ import signal
 import sys
 from typing import Any, TextIO
 
+from hetrl.runtime.parent_death import end_with_parent
+
 MEMORY_BYTES = 1 << 30
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def check(said: str, answer: str) -> tuple[str, str]:
@@ -83,8 +83,8 @@ def answer_line(line: bytes, cpu_seconds: float) -> dict[str, str]:
 
 
 def _bind_to(parent: int) -> None:
-    """Die with the parent (prctl(2)), also when it is killed, and keep to the memory limit."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Die with the parent, also when it is killed, and keep to the memory limit."""
+    end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call
         sys.exit(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

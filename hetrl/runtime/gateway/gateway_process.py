@@ -13,6 +13,8 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,17 +98,26 @@ def _relay_keys(path: str) -> dict[str, bytes]:
 
 async def _serve_until_terminated(gateway: Gateway, ways: Ways) -> None:
     """Serve until a signal; a way that fails by a defect ends the gateway and is raised."""
-    serving, carrying = asyncio.create_task(gateway.serve()), asyncio.create_task(ways.carry())
-    # srun hands SIGUSR1 on to its tasks, and kills them at SIGTERM.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
+    async with serving(gateway, ways) as work:
+        # srun hands SIGUSR1 on to its tasks, and kills them at SIGTERM.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, ways: Ways) -> AsyncIterator[set[asyncio.Task[None]]]:
+    """Run a gateway and its ways, whose tasks the body gets; a defect of either is raised at the end."""
+    serve, carry = asyncio.create_task(gateway.serve()), asyncio.create_task(ways.carry())
     try:
-        await asyncio.wait({serving, carrying}, return_when=asyncio.FIRST_COMPLETED)
-        gateway.stop()
-        await serving
+        yield {serve, carry}
     finally:
-        carrying.cancel()
-        (ended,) = await asyncio.gather(carrying, return_exceptions=True)
+        gateway.stop()
+        try:
+            await serve
+        finally:
+            carry.cancel()
+            (ended,) = await asyncio.gather(carry, return_exceptions=True)
     if isinstance(ended, Exception):
         raise ended
 

@@ -22,14 +22,15 @@ import zmq
 
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.link_report import LinkReport
+from hetrl.runtime.transport.channel import smoothed
 from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
 from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, UP, Port, client_socket, watch
 from hetrl.runtime.wire.keys import SiteKeys
 
-STREAMS = 4
+STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
 ECHO_SECONDS = 1.0
+# Of our own: ZeroMQ resets its pause at each connection that is taken, be it by a tunnel that leads nowhere.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
-_SMOOTHING = 1 / 8  # RFC 6298, section 2
 
 _log = logging.getLogger(__name__)
 
@@ -107,8 +108,8 @@ class PeerLink:
 
     def echoed(self, sent_seconds: float) -> None:
         """Hear the answer to an echo: the link carries both ways, and this is how long it takes."""
-        took, known = _now() - sent_seconds, self._round_trip_seconds
-        self._round_trip_seconds = took if known is None else known + _SMOOTHING * (took - known)
+        known = self._round_trip_seconds
+        self._round_trip_seconds = smoothed(known, _now() - sent_seconds)
         if self.gone is not None or known is None:
             _log.info("%s: the link to %s is up", self._site, self.peer)
         self._echoed_seconds, self.gone = _now(), None

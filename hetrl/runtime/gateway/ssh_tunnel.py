@@ -87,13 +87,7 @@ async def keep_tunnel_to(ask: list[str], tunnel: Callable[..., list[str]], repor
 
 async def _ask(command: list[str]) -> tuple[str, str]:
     """Run ssh; return what the other site says, and the last line of what ssh itself says."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=end_with_parent,
-    )
+    process = await _start(command, stdout=asyncio.subprocess.PIPE)
     try:
         answer, said = await asyncio.wait_for(process.communicate(), ASK_SECONDS)
     except TimeoutError:
@@ -121,13 +115,7 @@ async def keep_tunnel(command: list[str], report: LinkReport) -> None:
 
 async def _one_tunnel(command: list[str], report: LinkReport, said: deque[str]) -> tuple[bool, str]:
     """Run ssh to its end; return whether the tunnel ever stood, and ssh's last line."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=end_with_parent,
-    )
+    process = await _start(command, stdout=asyncio.subprocess.DEVNULL)
     listening = asyncio.create_task(_listen_to(process, report, said))
     stood = False
     try:
@@ -140,6 +128,17 @@ async def _one_tunnel(command: list[str], report: LinkReport, said: deque[str]) 
     finally:
         listening.cancel()
         await _end(process)
+
+
+async def _start(command: list[str], stdout: int) -> asyncio.subprocess.Process:
+    """Start ssh as a child that ends with this process."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=end_with_parent,
+    )
 
 
 async def _listen_to(process: asyncio.subprocess.Process, report: LinkReport, said: deque[str]) -> str:

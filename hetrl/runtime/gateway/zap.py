@@ -19,7 +19,7 @@ from hetrl.runtime.transport.endpoints import UNIX_DOMAIN
 from hetrl.runtime.transport.sockets import Port
 
 _ENDPOINT = "inproc://zeromq.zap.01"
-_LOG_SECONDS = 1.0
+_LOG_SECONDS = 1.0  # at most one line about refusals per so long: a scan of ports must not fill the log
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,9 +27,7 @@ from hetrl.describe.measured_links import Probed, Throughput, Unprobed
 from hetrl.errors import GangTimeoutError, HetrlError, UsageError
 from hetrl.files import replace_json, replace_text
 from hetrl.runtime import wire
-from hetrl.runtime.gateway.gateway import Gateway
-from hetrl.runtime.gateway.gateway_process import read_gateway
-from hetrl.runtime.gateway.ways import Ways
+from hetrl.runtime.gateway.gateway_process import read_gateway, serving
 from hetrl.runtime.instruments.load import full_load, round_trips
 from hetrl.runtime.run.context import exit_with, log_to_stderr
 from hetrl.runtime.transport.member import Envelope, Member
@@ -119,21 +116,6 @@ async def wait_for_go(path: Path, timeout_seconds: float) -> tuple[str, ...]:
         next(path.parent.iterdir(), None)  # makes NFS look again
         await asyncio.sleep(POLL_SECONDS)
     return tuple(json.loads(path.read_text()))
-
-
-@asynccontextmanager
-async def serving(gateway: Gateway, ways: Ways) -> AsyncIterator[None]:
-    """Run a gateway and its ways; a defect of either is raised at the end."""
-    serve, carry = asyncio.create_task(gateway.serve()), asyncio.create_task(ways.carry())
-    try:
-        yield
-    finally:
-        gateway.stop()
-        await serve
-        carry.cancel()
-        (ended,) = await asyncio.gather(carry, return_exceptions=True)
-    if isinstance(ended, Exception):
-        raise ended
 
 
 # ---- every site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -27,8 +28,13 @@ def save(
 ) -> None:
     """Write weights, optimiser and generators to a checkpoint at `directory` (collective; rank 0 writes).
 
-    Raises HetrlError on every rank when rank 0 cannot write; what it began stays half-written and is never loaded.
+    Raises HetrlError on every rank when `extra` is not JSON, or when rank 0 cannot write; what it began stays
+    half-written and is never loaded.
     """
+    try:
+        json.dumps(extra)
+    except (TypeError, ValueError) as error:
+        raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
     state = {"format": checkpoint.FORMAT, "steps": steps, "layout": _layout(shards), "extra": dict(extra)}
     shapes = {name: place.shape for name, place in shards.places.items()}
     files: dict[str, tuple[dict[str, tuple[int, ...]], torch.dtype, Stream]] = {

@@ -13,7 +13,6 @@ All methods are collective: every rank of the world calls them in the same order
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -135,8 +134,7 @@ class MegatronEngine:
         width = trimmed.tokens.shape[1]
         part: torch.Tensor | None = None
         if width > 1:
-            function = partial(self._logprobs_of, temperature=temperature)
-            outputs = self._run(trimmed, function, forward_only=True)
+            outputs = self._run(trimmed, lambda micro, x: self._logprobs(micro, x, temperature)[0], forward_only=True)
             part = torch.cat(outputs)[: len(shares[self.place.replica])] if outputs else None
         result = self._collect(part, shares, width) if width > 1 else torch.zeros(batch.samples, width)
         if self.rank != 0:
@@ -145,9 +143,6 @@ class MegatronEngine:
         scores[:, :width] = result.numpy()
         scores[~batch.real] = 0.0
         return scores
-
-    def _logprobs_of(self, micro: MicroBatch, logits: torch.Tensor, temperature: float) -> torch.Tensor:
-        return self._logprobs(micro, logits, temperature)[0]
 
     def _logprobs(
         self, micro: MicroBatch, logits: torch.Tensor, temperature: float
@@ -267,10 +262,6 @@ class MegatronEngine:
         every rank when it cannot be written.
         """
         optimizer = self._require_optimizer()
-        try:
-            json.dumps(extra)
-        except (TypeError, ValueError) as error:
-            raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
         megatron_checkpoint.save(self.shards, optimizer, directory, self.config, self.steps, extra)
 
     def restore(self, directory: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,11 @@ from hetrl.runtime.rl.experience import (
     training_batch,
 )
 from hetrl.runtime.rl.sampling import PromptGroup
-from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
 
-SCORE_SECONDS = 3600.0
-TRAIN_SECONDS = 3600.0
-PUBLISH_SECONDS = 3600.0
-SAVE_SECONDS = 3600.0
+_Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Published)
 
 
 @dataclass(frozen=True)
@@ -51,12 +48,8 @@ class Policy:
         """Return the log-probs [n, s] of a batch under the weights of a Megatron task, given by its address."""
         specs, buffers = pack({name: arrays[name] for name in ("tokens", "lengths")})
         request = wire.Score(step=step, what="logprobs", temperature=self.temperature, arrays=specs)
-        reply = await self.member.request(
-            task, request, buffers, timeout_seconds=SCORE_SECONDS, doing=f"step {step}: log-probs"
-        )
-        if not isinstance(reply.message, wire.Scored):
-            raise _unexpected(task, reply)
-        scores: NDArray[np.float32] = unpack(reply.message.arrays, reply.buffers)["scores"]
+        answer, arrived = await self._ask(task, request, wire.Scored, f"step {step}: log-probs", buffers)
+        scores: NDArray[np.float32] = unpack(answer.arrays, arrived)["scores"]
         return scores
 
     async def train(
@@ -65,34 +58,29 @@ class Policy:
         """Make one optimiser step and return what it measured."""
         specs, buffers = pack(arrays)
         request = wire.Train(step=step, settings=settings, arrays=specs)
-        reply = await self.member.request(
-            self.trainer, request, buffers, timeout_seconds=TRAIN_SECONDS, doing=f"step {step}: train"
-        )
-        if not isinstance(reply.message, wire.Trained):
-            raise _unexpected(self.trainer, reply)
-        return reply.message.metrics
+        answer, _ = await self._ask(self.trainer, request, wire.Trained, f"step {step}: train", buffers)
+        return answer.metrics
 
     async def save(self, step: int, version: int, keep: int) -> wire.Saved:
         """Write a checkpoint after a step and return where it lies."""
         request = wire.Save(step=step, version=version, keep=keep)
-        doing = f"checkpoint after step {step}"
-        reply = await self.member.request(self.trainer, request, timeout_seconds=SAVE_SECONDS, doing=doing)
-        if not isinstance(reply.message, wire.Saved):
-            raise _unexpected(self.trainer, reply)
-        return reply.message
+        answer, _ = await self._ask(self.trainer, request, wire.Saved, f"checkpoint after step {step}")
+        return answer
 
     async def publish(self, version: int, receivers: Sequence[str]) -> wire.Published:
         """Send the current weights as `version`; returns when every receiver serves them."""
         request = wire.Publish(version=version, receivers=tuple(receivers))
-        doing = f"publish weight version {version}"
-        reply = await self.member.request(self.trainer, request, timeout_seconds=PUBLISH_SECONDS, doing=doing)
-        if not isinstance(reply.message, wire.Published):
-            raise _unexpected(self.trainer, reply)
-        return reply.message
+        answer, _ = await self._ask(self.trainer, request, wire.Published, f"publish weight version {version}")
+        return answer
 
-
-def _unexpected(member: str, reply: Envelope) -> HetrlError:
-    return HetrlError(f"{member}: answered {type(reply.message).__name__}, which nobody asked for")
+    async def _ask(
+        self, to: str, request: wire.Message, wanted: type[_Answer], doing: str, buffers: Sequence[memoryview] = ()
+    ) -> tuple[_Answer, Sequence[memoryview]]:
+        """Return an answer of the type that is wanted, and its buffers."""
+        reply = await self.member.request(to, request, buffers, timeout_seconds=wire.WORK_SECONDS, doing=doing)
+        if not isinstance(reply.message, wanted):
+            raise HetrlError(f"{to}: answered {type(reply.message).__name__}, which nobody asked for")
+        return reply.message, reply.buffers
 
 
 @dataclass(frozen=True)

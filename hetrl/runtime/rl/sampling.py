@@ -18,8 +18,6 @@ from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.data.rewards import Score, Scorer, reward_of
 from hetrl.runtime.transport.member import Member
 
-GENERATE_SECONDS = 3600.0
-
 
 @dataclass(frozen=True)
 class PromptGroup:
@@ -93,7 +91,7 @@ class Sampler:
         )
         request = wire.Generate(group=number, prompt=tokens, sampling=sampling)
         doing = f"{stream}: generate group {number}"
-        reply = await self._member.request(replica, request, timeout_seconds=GENERATE_SECONDS, doing=doing)
+        reply = await self._member.request(replica, request, timeout_seconds=wire.WORK_SECONDS, doing=doing)
         if not isinstance(reply.message, wire.Generated):
             raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples

@@ -32,14 +32,14 @@ from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Policy, timed
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_reward
 from hetrl.runtime.run.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context
-from hetrl.runtime.run.link_metrics import LinkMeter
+from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.run.record import Record, sample_metrics
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
 
-LINK_STATS_SECONDS = 30.0
+LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
 WARM_START_PROMPTS = 64  # of each check
 
 
@@ -105,7 +105,8 @@ class Run:
                 await self.save_when_due(step)
         finally:
             await feed.close()
-        self.record.summary(self.context.run, self.experiment.name, self.context.plan, await self.link_stats())
+        stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
+        self.record.summary(self.context.run, self.experiment.name, self.context.plan, stats)
         self.record.events.append("finished")
 
     async def publish(self) -> wire.Published:
@@ -148,15 +149,6 @@ class Run:
             **await self.links.read(step),
         }
         self.record.step(row, self.experiment.steps)
-
-    async def link_stats(self) -> wire.LinkStatsReply:
-        """Return what crossed the links of the lead site so far."""
-        gateway = wire.address(self.context.site, "gateway")
-        reply = await self.member.request(
-            gateway, wire.LinkStats(), timeout_seconds=LINK_STATS_SECONDS, doing="read the link counters"
-        )
-        assert isinstance(reply.message, wire.LinkStatsReply)
-        return reply.message
 
 
 async def warm_start(run: Run, settings: WarmStart) -> None:

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from hetrl.errors import UsageError
-from hetrl.runtime.transport.rendezvous import free_port, node_address, publish_endpoint, wait_for_endpoint
+from hetrl.runtime.transport.rendezvous import free_port, meet, node_address
 
 MEET_SECONDS = 120.0  # until rank 0 has left its address
 _OURS = ("HETRL_RANK", "HETRL_WORLD_SIZE", "HETRL_LOCAL_RANK")
@@ -90,13 +90,8 @@ def _met(
 ) -> tuple[str, int]:
     """Return the address of rank 0, which leaves it in a file of this step."""
     step = ".".join(env.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    path = directory / f"island-{step}.endpoint"
-    if rank == 0:
-        endpoint = publish_endpoint(path, interface)
-    else:
-        endpoint = wait_for_endpoint(path, timeout_seconds, "rank 0 of the step")
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return host, int(port)
+    path, whose = directory / f"island-{step}.endpoint", "rank 0 of the step"
+    return meet(path, serves=rank == 0, timeout_seconds=timeout_seconds, whose=whose, interface=interface)
 
 
 def _from_mpi(interface: str | None) -> IslandRank:

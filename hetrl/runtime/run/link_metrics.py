@@ -46,16 +46,21 @@ class LinkMeter:
 
     async def _ask(self, site: str) -> dict[str, wire.LinkCounters]:
         try:
-            reply = await self._member.request(
-                wire.gateway_of(site), wire.LinkStats(), timeout_seconds=ASK_SECONDS, doing="read the link counters"
-            )
+            return (await link_stats(self._member, site, ASK_SECONDS)).links
         except RunAborted:
             raise
         except HetrlError as error:
             _log.warning("%s", error)
             return {}
-        assert isinstance(reply.message, wire.LinkStatsReply)
-        return reply.message.links
+
+
+async def link_stats(member: Member, site: str, timeout_seconds: float) -> wire.LinkStatsReply:
+    """Return what crossed the links of a site so far; raises HetrlError where its gateway does not answer."""
+    reply = await member.request(
+        wire.gateway_of(site), wire.LinkStats(), timeout_seconds=timeout_seconds, doing="read the link counters"
+    )
+    assert isinstance(reply.message, wire.LinkStatsReply)
+    return reply.message
 
 
 def since(before: wire.LinkCounters | None, now: wire.LinkCounters) -> dict[str, float | None]:

@@ -24,7 +24,6 @@ from hetrl.runtime.vllm.server import VllmServer, VllmSettings
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.runtime.weights.weight_file import WeightFile
 
-GENERATE_SECONDS = 3600.0
 UPDATE_SECONDS = 600.0
 LOG_LINES = 60
 
@@ -90,7 +89,7 @@ class Agent:
 
     async def _generate(self, envelope: Envelope, request: wire.Generate) -> None:
         start = time.monotonic()
-        samples = await self._server.generate(request.prompt, request.sampling, GENERATE_SECONDS)
+        samples = await self._server.generate(request.prompt, request.sampling, wire.WORK_SECONDS)
         answer = wire.Generated(group=request.group, samples=samples, seconds=time.monotonic() - start)
         await self._member.reply(envelope, answer)
 

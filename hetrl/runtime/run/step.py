@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from hetrl.errors import HetrlError, UsageError
-from hetrl.runtime.transport.rendezvous import publish_endpoint, store_endpoint, wait_for_endpoint
+from hetrl.runtime.transport.rendezvous import meet, store_endpoint
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -92,12 +92,9 @@ def store_of(row: Row, directory: Path, timeout_seconds: float) -> dict[str, str
     if row.world is None:
         return {}
     path = directory / store_endpoint(row.world)
-    if row.environment["HETRL_RANK"] == "0":
-        endpoint = publish_endpoint(path)
-    else:
-        endpoint = wait_for_endpoint(path, timeout_seconds, f"rank 0 of {row.world}")
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return {"HETRL_STORE_HOST": host, "HETRL_STORE_PORT": port}
+    first = row.environment["HETRL_RANK"] == "0"
+    host, port = meet(path, serves=first, timeout_seconds=timeout_seconds, whose=f"rank 0 of {row.world}")
+    return {"HETRL_STORE_HOST": host, "HETRL_STORE_PORT": str(port)}
 
 
 def main() -> int:

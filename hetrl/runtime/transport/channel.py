@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from hetrl.runtime.transport.chunks import Assembly, Chunk
 from hetrl.runtime.wire import Acknowledged, Place, Priority, Probe
 
+# After so long without progress a sender asks what arrived, and then after pauses that double.
 STALL_SECONDS, LONGEST_STALL_SECONDS = 1.0, 8.0
 STALL_ROUND_TRIPS = 4.0
 _SMOOTHING = 1 / 8  # RFC 6298, section 2
@@ -155,8 +156,7 @@ class Outbound:
         return max(STALL_SECONDS, STALL_ROUND_TRIPS * (self._round_trip_seconds or 0.0))
 
     def _measure(self, seconds: float) -> None:
-        known = self._round_trip_seconds
-        self._round_trip_seconds = seconds if known is None else known + _SMOOTHING * (seconds - known)
+        self._round_trip_seconds = smoothed(self._round_trip_seconds, seconds)
 
 
 class Inbound:
@@ -243,6 +243,11 @@ class Inbound:
             taken_bytes=self._taken_bytes,
             answers=answers,
         )
+
+
+def smoothed(known: float | None, found: float) -> float:
+    """Return a smoothed round trip that takes another one in; None: it is the first."""
+    return found if known is None else known + _SMOOTHING * (found - known)
 
 
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetrl.runtime.wire import Header, Priority
 
-_WEIGHTS_TURN = 8
+_WEIGHTS_TURN = 8  # the others belong to data first: weights shall not starve, nor hold it up
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ from hetrl.runtime.wire.keys import SiteKeys
 __all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
 
 SEND_SECONDS = 600.0
-HELLO_SECONDS = 5.0
+HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
-_TICK_SECONDS = 0.2
+_TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
 _SETTLE_SECONDS = 0.02  # one report for many small messages
-_FAREWELL_SECONDS = 0.5
+_FAREWELL_SECONDS = 0.5  # for what was sent to arrive
 
 _log = logging.getLogger(__name__)
 

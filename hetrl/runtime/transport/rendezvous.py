@@ -117,3 +117,12 @@ def wait_for_endpoint(path: Path, timeout_seconds: float, whose: str) -> str:
             )
         time.sleep(POLL_SECONDS)
     return endpoint
+
+
+def meet(
+    path: Path, *, serves: bool, timeout_seconds: float, whose: str, interface: str | None = None
+) -> tuple[str, int]:
+    """Return host and port in a file that whoever `serves` writes and the others wait for."""
+    endpoint = publish_endpoint(path, interface) if serves else wait_for_endpoint(path, timeout_seconds, whose)
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host, int(port)

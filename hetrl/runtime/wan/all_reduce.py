@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetrl.runtime.wan.collectives import dtype_name, view_of
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.streams import PIECE_BYTES, Arrivals, cuts
-from hetrl.runtime.wan.tensors import bytes_of, dtype_name
 
 SMALL_BYTES = 256 * 1024  # up to here one trip matters more than the bytes
 _SUM, _TOTAL = 0, 1  # tags of the streams
@@ -116,12 +116,12 @@ class _AllReduce:
     async def send(self, to: Sequence[str], tag: int, number: int, segment: torch.Tensor) -> None:
         """Send a segment that nobody changes any more."""
         total = (self.total.nbytes, dtype_name(self.total))
-        await self.group.endpoint.send(to, replace(self.key, tag=tag), number, total, bytes_of(segment))
+        await self.group.endpoint.send(to, replace(self.key, tag=tag), number, total, view_of(segment))
 
     def receive(self, source: int, tag: int, place: torch.Tensor) -> Arrivals:
         """Begin to receive segments of a leader."""
         key = replace(self.key, tag=tag)
-        return self.group.receive(key, source, bytes_of(place), dtype_name(place), self.cuts)
+        return self.group.receive(key, source, view_of(place), dtype_name(place), self.cuts)
 
     def done(self, arrivals: Sequence[Arrivals], *sent: tuple[Sequence[str], int]) -> None:
         """Forget streams: those that arrived, and those sent (receivers, tag)."""

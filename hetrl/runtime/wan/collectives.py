@@ -16,12 +16,11 @@ import torch
 
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.streams import Arrivals, Key, cuts
-from hetrl.runtime.wan.tensors import bytes_of, dtype_name
 
 
 async def send(group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:
     """Send a flat tensor to some ranks; each piece is copied, so that the tensor may change afterwards."""
-    place = bytes_of(tensor)
+    place = view_of(tensor)
     for number, cut in enumerate(cuts(place.nbytes)):
         await group.endpoint.send(to, key, number, (place.nbytes, dtype_name(tensor)), bytes(place[cut]))
     group.endpoint.outbox.end(to, key)
@@ -29,7 +28,7 @@ async def send(group: Communicator, key: Key, to: Sequence[str], tensor: torch.T
 
 async def receive(group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> None:
     """Receive a flat tensor from one rank."""
-    arrivals = group.receive(key, source, bytes_of(tensor), dtype_name(tensor), cuts(bytes_of(tensor).nbytes))
+    arrivals = group.receive(key, source, view_of(tensor), dtype_name(tensor), cuts(view_of(tensor).nbytes))
     await arrivals.all()
     group.endpoint.inbox.end(arrivals)
 
@@ -58,7 +57,7 @@ def _foreign(
     for tag, (root, tensor) in enumerate(blocks):
         arrivals = None
         if placement.leads and root not in placement.local:
-            place, key = bytes_of(tensor), replace(operation.key, tag=tag)
+            place, key = view_of(tensor), replace(operation.key, tag=tag)
             arrivals = group.receive(key, root, place, dtype_name(tensor), cuts(place.nbytes))
         begun.append((tag, arrivals))
     return begun
@@ -79,3 +78,13 @@ async def _pass_on(
     if arrivals is not None:
         group.endpoint.inbox.end(arrivals)
     return passed
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Return the name of a tensor's element type, as in "bfloat16"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def view_of(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a flat CPU tensor, which share its memory."""
+    return memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]  # torch's stubs know no Buffer

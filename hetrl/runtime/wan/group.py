@@ -22,8 +22,7 @@ from hetrl.runtime.wan.collectives import receive, send, spread
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.endpoint import GroupError
 from hetrl.runtime.wan.streams import Key
-from hetrl.runtime.wan.tensors import Staged
-from hetrl.runtime.wan.work import WanWork
+from hetrl.runtime.wan.work import Staged, WanWork
 
 _CLOSE_SECONDS = 5.0
 # gloo sums no int16, and nothing sums booleans: these travel as a type that both can, with the same result.

@@ -1,4 +1,4 @@
-"""The handle of an operation under way, as torch.distributed gives it to its callers."""
+"""An operation under way: its handle, as torch.distributed gives it to its callers, and the tensors it works on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,32 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from hetrl.runtime.wan.endpoint import GroupError
-from hetrl.runtime.wan.tensors import Staged
 
 _NO_TIMEOUT = timedelta(0)
+
+
+class Staged:
+    """A tensor of the caller and `host`, its elements as a flat CPU tensor.
+
+    `host` is the tensor's own memory where that is contiguous on the CPU, and a copy otherwise: in pinned memory for a
+    tensor on a GPU, made on the current stream. Without `fill` only its size counts.
+    """
+
+    def __init__(self, tensor: torch.Tensor, fill: bool = True) -> None:
+        self.tensor = tensor.detach()
+        self.on_device = tensor.device.type != "cpu"
+        self._copied = self.on_device or not tensor.is_contiguous()
+        if not self._copied:
+            self.host = self.tensor.view(-1)
+            return
+        self.host = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=self.on_device)
+        if fill:
+            self.host.view(tensor.shape).copy_(self.tensor)
+
+    def write_back(self) -> None:
+        """Put what `host` holds into the tensor; one on a GPU is written on the current stream."""
+        if self._copied:
+            self.tensor.copy_(self.host.view(self.tensor.shape))
 
 
 class WanWork(Work):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetrl.errors import HetrlError
+from hetrl.runtime.transport.chunks import Buffer, flat
 from hetrl.runtime.wire import TensorSpec, WeightsBegin, WeightsEnd, WeightsTensor
 
 # Bytes kept for the length and the header: enough for some 30,000 tensors at about 130 bytes each.
@@ -35,8 +36,6 @@ DTYPES = {
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-
-Buffer = bytes | bytearray | memoryview
 
 
 def digest_of(data: Buffer) -> str:
@@ -62,7 +61,7 @@ def pieces(
 
     `dtype` is a numpy or torch name, bfloat16 included. Raises HetrlError when `data` is not as long as the shape says.
     """
-    data = _flat(data)
+    data = flat(data)
     spec = TensorSpec(name=name, dtype=dtype, shape=tuple(shape), bytes=data.nbytes)
     _check_spec(spec, version)
     digest = digest_of(data)
@@ -239,15 +238,9 @@ def _header(arrivals: list[_Arrival]) -> bytes:
     return (HEADER_BYTES - 8).to_bytes(8, "little") + json.dumps(entries, separators=(",", ":")).encode()
 
 
-def _flat(data: Buffer) -> memoryview:
-    """Return the bytes of a buffer; memoryview.cast refuses empty ones."""
-    view = memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
 def _write(descriptor: int, data: Buffer, offset: int) -> None:
     """Write all of a buffer at a place of the file."""
-    rest = _flat(data)
+    rest = flat(data)
     while rest.nbytes:
         written = os.pwrite(descriptor, rest, offset)
         rest, offset = rest[written:], offset + written

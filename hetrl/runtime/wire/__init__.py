@@ -64,6 +64,7 @@ from hetrl.runtime.wire.header import (
     Tagged as Tagged,
 )
 from hetrl.runtime.wire.work import (
+    WORK_SECONDS as WORK_SECONDS,
     Generate as Generate,
     Generated as Generated,
     LossSettings as LossSettings,
