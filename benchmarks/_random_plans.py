@@ -14,9 +14,10 @@ from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths, empirical
 from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, TaskPlan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.space import Allotment, Grouping, Problem, Space, set_partitions
+from hetrl.search.space import Allotment, Grouping, Space, set_partitions
 from hetrl.workload import Workload, architecture
 
 GPUS = ("a100-80gb", "a100-40gb", "l40s", "l4", "h100")
@@ -158,9 +159,9 @@ def _varied(plan: Plan, problem: Problem, rng: random.Random) -> Plan:
             {"gradient_dtype": rng.choice(("fp32", "bf16"))},
         )
         plan = _legal(plan, name, replace(task, **rng.choice(changes)), problem) if task.engine == "megatron" else plan
-    return with_prediction(plan, problem.topology, problem.workload)
+    return with_prediction(plan, problem.model)
 
 
 def _legal(plan: Plan, name: str, task: TaskPlan, problem: Problem) -> Plan:
-    changed = with_prediction(replace(plan, tasks={**plan.tasks, name: task}), problem.topology, problem.workload)
+    changed = with_prediction(replace(plan, tasks={**plan.tasks, name: task}), problem.model)
     return plan if violations(changed, problem.topology, problem.workload) else changed

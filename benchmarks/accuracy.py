@@ -9,7 +9,7 @@ import statistics
 
 from _results import write_result
 
-from hetrl.cost.efficiency import Fitted, fitted
+from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.measure.calibrate import Residual, fit, read_points, residuals
 
 MEDIAN, WORST = 0.08, 0.25  # to reach, on the calibration set
@@ -20,7 +20,7 @@ def unseen() -> list[Residual]:
     points = read_points()
     found = []
     for point in points:
-        numbers: Fitted = fit(points, without=point)
+        numbers: Efficiencies = fit(points, without=point)
         found += residuals([point], numbers)
     return found
 
@@ -33,7 +33,7 @@ def summary(found: list[Residual]) -> tuple[float, float]:
 
 def main() -> None:
     """Predict all points, write the result."""
-    seen = residuals(read_points(), fitted())
+    seen = residuals(read_points(), calibrated())
     left_out = unseen()
     (median, worst), (median_unseen, worst_unseen) = summary(seen), summary(left_out)
     verdict = "reached" if median <= MEDIAN and worst <= WORST else "not reached"

@@ -36,7 +36,7 @@ def make(case: Case, solver: str, knobs: Knobs, budget_seconds: float) -> Made:
     except InfeasibleError as error:
         print(f"{case.scenario} {case.model} {case.algorithm} {case.mode} {solver}: {error}", file=sys.stderr)
         return Made(case, solver, None, None)
-    played = simulate(plan, asked.topology, asked.workload, knobs.seed)
+    played = simulate(plan, asked.model, knobs.seed)
     return Made(case, solver, plan, played.iteration_seconds)
 
 

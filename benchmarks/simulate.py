@@ -112,7 +112,7 @@ def _sites(plan: Plan) -> set[str]:
 def compare(number: int, seed: int) -> Compared:
     """Make, predict and play plan `number`."""
     case = random_case(number, seed)
-    return Compared(case, simulate(case.plan, case.problem.topology, case.problem.workload, seed))
+    return Compared(case, simulate(case.plan, case.problem.model, seed))
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -6,40 +6,49 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from hetrl.describe.experiment import Experiment
+from hetrl.cost.efficiency import Efficiencies, calibrated
+from hetrl.cost.model import CostModel
+from hetrl.cost.objective import FASTEST, Objective
+from hetrl.describe.experiment import BOUNDS, Experiment, Planner
 from hetrl.describe.measured import Measured, merge
 from hetrl.describe.measured_files import read_all
 from hetrl.describe.measured_links import MeasuredLinks, delay_and_gbps
+from hetrl.describe.response_lengths import read_lengths
 from hetrl.describe.sites import LinkEntry, ScenarioFile, read_scenario, read_sites, topology_of
 from hetrl.describe.yaml_file import find, read_yaml
+from hetrl.errors import UsageError
 from hetrl.hardware import Topology
 from hetrl.workload import Workload, architecture
 
 
 @dataclass(frozen=True)
-class Problem:
-    """An experiment, and the sites and the measured files that it names.
+class Files:
+    """What an experiment file says, and the files that it names: its sites, response lengths, measurements.
 
-    The links of scenario and topology are the measured ones where there are such.
+    The links of the scenario are the measured ones where there are such.
     """
 
     experiment: Experiment
     scenario: ScenarioFile
-    topology: Topology
-    workload: Workload
+    lengths: tuple[int, ...] = ()
     measured: Mapping[Path, Measured] = field(default_factory=dict)
     measured_links: Mapping[Path, MeasuredLinks] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> dict[str, dict[str, float]]:
+        """Return the measured shares of all machines together, {GPU type: {phase: share}}."""
+        return merge(self.measured.values())
 
     @property
     def digests(self) -> dict[str, str]:
         """Return the sha256 of experiment and topology, the measured shares included, as a plan records them."""
         topology = self.scenario.model_dump(mode="json")
-        shares = merge(self.measured.values())
         return {
             "experiment": _digest(self.experiment.model_dump(mode="json")),
-            "topology": _digest({**topology, "measured": shares} if shares else topology),
+            "topology": _digest({**topology, "measured": self.shares} if self.shares else topology),
         }
 
 
@@ -47,19 +56,80 @@ def _digest(document: object) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def read_problem(path: Path) -> Problem:
-    """Read an experiment file and the topology files that it names.
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What to plan: a job, the sites that may run it, what the plan is chosen for, the efficiencies of the GPUs.
+
+    `files` is what it was read from; None where it was made in code.
+    """
+
+    topology: Topology
+    workload: Workload
+    objective: Objective = FASTEST
+    efficiencies: Efficiencies = field(default_factory=calibrated)
+    files: Files | None = None
+
+    @cached_property
+    def model(self) -> CostModel:
+        """Return what predicts the plans."""
+        return CostModel(self.topology, self.workload, self.efficiencies)
+
+    @property
+    def experiment(self) -> Experiment:
+        """Return the experiment file; UsageError where the problem was made in code."""
+        return self._read.experiment
+
+    @property
+    def scenario(self) -> ScenarioFile:
+        """Return the files of the sites; UsageError where the problem was made in code."""
+        return self._read.scenario
+
+    @property
+    def _read(self) -> Files:
+        if self.files is None:
+            raise UsageError("the problem was made in code; `read_problem` reads one from an experiment file")
+        return self.files
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Return the sha256 of what it was read from, as a plan records them; of what was changed since, nothing."""
+        if self.files is None:
+            return {}
+        read = problem_of(self.files)
+        kept = {"experiment": self.workload == read.workload, "topology": self.topology == read.topology}
+        return {name: digest for name, digest in self.files.digests.items() if kept[name]}
+
+
+def read_problem(path: Path | str) -> Problem:
+    """Read an experiment file and the files that it names.
 
     Relative names are looked for in the working directory, beside the file and one directory above it.
     """
+    return problem_of(read_files(Path(path)))
+
+
+def problem_of(files: Files) -> Problem:
+    """Return the problem that the files state."""
+    experiment = files.experiment
+    return Problem(
+        topology=topology_of(files.scenario),
+        workload=workload_of(experiment, files.lengths),
+        objective=objective_of(experiment, experiment.planner),
+        efficiencies=calibrated().with_measured(files.shares) if files.shares else calibrated(),
+        files=files,
+    )
+
+
+def read_files(path: Path) -> Files:
+    """Read an experiment file and all files that it names."""
     experiment, scenario = read_experiment(path)
     bases = _bases(path)
-    named = experiment.topology.measured
-    measured = read_all(find(name, bases, f"{path}: topology.measured") for name in named)
+    measured = read_all(find(name, bases, f"{path}: topology.measured") for name in experiment.topology.measured)
     machines = {file: one for file, one in measured.items() if isinstance(one, Measured)}
     links = {file: one for file, one in measured.items() if isinstance(one, MeasuredLinks)}
-    scenario = with_measured_links(scenario, links.values())
-    return Problem(experiment, scenario, topology_of(scenario), workload_of(experiment, bases), machines, links)
+    written = experiment.batch.response_lengths.path
+    lengths = read_lengths(find(written, bases, "batch.response_lengths.path")) if written else ()
+    return Files(experiment, with_measured_links(scenario, links.values()), tuple(lengths), machines, links)
 
 
 def read_experiment(path: Path) -> tuple[Experiment, ScenarioFile]:
@@ -89,17 +159,26 @@ def with_measured_links(scenario: ScenarioFile, files: Iterable[MeasuredLinks]) 
     return scenario.model_copy(update={"links": tuple(links.values())})
 
 
-def workload_of(experiment: Experiment, bases: Sequence[Path] = (Path(),)) -> Workload:
+def objective_of(experiment: Experiment, planner: Planner) -> Objective:
+    """Return what plans are chosen for: a section's objective and bounds, the run's steps and times."""
+    return Objective(
+        planner.objective,
+        steps=experiment.steps,
+        walltime_seconds=max(experiment.launch.walltime_seconds, 1),
+        gang_timeout_seconds=max(experiment.launch.gang_timeout_seconds, 1),
+        **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
+    )
+
+
+def workload_of(experiment: Experiment, lengths: Sequence[int] = ()) -> Workload:
     """Return what the planner needs to know of an experiment; UsageError for an unknown architecture.
 
-    A file of response lengths is looked for in `bases`.
+    `lengths` are those of the file of response lengths, where it names one.
     """
     algorithm, actor = experiment.algorithm, architecture(experiment.model.architecture)
     critic = None
     if algorithm.kind == "ppo":
         critic = architecture(experiment.critic.architecture) if experiment.critic else actor
-    lengths = experiment.batch.response_lengths
-    path = find(lengths.path, bases, "batch.response_lengths.path") if lengths.path else None
     return Workload(
         algorithm=algorithm.kind,
         mode=algorithm.mode,
@@ -107,7 +186,7 @@ def workload_of(experiment: Experiment, bases: Sequence[Path] = (Path(),)) -> Wo
         samples=experiment.batch.samples,
         samples_per_prompt=algorithm.samples_per_prompt,
         prompt_tokens=experiment.batch.prompt_tokens,
-        response=lengths.to_lengths(experiment.batch.response_tokens, path),
+        response=experiment.batch.response_lengths.to_lengths(experiment.batch.response_tokens, lengths),
         optimizer_steps_per_iteration=algorithm.minibatches * algorithm.epochs,
         epochs=algorithm.epochs,
         actor=actor,

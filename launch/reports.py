@@ -27,9 +27,8 @@ def write_plan_page(run: Run, plan: Plan, problem: Problem) -> None:
     def page() -> str:
         from hetrl.explanation import explain
         from hetrl.report.plan_page import plan_page
-        from hetrl.search import Problem as Asked
 
-        found = explain(plan, Asked(problem.topology, problem.workload))
+        found = explain(plan, problem)
         return plan_page(plan, problem.topology, problem.workload, found)
 
     _write(run.path / "plan.html", page)

@@ -101,7 +101,7 @@ def test_measured_lengths_are_cut_off_and_thinned(tmp_path: Path) -> None:
     file = tmp_path / "lengths.jsonl"
     file.write_text('812\n{"tokens": 90, "prompt": "x"}\n\n5000\n')
     assert read_lengths(file) == [812, 90, 5000]
-    assert ResponseLengths(kind="empirical", path="x").to_lengths(1024, file).values == (90, 812, 1024)
+    assert ResponseLengths(kind="empirical", path="x").to_lengths(1024, read_lengths(file)).values == (90, 812, 1024)
     many = empirical(list(range(1, 30_001)), 40_000)
     assert len(many.values) == KEPT_VALUES
     assert many.mean == pytest.approx(15_000, rel=1e-3)

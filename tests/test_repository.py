@@ -247,6 +247,85 @@ def test_bash_that_runs_at_a_site_is_a_file_of_its_own() -> None:
     assert sum(BASH.search(line) is not None for line in scripts) > 30, "the pattern knows bash where it sees it"
 
 
+# --- state ------------------------------------------------------------------------------------------------------------
+
+CONTAINERS = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+MAKERS = {"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"}
+MUTATORS = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "remove"),
+    *("reverse", "setdefault", "sort", "update"),
+}
+REGISTERED = {("hetrl.search.core.functions", "_functions")}  # of the compiled library: filled while it is imported
+
+
+def containers(tree: ast.Module) -> set[str]:
+    """The names of the lists, dictionaries and sets at module level."""
+    found = set()
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        made = isinstance(value, ast.Call) and getattr(value.func, "id", getattr(value.func, "attr", "")) in MAKERS
+        if isinstance(value, CONTAINERS) or made:
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def mutated(source: str) -> set[str]:
+    """The names of module level that a function of the source assigns to or changes."""
+    tree = ast.parse(source)
+    kept, found = containers(tree), set()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        inside = [*ast.walk(function)]
+        found |= {name for node in inside if isinstance(node, ast.Global) for name in node.names}
+        own = {node.arg for node in inside if isinstance(node, ast.arg)}
+        own |= {node.id for node in inside if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+        places = [node for node in inside if isinstance(node, ast.Subscript)]
+        changed = [node.value for node in places if not isinstance(node.ctx, ast.Load)]
+        calls = [node.func for node in inside if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+        changed += [call.value for call in calls if call.attr in MUTATORS]
+        found |= {node.id for node in changed if isinstance(node, ast.Name) and node.id in kept - own}
+    return found
+
+
+def test_no_function_of_the_planner_changes_a_value_of_its_module() -> None:
+    planner = [path for path in sources("hetrl") if not module_name(path).startswith("hetrl.runtime")]
+    found = {(module_name(path), name) for path in planner for name in mutated(path.read_text())}
+    assert found - REGISTERED == set()
+
+
+def test_the_reader_of_state_sees_every_change() -> None:
+    source = """
+kept = [1]
+b: dict[str, int] = {}
+c = d = set()
+e = defaultdict(list)
+f = [number for number in range(3)]
+g = 0
+kept.append(2)
+fine = {}
+def first(fine):
+    b["x"] = 1
+    c.add(1)
+    e.pop("x")
+    fine["x"] = 1
+    return kept[0]
+def second():
+    global g
+    f[:] = []
+    fine = {}
+    fine["x"] = 1
+    del d[0]
+j = lambda: k.update({})
+k = {}
+m = {"x": 1}
+def third():
+    m["x"] += 1
+"""
+    assert mutated(source) == {"b", "c", "d", "e", "f", "g", "k", "m"}
+
+
 # --- make and the tests' own rules ------------------------------------------------------------------------------------
 
 

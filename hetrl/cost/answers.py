@@ -1,6 +1,7 @@
 """Answers to single questions, without a plan: how fast, does it fit, what binds.
 
-Every function takes names of the catalogue and numbers and returns an `Answer`; the formulas are those of `hetrl.cost`.
+Every function takes names of the catalogue, numbers, and the efficiencies that count (the calibrated ones unless given)
+and returns an `Answer`; the formulas are those of `hetrl.cost`.
 Raises UsageError for names that the catalogue does not have and for numbers that cannot be.
 """
 
@@ -19,7 +20,7 @@ from hetrl.cost.compute import (
     prefill_seconds,
     weight_seconds,
 )
-from hetrl.cost.efficiency import efficiency, engine_step_seconds, rates
+from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.generation import Server, prompts_seconds, step_seconds
 from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD
 from hetrl.cost.network import all_reduce_seconds
@@ -94,16 +95,13 @@ class Answer:
         }
 
 
-def inferred_phases(gpu: str, *phases: str) -> dict[str, tuple[str, ...]]:
-    """Return those of the phases whose efficiency on a GPU type is inferred, under the type's name."""
-    missing = tuple(phase for phase in phases if phase in efficiency(gpu).inferred)
-    return {gpu: missing} if missing else {}
-
-
-def _sources(gpu: str, *phases: str) -> dict[str, dict[str, tuple[str, ...]]]:
+def _sources(efficiencies: Efficiencies, gpu: str, *phases: str) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the fields of an answer that say where the efficiencies of these phases come from."""
-    found = tuple(phase for phase in phases if phase in efficiency(gpu).measured)
-    return {"uncalibrated": inferred_phases(gpu, *phases), "measured": {gpu: found} if found else {}}
+    known = efficiencies.of(gpu)
+    inferred, measured = (
+        tuple(phase for phase in phases if phase in source) for source in (known.inferred, known.measured)
+    )
+    return {"uncalibrated": {gpu: inferred} if inferred else {}, "measured": {gpu: measured} if measured else {}}
 
 
 def positive(**numbers: float | None) -> None:
@@ -129,12 +127,12 @@ def _peers(gpu: str, tp: int) -> Path | None:
     return site.path(site.devices[0], site.devices[1]) if tp > 1 else None
 
 
-def _server(model: Architecture, gpu: str, tp: int, pp: int) -> Server:
+def _server(model: Architecture, gpu: str, rates: Rates, tp: int, pp: int) -> Server:
     bounds = [model.layers * index // pp for index in range(pp + 1)]
     site = one_site(gpu, tp * pp, NODE_GPUS)
     stages = []
     for index in range(pp):
-        shape = StageShape(model, bounds[index + 1] - bounds[index], index == 0, index == pp - 1, True, tp, gpu)
+        shape = StageShape(model, bounds[index + 1] - bounds[index], index == 0, index == pp - 1, True, tp, rates)
         ends = (site.devices[index * tp], site.devices[(index + 1) * tp]) if index < pp - 1 else None
         stages.append((shape, _peers(gpu, tp), site.path(*ends) if ends else None))
     return tuple(stages)
@@ -149,23 +147,26 @@ def generation(
     prompt: int = 1,
     response: int = 1024,
     engine: str | None = None,
+    efficiencies: Efficiencies | None = None,
 ) -> Answer:
     """Return the time from `batch` prompts of `prompt` tokens to the last of their `response` tokens each.
 
     `tokens` are output tokens. The first of them comes with the prefill. Context = prompt + half the response, which is
     exact, since a step is linear in its context. What the KV cache does not hold at once waits its turn. `engine` is
-    the release whose fixed time per step counts (`hetrl.cost.efficiency.engine_step_seconds`).
+    the release whose fixed time per step counts (`hetrl.cost.efficiency.Efficiencies.engine_step_seconds`).
     """
     _check_serving(model, gpu, tp, pp)
     positive(batch=batch, prompt=prompt, response=response)
-    server = _server(model, gpu, tp, pp)
+    efficiencies = efficiencies or calibrated()
+    rates = efficiencies.rates(gpu)
+    server = _server(model, gpu, rates, tp, pp)
     weights_gb, token_gb = _serving_gb(server, batch, prompt, response)
-    usable = rates(gpu).usable_gb
+    usable = rates.usable_gb
     room = int((usable - weights_gb) / (token_gb * (prompt + response)))
     running = max(min(batch, room), 1)
     context = prompt + response / 2
     steps = batch / running * (response - 1)
-    fixed = engine_step_seconds(gpu, engine)
+    fixed = efficiencies.engine_step_seconds(gpu, engine)
     whole = step_seconds(server, running, context, fixed)
     parts = _step_parts(server, running / pp, context, fixed)
     scale = steps * whole / sum(parts.values())  # with a pipeline: waiting is shared out
@@ -178,7 +179,7 @@ def generation(
         breakdown=breakdown,
         memory_gb=weights_gb + running * (prompt + response) * token_gb,
         usable_gb=usable,
-        **_sources(gpu, "decode", "prefill"),
+        **_sources(efficiencies, gpu, "decode", "prefill"),
         details={"running_sequences": running, "step_seconds": whole},
     )
 
@@ -208,22 +209,43 @@ def _step_parts(server: Server, batch: float, context: float, fixed: float) -> d
     return {name: part for name, part in parts.items() if part > 0}
 
 
-def decode_layer(model: Architecture, gpu: str, tp: int = 1, batch: int = 1, context: float = CONTEXT) -> Answer:
+def decode_layer(
+    model: Architecture,
+    gpu: str,
+    tp: int = 1,
+    batch: int = 1,
+    context: float = CONTEXT,
+    efficiencies: Efficiencies | None = None,
+) -> Answer:
     """Return the time of one layer in one decode step of `batch` sequences with `context` tokens each."""
     _check_serving(model, gpu, tp)
     positive(batch=batch)
     if not 0 <= context < math.inf:
         raise UsageError(f"--context must be a number of tokens, not {context:g}")
-    shape = StageShape(model, 1, False, False, True, tp, gpu)
+    efficiencies = efficiencies or calibrated()
+    shape = StageShape(model, 1, False, False, True, tp, efficiencies.rates(gpu))
     parts = _step_parts(((shape, _peers(gpu, tp), None),), batch, context, 0.0)
     held = shape.parameters * 2 + batch * context * shape.kv_bytes_per_token + batch * layer_activation_bytes(shape)
-    usable = rates(gpu).usable_gb
+    usable = shape.rates.usable_gb
     return Answer(
-        sum(parts.values()), float(batch), tp, parts, held / 1e9, usable, **_sources(gpu, "decode", "prefill")
+        sum(parts.values()),
+        float(batch),
+        tp,
+        parts,
+        held / 1e9,
+        usable,
+        **_sources(efficiencies, gpu, "decode", "prefill"),
     )
 
 
-def prefill_layer(model: Architecture, gpu: str, tp: int = 1, tokens: int = 1, sequence: float = CONTEXT) -> Answer:
+def prefill_layer(
+    model: Architecture,
+    gpu: str,
+    tp: int = 1,
+    tokens: int = 1,
+    sequence: float = CONTEXT,
+    efficiencies: Efficiencies | None = None,
+) -> Answer:
     """Return the time of one layer's forward pass over `tokens` tokens in sequences of `sequence`.
 
     A sequence of 0 leaves attention out: the linear operators alone.
@@ -232,14 +254,23 @@ def prefill_layer(model: Architecture, gpu: str, tp: int = 1, tokens: int = 1, s
     positive(tokens=tokens)
     if not 0 <= sequence < math.inf:
         raise UsageError(f"--context must be a number of tokens, not {sequence:g}")
-    shape = StageShape(model, 1, False, False, True, tp, gpu)
+    efficiencies = efficiencies or calibrated()
+    shape = StageShape(model, 1, False, False, True, tp, efficiencies.rates(gpu))
     seconds = prefill_seconds(shape, tokens, min(sequence, tokens))
     reduce = 2 * all_reduce_seconds(tp, activation_bytes(shape, tokens), _peers(gpu, tp))
     memory_bound = weight_seconds(shape) > seconds / 1.5
     parts = {"weights" if memory_bound else "products": seconds, "communication": reduce}
     held = shape.parameters * 2 + tokens * (layer_activation_bytes(shape) + shape.kv_bytes_per_token)
-    usable = rates(gpu).usable_gb
-    return Answer(seconds + reduce, float(tokens), tp, parts, held / 1e9, usable, **_sources(gpu, "prefill", "decode"))
+    usable = shape.rates.usable_gb
+    return Answer(
+        seconds + reduce,
+        float(tokens),
+        tp,
+        parts,
+        held / 1e9,
+        usable,
+        **_sources(efficiencies, gpu, "prefill", "decode"),
+    )
 
 
 def training(asked: SoloTraining) -> Answer:
@@ -255,7 +286,7 @@ def training(asked: SoloTraining) -> Answer:
             f"dp={asked.data or 'any'}: they must multiply to --gpus, tp must divide {model.heads} heads and "
             f"{model.kv_heads} key-value heads and fit a node of {asked.node_gpus}, pp at most {model.layers} layers"
         )
-    flops = 3 * forward_flops(_whole(asked.architecture, asked.gpu), asked.sequence) * found.tokens
+    flops = 3 * forward_flops(_whole(asked.architecture, asked.rates), asked.sequence) * found.tokens
     peak = gpu_type(asked.gpu).peak_tflops * 1e12 * asked.gpus
     return Answer(
         seconds=found.seconds,
@@ -263,14 +294,14 @@ def training(asked: SoloTraining) -> Answer:
         gpus=asked.gpus,
         breakdown={name: part for name, part in found.parts.items() if part > 0},
         memory_gb=found.memory_gb,
-        usable_gb=rates(asked.gpu).usable_gb,
-        **_sources(asked.gpu, "training"),
+        usable_gb=asked.rates.usable_gb,
+        **_sources(asked.efficiencies, asked.gpu, "training"),
         details={**asdict(found.layout), "mfu": flops / peak / found.seconds},
     )
 
 
-def _whole(model: Architecture, gpu: str) -> StageShape:
-    return StageShape(model, model.layers, True, True, True, 1, gpu)
+def _whole(model: Architecture, rates: Rates) -> StageShape:
+    return StageShape(model, model.layers, True, True, True, 1, rates)
 
 
 def inference(
@@ -281,17 +312,20 @@ def inference(
     samples: int = 1,
     sequence: int = 2048,
     micro_batch: int = 1,
+    efficiencies: Efficiencies | None = None,
 ) -> Answer:
     """Return the time of one forward pass with log-probabilities over `samples` sequences of `sequence` tokens."""
     _check_serving(model, gpu, tp, pp)
     positive(samples=samples, sequence=sequence, micro_batch=micro_batch)
+    efficiencies = efficiencies or calibrated()
+    rates = efficiencies.rates(gpu)
     micro = min(micro_batch, samples) * sequence
     count = -(-samples // min(micro_batch, samples))
     filling, period, communication, memory = 0.0, 0.0, 0.0, 0.0
-    for shape, peers, hop in _server(model, gpu, tp, pp):
+    for shape, peers, hop in _server(model, gpu, rates, tp, pp):
         moved = activation_bytes(shape, micro)
         reduce = 2 * shape.layers * all_reduce_seconds(tp, moved, peers)
-        forward = prefill_seconds(shape, micro, sequence) + rates(gpu).overhead.micro_batch / 3
+        forward = prefill_seconds(shape, micro, sequence) + rates.overhead.micro_batch / 3
         filling += forward + reduce + (hop.seconds(moved) if hop else 0.0)
         communication += reduce / pp
         period = max(period, forward + reduce)
@@ -306,6 +340,6 @@ def inference(
         gpus=tp * pp,
         breakdown={name: part for name, part in parts.items() if part > 1e-12},
         memory_gb=memory / 1e9,
-        usable_gb=rates(gpu).usable_gb,
-        **_sources(gpu, "prefill"),
+        usable_gb=rates.usable_gb,
+        **_sources(efficiencies, gpu, "prefill"),
     )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hetrl.cost.answers import Answer
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import Efficiencies, calibrated
+from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
 from hetrl.errors import UsageError, nearest
 from hetrl.hardware import Node, Topology
@@ -24,6 +25,7 @@ def weight_sync(
     targets: Sequence[str],
     encoding: str = "full",
     changed: float | None = None,
+    efficiencies: Efficiencies | None = None,
 ) -> Answer:
     """Return the time of one weight version from the sites that train to those that generate.
 
@@ -38,6 +40,7 @@ def weight_sync(
             known = topology.site_by_name
             raise UsageError(f'the topology has no site "{name}"{nearest(name, known)}; known: {", ".join(known)}')
     workload = Workload("grpo", "sync", 0, 1, 1, 1, Lengths(1, 1), 1, actor=model)
+    costs = CostModel(topology, workload, efficiencies or calibrated())
     nodes = [topology.site_by_name[name].nodes[0] for name in sources]
     bounds = [model.layers * index // len(sources) for index in range(len(sources) + 1)]
     stages = tuple(
@@ -45,11 +48,11 @@ def weight_sync(
         for index, (site, node) in enumerate(zip(sources, nodes, strict=True))
     )
     trainer = TaskPlan("megatron", (Replica(1, stages),))
-    replicas = tuple(Replica(1, (_receiver(model, topology, site),)) for site in targets)
+    replicas = tuple(Replica(1, (_receiver(model, costs, site),)) for site in targets)
     generator = TaskPlan("vllm", replicas)
     routes = replace(weight_routes(trainer, generator), encoding=encoding)
-    cost = weight_sync_cost(routes, trainer, generator, topology, workload, changed)
-    share, usable = _fullest(model, replicas, topology)
+    cost = weight_sync_cost(routes, trainer, generator, costs, changed)
+    share, usable = _fullest(model, replicas, costs)
     return Answer(
         seconds=cost.seconds,
         tokens=0.0,
@@ -70,17 +73,18 @@ def _devices(site: str, node: Node, count: int) -> tuple[str, ...]:
     return tuple(f"{site}/{node.name}/{index}" for index in range(count))
 
 
-def _receiver(model: Architecture, topology: Topology, site: str) -> Stage:
-    node = topology.site_by_name[site].nodes[0]
+def _receiver(model: Architecture, costs: CostModel, site: str) -> Stage:
+    node = costs.topology.site_by_name[site].nodes[0]
+    usable = costs.efficiencies.rates(node.gpu).usable_gb
     degrees = [2**power for power in range(8) if 2**power <= node.gpus and model.heads % 2**power == 0]
-    enough = [tp for tp in degrees if model.parameters * 2e-9 / tp <= _WEIGHTS_SHARE * rates(node.gpu).usable_gb]
+    enough = [tp for tp in degrees if model.parameters * 2e-9 / tp <= _WEIGHTS_SHARE * usable]
     return Stage(_devices(site, node, (enough or degrees[-1:])[0]), (0, model.layers))
 
 
-def _fullest(model: Architecture, replicas: Sequence[Replica], topology: Topology) -> tuple[float, float]:
+def _fullest(model: Architecture, replicas: Sequence[Replica], costs: CostModel) -> tuple[float, float]:
     """Return the weights per GPU of the receiver with the least room, and that GPU's usable memory."""
     found = []
     for replica in replicas:
-        gpu = topology.device_by_id[replica.devices[0]].gpu
-        found.append((model.parameters * 2e-9 / len(replica.devices), rates(gpu).usable_gb))
+        usable = costs.rates(replica.devices[0]).usable_gb
+        found.append((model.parameters * 2e-9 / len(replica.devices), usable))
     return max(found, key=lambda pair: pair[0] / pair[1])

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import Rates
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
 
 _WITH_LANGUAGE_HEAD = (ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE)
@@ -20,7 +20,8 @@ class StageShape:
     """One pipeline stage as the formulas see it.
 
     `first` and `last` are its place in the pipeline (both where there is one stage). `head` is true for the tasks that
-    end in the vocabulary; critic and reward model end in one number, whose product is left out.
+    end in the vocabulary; critic and reward model end in one number, whose product is left out. `rates` are those of
+    each rank's GPU.
     """
 
     architecture: Architecture
@@ -29,7 +30,7 @@ class StageShape:
     last: bool
     head: bool
     tensor_parallel: int
-    gpu: str
+    rates: Rates
     weight_bytes: int = 2
 
     @property
@@ -106,7 +107,7 @@ def overlapped(products: float, memory: float) -> float:
 
 def weight_seconds(stage: StageShape) -> float:
     """Return the time of reading the weights of a rank once."""
-    return stage.matrix_parameters * stage.weight_bytes / rates(stage.gpu).decode_bytes
+    return stage.matrix_parameters * stage.weight_bytes / stage.rates.decode_bytes
 
 
 def prefill_seconds(stage: StageShape, tokens: float, sequence: float, head_tokens: float | None = None) -> float:
@@ -118,7 +119,7 @@ def prefill_seconds(stage: StageShape, tokens: float, sequence: float, head_toke
     flops = tokens * forward_flops(stage, sequence)
     if head_tokens is not None and stage.last and stage.head:
         flops -= 2 * (tokens - head_tokens) * stage.architecture.head_parameters / stage.tensor_parallel
-    return overlapped(flops / rates(stage.gpu).prefill_flops, weight_seconds(stage))
+    return overlapped(flops / stage.rates.prefill_flops, weight_seconds(stage))
 
 
 def training_seconds(stage: StageShape, tokens: float, sequence: float, recompute: str) -> tuple[float, float]:
@@ -128,7 +129,7 @@ def training_seconds(stage: StageShape, tokens: float, sequence: float, recomput
     (`activation_traffic_bytes`). Backward is twice the forward in both (two products per matrix, a gradient per value);
     full recomputation adds one forward: 6 N + 2 N.
     """
-    device = rates(stage.gpu)
+    device = stage.rates
     products = tokens * forward_flops(stage, sequence) / device.training_flops
     forward = products + tokens * activation_traffic_bytes(stage) / device.activation_bytes_per_s
     return forward, (3 if recompute == "full" else 2) * forward
@@ -153,7 +154,7 @@ def decode_seconds(stage: StageShape, batch: float, context: float) -> float:
     over the peak); attention reads all keys and values after them, hence the sum. It meets the Helix (ASPLOS'25)
     tables of one LLaMA-30B layer from batch 2 to 520 on A100-40 and L4 (docs/cost-model.md has the residuals).
     """
-    device = rates(stage.gpu)
+    device = stage.rates
     products = 2 * stage.matrix_parameters * batch / device.prefill_flops
     keys = batch * context * stage.kv_bytes_per_token
     return overlapped(products, weight_seconds(stage)) + keys / device.decode_bytes
@@ -164,5 +165,5 @@ def optimizer_seconds(stage: StageShape, shards: int) -> float:
 
     Source: bytes of mixed-precision Adam (ZeRO, arXiv 1910.02054, section 3.1): gradient, master, two moments, weight.
     """
-    device = rates(stage.gpu)
+    device = stage.rates
     return stage.parameters / shards * 30 / device.memory_bytes_per_s + device.overhead.optimizer_step

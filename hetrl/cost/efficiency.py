@@ -2,7 +2,7 @@
 
 Three sources, the first that has a number wins:
 
-    measured    on a machine of this type by `hetrl profile`; `prefer` puts it in force
+    measured    on a machine of this type by `hetrl profile`; `with_measured` puts it before the others
     calibrated  `hetrl/catalogue/efficiencies.yaml`, which `hetrl calibrate` writes from the published points in
                 `calibration_points.yaml`
     inferred    from the calibrated shares of other types; `uncalibrated` lists it:
@@ -20,12 +20,11 @@ per TFLOPS) is not held back, an L4 (0.6 W) and an L40S (1.0 W) are, and so is a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property
 from importlib import resources
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import yaml
 
@@ -49,23 +48,6 @@ class Efficiency:
     training: float
     inferred: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """The fitted numbers: shares per type and phase, fixed seconds per decode step of each engine release.
-
-    `engine_of` names the release that a type's points were measured with. `activation_traffic` scales the bytes that
-    training moves beside its products, `exposed` is the part of a sharded model's communication that compute does not
-    hide. `measured` has shares that stand in for those of `shares` and for what is inferred from them.
-    """
-
-    shares: Mapping[str, Mapping[str, float]]
-    step_seconds: Mapping[str, float]
-    engine_of: Mapping[str, str] = field(default_factory=dict)
-    activation_traffic: float = 1.0
-    exposed: float = 0.0
-    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,149 +131,118 @@ class Rates:
     usable_gb: float
     overhead: Overhead
 
+    def __hash__(self) -> int:
+        """Return a hash that reads two of the numbers only: rates are in the key of every remembered cost."""
+        return hash((self.decode_bytes, self.training_flops))
 
-_replaced: list[Fitted] = []  # what `using` has put in the place of the file, innermost last
-_preferred: list[Fitted] = []  # the file with what `prefer` has put before it; empty: nothing
-_changes: list[Callable[[str, Rates], Rates]] = []  # what `changed` does to the rates of a type, innermost last
-_caches: list[Callable[[], None]] = []  # empties what `remembered` keeps
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+@dataclass(frozen=True)
+class Efficiencies:
+    """The fitted numbers: shares per type and phase, fixed seconds per decode step of each engine release.
+
+    `engine_of` names the release that a type's points were measured with. `activation_traffic` scales the bytes that
+    training moves beside its products, `exposed` is the part of a sharded model's communication that compute does not
+    hide. `measured` has shares that stand in for those of `shares` and for what is inferred from them, `given` rates of
+    a type that stand in for what follows from its shares.
+    """
+
+    shares: Mapping[str, Mapping[str, float]]
+    step_seconds: Mapping[str, float]
+    engine_of: Mapping[str, str] = field(default_factory=dict)
+    activation_traffic: float = 1.0
+    exposed: float = 0.0
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    given: Mapping[str, Rates] = field(default_factory=dict)
+
+    def with_measured(self, shares: Mapping[str, Mapping[str, float]]) -> Efficiencies:
+        """Return these with measured shares, {GPU type: {phase: share}}, before all others."""
+        return replace(self, measured=shares)
+
+    def with_rates(self, gpu: str, rates: Rates) -> Efficiencies:
+        """Return these with other rates of a type: what one of them is worth."""
+        return replace(self, given={**self.given, gpu: rates})
+
+    @cached_property
+    def _known(self) -> dict[str, Rates]:
+        return dict(self.given)
+
+    def rates(self, gpu: str) -> Rates:
+        """Return the effective rates of a catalogue type (1e9-based units, one direction)."""
+        if gpu not in self._known:
+            self._known[gpu] = self._rates(gpu)
+        return self._known[gpu]
+
+    def _rates(self, gpu: str) -> Rates:
+        entry, share = gpu_type(gpu), self.of(gpu)
+        planned = replace(_GPU_OVERHEAD, decode_step=self.step_seconds[PLANNED_ENGINE])
+        return Rates(
+            decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
+            prefill_flops=entry.peak_tflops * 1e12 * share.prefill,
+            training_flops=entry.peak_tflops * 1e12 * share.training,
+            activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(self.activation_traffic, 1e-9),
+            memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
+            host_bytes_per_s=entry.host_gbps * 1e9 / 8,
+            usable_gb=entry.memory_gb * entry.usable_memory,
+            overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
+        )
+
+    def of(self, gpu: str) -> Efficiency:
+        """Return the efficiencies of a catalogue type, and which of them are measured or inferred."""
+        measured = self.measured.get(gpu, {})
+        known = {**self.shares.get(gpu, {}), **measured}
+        missing = tuple(phase for phase in PHASES if phase not in known)
+        decode, prefill, training = (known.get(phase) or self._inferred_share(gpu, phase) for phase in PHASES)
+        return Efficiency(decode, prefill, training, missing, tuple(phase for phase in PHASES if phase in measured))
+
+    def _inferred_share(self, gpu: str, phase: str) -> float:
+        if gpu == "cpu":
+            return _CPU
+        board = _BOARDS.get(gpu, _BOARDS[_A100])
+        if phase == "decode":
+            return self.shares[board.nearest][phase]
+        fed = self._flops_per_joule(board.kind, phase) * board.watts / (gpu_type(gpu).peak_tflops * 1e12)
+        return min(self.shares[_A100][phase], fed)
+
+    def _flops_per_joule(self, kind: str, phase: str) -> float:
+        """Return what one joule computes on a power-limited board of this kind; infinite where power suffices."""
+        if kind not in ("ada", "hopper"):
+            return math.inf
+        board = _ADA_HELD_BACK[phase] if kind == "ada" else _A100
+        reached = self.shares[board][phase] * gpu_type(board).peak_tflops * 1e12 / _BOARDS[board].watts
+        return reached / (_HOPPER_POWER if kind == "hopper" else 1.0)
+
+    def engine_step_seconds(self, gpu: str, engine: str | None = None) -> float:
+        """Return the fixed seconds per decode step of an engine release on a type.
+
+        Without a release: the one that the type's points were measured with, else the planned one. Raises UsageError
+        that names the nearest known release.
+        """
+        if gpu == "cpu":
+            return _CPU_OVERHEAD.decode_step
+        name = engine or self.engine_of.get(gpu, PLANNED_ENGINE)
+        if name not in self.step_seconds:
+            known = ", ".join(sorted(self.step_seconds))
+            raise UsageError(f'unknown engine "{name}"{nearest(name, self.step_seconds)}; known: {known}')
+        return self.step_seconds[name]
+
+    def uncalibrated(self, gpus: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return, for each type with any, the phases whose efficiency is inferred."""
+        return {gpu: inferred for gpu in sorted(set(gpus)) if (inferred := self.of(gpu).inferred)}
 
 
 @cache
-def _file() -> Fitted:
+def calibrated() -> Efficiencies:
+    """Return the calibrated efficiencies, those of the file."""
     return parse(yaml.safe_load(resources.files("hetrl.catalogue").joinpath(FILE).read_text()))
 
 
-def parse(document: Mapping[str, Any]) -> Fitted:
+def parse(document: Mapping[str, Any]) -> Efficiencies:
     """Return the fitted numbers of the parsed file."""
     engines = document["decode_step_seconds"]
-    return Fitted(
+    return Efficiencies(
         shares={gpu: dict(shares) for gpu, shares in document["shares"].items()},
         step_seconds={name: float(entry["seconds"]) for name, entry in engines.items()},
         engine_of={gpu: name for name, entry in engines.items() for gpu in entry["measured_on"]},
         activation_traffic=float(document["training"]["activation_traffic"]),
         exposed=float(document["training"]["exposed_communication"]),
     )
-
-
-def fitted() -> Fitted:
-    """Return the fitted numbers in force: `prefer` puts measured shares before the file, `using` replaces both."""
-    return (_replaced or _preferred or [_file()])[-1]
-
-
-def prefer(shares: Mapping[str, Mapping[str, float]]) -> None:
-    """Put measured shares, {GPU type: {phase: share}}, before all others from here on; {} takes them back.
-
-    For the edge, where measured files are read: before the first question to the cost model.
-    """
-    _preferred[:] = [replace(_file(), measured=shares)] if shares else []
-    _forget()
-
-
-@contextmanager
-def using(numbers: Fitted) -> Iterator[None]:
-    """Put other fitted numbers in force for a while: how they are fitted."""
-    _replaced.append(numbers)
-    _forget()
-    try:
-        yield
-    finally:
-        _replaced.pop()
-        _forget()
-
-
-@contextmanager
-def changed(change: Callable[[str, Rates], Rates]) -> Iterator[None]:
-    """Let each GPU type have the rates that `change(type, rates)` returns, for a while: what one of them is worth."""
-    _changes.append(change)
-    _forget()
-    try:
-        yield
-    finally:
-        _changes.pop()
-        _forget()
-
-
-def _forget() -> None:
-    for clear in _caches:
-        clear()
-
-
-def remembered(function: Function) -> Function:
-    """Remember what a function of the rates returned, until other numbers are in force."""
-    kept = lru_cache(maxsize=200_000)(function)
-    _caches.append(kept.cache_clear)
-    return cast(Function, kept)
-
-
-@remembered
-def efficiency(gpu: str) -> Efficiency:
-    """Return the efficiencies of a catalogue type, and which of them are measured or inferred."""
-    numbers = fitted()
-    measured = numbers.measured.get(gpu, {})
-    known = {**numbers.shares.get(gpu, {}), **measured}
-    missing = tuple(phase for phase in PHASES if phase not in known)
-    decode, prefill, training = (known.get(phase) or _inferred_share(gpu, phase) for phase in PHASES)
-    return Efficiency(decode, prefill, training, missing, tuple(phase for phase in PHASES if phase in measured))
-
-
-def _inferred_share(gpu: str, phase: str) -> float:
-    if gpu == "cpu":
-        return _CPU
-    shares = fitted().shares
-    board = _BOARDS.get(gpu, _BOARDS[_A100])
-    if phase == "decode":
-        return shares[board.nearest][phase]
-    fed = _flops_per_joule(board.kind, phase) * board.watts / (gpu_type(gpu).peak_tflops * 1e12)
-    return min(shares[_A100][phase], fed)
-
-
-def _flops_per_joule(kind: str, phase: str) -> float:
-    """Return what one joule computes on a power-limited board of this architecture; infinite where power suffices."""
-    if kind not in ("ada", "hopper"):
-        return math.inf
-    board = _ADA_HELD_BACK[phase] if kind == "ada" else _A100
-    reached = fitted().shares[board][phase] * gpu_type(board).peak_tflops * 1e12 / _BOARDS[board].watts
-    return reached / (_HOPPER_POWER if kind == "hopper" else 1.0)
-
-
-@remembered
-def rates(gpu: str) -> Rates:
-    """Return the effective rates of a catalogue type (1e9-based units, one direction)."""
-    entry, share, numbers = gpu_type(gpu), efficiency(gpu), fitted()
-    planned = replace(_GPU_OVERHEAD, decode_step=numbers.step_seconds[PLANNED_ENGINE])
-    found = Rates(
-        decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
-        prefill_flops=entry.peak_tflops * 1e12 * share.prefill,
-        training_flops=entry.peak_tflops * 1e12 * share.training,
-        activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(numbers.activation_traffic, 1e-9),
-        memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
-        host_bytes_per_s=entry.host_gbps * 1e9 / 8,
-        usable_gb=entry.memory_gb * entry.usable_memory,
-        overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
-    )
-    for change in _changes:
-        found = change(gpu, found)
-    return found
-
-
-def engine_step_seconds(gpu: str, engine: str | None = None) -> float:
-    """Return the fixed seconds per decode step of an engine release on a type.
-
-    Without a release: the one that the type's points were measured with, else the planned one. Raises UsageError that
-    names the nearest known release.
-    """
-    if gpu == "cpu":
-        return _CPU_OVERHEAD.decode_step
-    numbers = fitted()
-    name = engine or numbers.engine_of.get(gpu, PLANNED_ENGINE)
-    if name not in numbers.step_seconds:
-        known = ", ".join(sorted(numbers.step_seconds))
-        raise UsageError(f'unknown engine "{name}"{nearest(name, numbers.step_seconds)}; known: {known}')
-    return numbers.step_seconds[name]
-
-
-def uncalibrated(gpus: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return, for each type with any, the phases whose efficiency is inferred."""
-    return {gpu: efficiency(gpu).inferred for gpu in sorted(set(gpus)) if efficiency(gpu).inferred}

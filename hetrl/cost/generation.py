@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
 from hetrl.cost.batch_profile import batch_profile
 from hetrl.cost.compute import StageShape, decode_seconds, prefill_seconds
-from hetrl.cost.efficiency import rates, remembered
 from hetrl.cost.memory import kv_cache_gb
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import all_reduce_seconds
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import Cost, activation_bytes
-from hetrl.hardware import Path, Topology
+from hetrl.hardware import Path
 from hetrl.lengths import Lengths
 from hetrl.plan.plan import TaskPlan
 from hetrl.workload import ACTOR_GENERATION, Workload
@@ -37,7 +38,7 @@ def step_seconds(server: Server, batch: float, context: float, fixed: float | No
     for shape, peers, hop in server:
         activation = activation_bytes(shape, part)
         stage = decode_seconds(shape, part, context)
-        stage += rates(shape.gpu).overhead.decode_step if fixed is None else fixed
+        stage += shape.rates.overhead.decode_step if fixed is None else fixed
         stage += 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, peers)
         latency += stage + (hop.seconds(activation) if hop else 0.0)
         slowest = max(slowest, stage)
@@ -73,7 +74,7 @@ class ReplicaSeconds:
     refill: float = 0.0
 
 
-@remembered
+@lru_cache(maxsize=200_000)
 def replica_seconds(
     server: Server,
     samples: int,
@@ -104,7 +105,7 @@ def replica_seconds(
         return sum(n * step_seconds(server, b, context) for n, b in batch_profile(response, count, limit))
 
     prefill = prompts_seconds(server, samples / samples_per_prompt, prompt_tokens)
-    before = rates(server[0][0].gpu).overhead.generation_call + prefill
+    before = server[0][0].rates.overhead.generation_call + prefill
     once = decoding(samples)
     once += (response.longest_of(total) - response.longest_of(samples)) * step_seconds(server, 1.0, context)
     if staleness == 0:
@@ -143,10 +144,10 @@ def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> Replic
     return ReplicaSeconds(whole, sum(samples for samples, _ in replicas) / rate, prompt, last, refill)
 
 
-def rollout_seconds(task: TaskPlan, topology: Topology, workload: Workload) -> ReplicaSeconds:
+def rollout_seconds(task: TaskPlan, model: CostModel) -> ReplicaSeconds:
     """Return the times of generating one iteration's samples."""
-    found = []
-    placed = place_all(ACTOR_GENERATION, task.replicas, topology, workload)
+    workload, found = model.workload, []
+    placed = place_all(ACTOR_GENERATION, task.replicas, model)
     for replica, stages in zip(task.replicas, placed, strict=True):
         server = server_of(stages)
         limit = batch_limit(server, task, workload)
@@ -156,7 +157,7 @@ def rollout_seconds(task: TaskPlan, topology: Topology, workload: Workload) -> R
     return generation_seconds(found)
 
 
-def generation_cost(task: TaskPlan, topology: Topology, workload: Workload) -> Cost:
+def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
     """Return the seconds of generating one iteration's samples: of the slowest replica, or at the steady rate."""
-    found = rollout_seconds(task, topology, workload)
-    return Cost(found.busy if workload.staleness else found.whole, {}, asdict(found))
+    found = rollout_seconds(task, model)
+    return Cost(found.busy if model.workload.staleness else found.whole, {}, asdict(found))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost.admission import Stations, period_seconds
 from hetrl.cost.charges import held_devices, price_per_hour
-from hetrl.cost.efficiency import rates
 from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction
 from hetrl.cost.training import Cost, inference_cost, training_cost
 from hetrl.cost.weight_sync import SyncCost, weight_sync_cost
@@ -70,24 +70,22 @@ def iteration_seconds(
     return max(least, period_seconds(own.rollouts, Stations(stopped, rest), workload))
 
 
-def task_cost(
-    name: str, task: TaskPlan, topology: Topology, workload: Workload, sharing: Mapping[Direction, int] = _NOBODY
-) -> Cost:
+def task_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[Direction, int] = _NOBODY) -> Cost:
     """Return the seconds and the bytes between sites of one task in an iteration, undisturbed but for `sharing`."""
     if name == ACTOR_GENERATION:
-        return generation_cost(task, topology, workload)
+        return generation_cost(task, model)
     if name in TRAININGS:
-        return training_cost(name, task, topology, workload, sharing)
-    return inference_cost(name, task, topology, workload)
+        return training_cost(name, task, model, sharing)
+    return inference_cost(name, task, model)
 
 
-def switch_seconds(name: str, task: TaskPlan, topology: Topology, workload: Workload) -> float:
+def switch_seconds(name: str, task: TaskPlan, model: CostModel) -> float:
     """Return the time that an offloaded task spends on PCIe in an iteration: its state in and out again."""
     if task.idle_state != "offload":
         return 0.0
     times = [0.0]
-    for device, needs in task_footprints(name, task, topology, workload):
-        per_second = rates(topology.device_by_id[device].gpu).host_bytes_per_s
+    for device, needs in task_footprints(name, task, model):
+        per_second = model.rates(device).host_bytes_per_s
         times.append(2 * needs.host_gb * 1e9 / per_second)
     return max(times)
 
@@ -102,53 +100,51 @@ def link_sharing(plan: Plan, alone: Mapping[str, Cost]) -> dict[Direction, int]:
     return {direction: len(groups) for direction, groups in users.items() if len(groups) > 1}
 
 
-def predict(plan: Plan, topology: Topology, workload: Workload) -> Predicted:
+def predict(plan: Plan, model: CostModel) -> Predicted:
     """Return what the cost model says of a plan.
 
     `tasks` has the seconds of each task and of `weight_sync`; `peak_memory_gb` those of each used device;
     `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two sites (samples,
     a few bytes per token, are left out). A plan over a missing link takes infinite time.
     """
-    price = price_per_hour(plan, topology)
-    costs, sync = task_costs(plan, topology, workload), sync_cost(plan, topology, workload)
-    seconds = plan_seconds(plan, costs, sync, topology, workload)
+    price = price_per_hour(plan, model.topology)
+    costs, sync = task_costs(plan, model), sync_cost(plan, model)
+    seconds = plan_seconds(plan, costs, sync, model)
     wan = _wan_bytes(costs, sync)
     return Predicted(
         iteration_seconds=seconds,
-        samples_per_second=workload.samples / seconds,
+        samples_per_second=model.workload.samples / seconds,
         tasks={**{name: cost.seconds for name, cost in costs.items()}, WEIGHT_SYNC: sync.seconds},
-        peak_memory_gb=peak_memory_gb(plan, topology, workload),
+        peak_memory_gb=peak_memory_gb(plan, model),
         wan_gb_per_iteration={f"{a}-{b}": moved / 1e9 for (a, b), moved in sorted(wan.items()) if moved > 0},
-        gpu_hours_per_iteration=len(held_devices(plan, topology)) * seconds / HOUR,
+        gpu_hours_per_iteration=len(held_devices(plan, model.topology)) * seconds / HOUR,
         price_per_hour=price,
         cost_per_iteration=None if price is None else price * seconds / HOUR,
     )
 
 
-def task_costs(plan: Plan, topology: Topology, workload: Workload) -> dict[str, Cost]:
+def task_costs(plan: Plan, model: CostModel) -> dict[str, Cost]:
     """Return the seconds and the bytes between sites of each task; trainings that share a link slow each other down."""
-    costs = {name: task_cost(name, task, topology, workload) for name, task in plan.tasks.items()}
+    costs = {name: task_cost(name, task, model) for name, task in plan.tasks.items()}
     if sharing := link_sharing(plan, costs):
         for name in (task for task in plan.tasks if task in TRAININGS):
-            costs[name] = task_cost(name, plan.tasks[name], topology, workload, sharing)
+            costs[name] = task_cost(name, plan.tasks[name], model, sharing)
     return costs
 
 
-def sync_cost(plan: Plan, topology: Topology, workload: Workload) -> SyncCost:
+def sync_cost(plan: Plan, model: CostModel) -> SyncCost:
     """Return the seconds and the bytes of the plan's weight sync."""
     trainer, generator = plan.tasks[ACTOR_TRAINING], plan.tasks[ACTOR_GENERATION]
-    return weight_sync_cost(plan.weight_sync, trainer, generator, topology, workload)
+    return weight_sync_cost(plan.weight_sync, trainer, generator, model)
 
 
-def plan_seconds(
-    plan: Plan, costs: Mapping[str, Cost], sync: SyncCost, topology: Topology, workload: Workload
-) -> float:
+def plan_seconds(plan: Plan, costs: Mapping[str, Cost], sync: SyncCost, model: CostModel) -> float:
     """Return the time of an iteration of a plan whose tasks and weight sync cost this."""
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
-    groups = [group_times(tasks, costs, topology, workload) for tasks in members]
+    groups = [group_times(tasks, costs, model) for tasks in members]
     wan = _wan_bytes(costs, sync)
-    links = max((_link_seconds(topology, direction, load) for direction, load in wan.items()), default=0.0)
-    return iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, workload, links)
+    links = max((_link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
+    return iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, model.workload, links)
 
 
 def _wan_bytes(costs: Mapping[str, Cost], sync: SyncCost) -> dict[Direction, float]:
@@ -166,11 +162,9 @@ def _link_seconds(topology: Topology, direction: Direction, load: float) -> floa
     return load * 8 / (link.gbps * 1e9) if link and link.gbps > 0 else math.inf
 
 
-def group_times(
-    tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], topology: Topology, workload: Workload
-) -> GroupTimes:
+def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model: CostModel) -> GroupTimes:
     """Return the seconds of the group of these tasks, from the costs of each."""
-    seconds = {name: costs[name].seconds + switch_seconds(name, tasks[name], topology, workload) for name in tasks}
+    seconds = {name: costs[name].seconds + switch_seconds(name, tasks[name], model) for name in tasks}
     inferences, trainings = (sum(seconds[n] for n in tasks if n in kind) for kind in (INFERENCES, TRAININGS))
     if ACTOR_GENERATION not in tasks:
         return GroupTimes(0.0, inferences, trainings)
@@ -180,6 +174,6 @@ def group_times(
     return GroupTimes(seconds[ACTOR_GENERATION], inferences, trainings, rollouts)
 
 
-def with_prediction(plan: Plan, topology: Topology, workload: Workload) -> Plan:
+def with_prediction(plan: Plan, model: CostModel) -> Plan:
     """Return the plan with `predicted` filled."""
-    return replace(plan, predicted=predict(plan, topology, workload))
+    return replace(plan, predicted=predict(plan, model))

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetrl.cost.compute import StageShape, layer_activation_bytes
-from hetrl.cost.efficiency import rates
+from hetrl.cost.model import CostModel
 from hetrl.cost.stages import stage_shape
-from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan, TaskPlan, node_of
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
@@ -100,7 +99,7 @@ def kv_cache_gb(shape: StageShape, task: TaskPlan, workload: Workload) -> float:
     The plan has one figure for all replicas, so it is a cap: a small GPU takes what it has.
     """
     weights = shape.parameters * shape.weight_bytes
-    room = rates(shape.gpu).usable_gb - (weights + serving_workspace_bytes(shape, task.max_sequences, workload)) / 1e9
+    room = shape.rates.usable_gb - (weights + serving_workspace_bytes(shape, task.max_sequences, workload)) / 1e9
     return max(min(task.kv_cache_gb, room), 0.0)
 
 
@@ -125,37 +124,35 @@ def footprint(name: str, task: TaskPlan, shape: StageShape, index: int, workload
     return inference_footprint(shape, task, workload)
 
 
-def task_footprints(
-    name: str, task: TaskPlan, topology: Topology, workload: Workload
-) -> Iterator[tuple[str, Footprint]]:
+def task_footprints(name: str, task: TaskPlan, model: CostModel) -> Iterator[tuple[str, Footprint]]:
     """Yield each device of a task with the task's footprint there."""
     memo: dict[object, Footprint] = {}
     for replica in task.replicas:
         for index, stage in enumerate(replica.stages):
-            gpu = topology.device_by_id[stage.devices[0]].gpu
-            key = (gpu, index, len(stage.devices), stage.layers[1] - stage.layers[0], len(replica.stages))
+            rates = model.rates(stage.devices[0])
+            key = (rates, index, len(stage.devices), stage.layers[1] - stage.layers[0], len(replica.stages))
             if key not in memo:
-                shape = stage_shape(name, replica, index, gpu, workload)
-                memo[key] = footprint(name, task, shape, index, workload)
+                shape = stage_shape(name, replica, index, rates, model.workload)
+                memo[key] = footprint(name, task, shape, index, model.workload)
             for device in stage.devices:
                 yield device, memo[key]
 
 
-def peak_memory_gb(plan: Plan, topology: Topology, workload: Workload) -> dict[str, float]:
+def peak_memory_gb(plan: Plan, model: CostModel) -> dict[str, float]:
     """Return the largest memory of each device that the plan uses: all resident sets plus the largest active one."""
     resident: defaultdict[str, float] = defaultdict(float)
     active: defaultdict[str, float] = defaultdict(float)
     for name, task in plan.tasks.items():
-        for device, needs in task_footprints(name, task, topology, workload):
+        for device, needs in task_footprints(name, task, model):
             resident[device] += needs.resident_gb
             active[device] = max(active[device], needs.active_gb)
     return {device: resident[device] + active[device] for device in resident}
 
 
-def host_memory_gb(plan: Plan, topology: Topology, workload: Workload) -> dict[str, float]:
+def host_memory_gb(plan: Plan, model: CostModel) -> dict[str, float]:
     """Return what offloaded tasks keep in the memory of each node (`site/node`)."""
     host: defaultdict[str, float] = defaultdict(float)
     for name, task in plan.tasks.items():
-        for device, needs in task_footprints(name, task, topology, workload):
+        for device, needs in task_footprints(name, task, model):
             host[node_of(device)] += needs.host_gb
     return {node: needed for node, needed in host.items() if needed > 0}

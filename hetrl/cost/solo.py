@@ -9,12 +9,12 @@ nothing fits in any: the layout that needs the least memory is the answer, and d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise, product
 
 from hetrl.cost.compute import StageShape, optimizer_seconds
-from hetrl.cost.efficiency import fitted, rates
+from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.memory import training_active_bytes
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
@@ -52,7 +52,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class SoloTraining:
-    """What is asked: None leaves a choice to the search."""
+    """What is asked, of GPUs with these efficiencies: None leaves a choice to the search."""
 
     architecture: Architecture
     gpu: str
@@ -69,6 +69,12 @@ class SoloTraining:
     gradient_dtype: str | None = None  # None: bf16 with full sharding (FSDP's reduce_dtype), else fp32
     node_gpus: int = NODE_GPUS
     nic_gbps: float | None = None
+    efficiencies: Efficiencies = field(default_factory=calibrated)
+
+    @property
+    def rates(self) -> Rates:
+        """Return the effective rates of the GPUs."""
+        return self.efficiencies.rates(self.gpu)
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def one_site(gpu: str, gpus: int, node_gpus: int, nic_gbps: float | None = None)
 def best_step(asked: SoloTraining) -> Step | None:
     """Return the fastest step that fits; where none does, the one with the least memory; None: no legal layout."""
     topology = one_site(asked.gpu, asked.gpus, asked.node_gpus, asked.nic_gbps)
-    usable = rates(asked.gpu).usable_gb
+    usable = asked.rates.usable_gb
     least: tuple[float, Layout] | None = None
     for offload in OFFLOADS if asked.offload is None else (asked.offload,):
         found = []
@@ -140,17 +146,17 @@ def grids(asked: SoloTraining) -> Iterator[tuple[int, int, int]]:
 
 
 @lru_cache(maxsize=1024)
-def _shapes(model: Architecture, gpu: str, tensor: int, pipeline: int) -> tuple[StageShape, ...]:
+def _shapes(model: Architecture, rates: Rates, tensor: int, pipeline: int) -> tuple[StageShape, ...]:
     bounds = [model.layers * index // pipeline for index in range(pipeline + 1)]
     last = pipeline - 1
     return tuple(
-        StageShape(model, bounds[i + 1] - bounds[i], i == 0, i == last, True, tensor, gpu) for i in range(pipeline)
+        StageShape(model, bounds[i + 1] - bounds[i], i == 0, i == last, True, tensor, rates) for i in range(pipeline)
     )
 
 
 def memory_gb(asked: SoloTraining, layout: Layout) -> float:
     """Return the memory of the fullest GPU: state, activations and logits; stage i of p holds p-i micro-batches."""
-    shapes = _shapes(asked.architecture, asked.gpu, layout.tensor, layout.pipeline)
+    shapes = _shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     tokens = layout.micro_batch * asked.sequence
     sizes = []
     for index, shape in enumerate(shapes):
@@ -198,7 +204,7 @@ def step(asked: SoloTraining, layout: Layout, topology: Topology) -> Step:
     host = 0.0
     if layout.offload != "none":  # 12 B of Adam in and 12 B out, both directions at once
         largest = max(stage.shape.parameters for stage in placed)
-        host = 12 * largest / shards / rates(asked.gpu).host_bytes_per_s
+        host = 12 * largest / shards / asked.rates.host_bytes_per_s
     busy = count * max(one.both for one in times)
     parts = {
         "compute": busy,
@@ -208,7 +214,7 @@ def step(asked: SoloTraining, layout: Layout, topology: Topology) -> Step:
         "host transfer": host,
     }
     memory = memory_gb(asked, layout)
-    return Step(layout, sum(parts.values()), tokens, parts, memory, memory <= rates(asked.gpu).usable_gb)
+    return Step(layout, sum(parts.values()), tokens, parts, memory, memory <= asked.rates.usable_gb)
 
 
 def _devices(layout: Layout, topology: Topology, stage: int) -> list[tuple[Device, ...]]:
@@ -219,7 +225,7 @@ def _devices(layout: Layout, topology: Topology, stage: int) -> list[tuple[Devic
 
 
 def _placed(asked: SoloTraining, layout: Layout, topology: Topology) -> list[Placed]:
-    shapes = _shapes(asked.architecture, asked.gpu, layout.tensor, layout.pipeline)
+    shapes = _shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     ranks = [_devices(layout, topology, index)[0] for index in range(layout.pipeline)]
     hops = [path(topology, a[0], b[0]) for a, b in pairwise(ranks)]
     return [
@@ -239,7 +245,7 @@ def _reduction_seconds(asked: SoloTraining, layout: Layout, topology: Topology) 
     gradient = _gradient_bytes(asked, layout)
     sharded = layout.sharding == "optimizer"
     rings = []
-    for index, shape in enumerate(_shapes(asked.architecture, asked.gpu, layout.tensor, layout.pipeline)):
+    for index, shape in enumerate(_shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)):
         for ring in zip(*_devices(layout, topology, index), strict=True):
             rings.append(Ring(ring, shape.parameters * gradient, shape.parameters * 2, sharded))
     return reduction_seconds(topology, rings, {})
@@ -260,5 +266,5 @@ def _exposed_seconds(
         rings = [Ring(ring, 2 * weights, gradient, True) for ring in zip(*_devices(layout, topology, 0), strict=True)]
         moved = reduction_seconds(topology, rings, {})
     if layout.offload == "all":
-        moved = max(moved, 6 * shape.parameters / rates(asked.gpu).host_bytes_per_s)
-    return max(moved - compute, 0.0) + fitted().exposed * min(moved, compute)
+        moved = max(moved, 6 * shape.parameters / asked.rates.host_bytes_per_s)
+    return max(moved - compute, 0.0) + asked.efficiencies.exposed * min(moved, compute)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetrl.cost.compute import StageShape, has_language_head
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import Rates
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import path, slowest
-from hetrl.hardware import Device, Path, Topology
+from hetrl.hardware import Device, Path
 from hetrl.plan.plan import Replica, Stage
 from hetrl.workload import Architecture, Workload
 
@@ -36,8 +37,8 @@ def model_of(task: str, workload: Workload) -> Architecture:
     return found
 
 
-def stage_shape(task: str, replica: Replica, index: int, gpu: str, workload: Workload) -> StageShape:
-    """Return the shape of stage `index` of a replica whose slowest device is a `gpu`."""
+def stage_shape(task: str, replica: Replica, index: int, rates: Rates, workload: Workload) -> StageShape:
+    """Return the shape of stage `index` of a replica whose slowest device has these rates."""
     stage: Stage = replica.stages[index]
     return StageShape(
         architecture=model_of(task, workload),
@@ -46,36 +47,35 @@ def stage_shape(task: str, replica: Replica, index: int, gpu: str, workload: Wor
         last=index == len(replica.stages) - 1,
         head=has_language_head(task),
         tensor_parallel=len(stage.devices),
-        gpu=gpu,
+        rates=rates,
         weight_bytes=workload.weight_bytes,
     )
 
 
-def place(task: str, replica: Replica, topology: Topology, workload: Workload) -> tuple[Placed, ...]:
+def place(task: str, replica: Replica, model: CostModel) -> tuple[Placed, ...]:
     """Return the stages of a replica with their shapes and paths; a mixed stage counts as its slowest GPU."""
+    topology, rates = model.topology, model.efficiencies.rates
     devices = [tuple(topology.device_by_id[name] for name in stage.devices) for stage in replica.stages]
     placed = []
     for index, ranks in enumerate(devices):
         gpu = min({device.gpu for device in ranks}, key=lambda name: (rates(name).training_flops, name))
         following = devices[index + 1] if index + 1 < len(devices) else None
         hop = path(topology, ranks[0], following[0]) if following else None
-        shape = stage_shape(task, replica, index, gpu, workload)
+        shape = stage_shape(task, replica, index, rates(gpu), model.workload)
         placed.append(Placed(shape, ranks, slowest(topology, ranks), hop))
     return tuple(placed)
 
 
-def place_all(
-    task: str, replicas: Sequence[Replica], topology: Topology, workload: Workload
-) -> list[tuple[Placed, ...]]:
+def place_all(task: str, replicas: Sequence[Replica], model: CostModel) -> list[tuple[Placed, ...]]:
     """Return the placed stages of every replica; replicas on the same nodes are worked out once."""
     known: dict[object, tuple[Placed, ...]] = {}
     found = []
     for replica in replicas:
-        devices = [tuple(topology.device_by_id[name] for name in stage.devices) for stage in replica.stages]
+        devices = [tuple(model.topology.device_by_id[name] for name in stage.devices) for stage in replica.stages]
         spans = tuple(stage.layers for stage in replica.stages)
         key = (spans, tuple(tuple((d.site, d.node) for d in ranks) for ranks in devices))
         if key not in known:
-            known[key] = place(task, replica, topology, workload)
+            known[key] = place(task, replica, model)
         like = zip(known[key], devices, strict=True)
-        found.append(tuple(Placed(model.shape, ranks, model.peers, model.hop) for model, ranks in like))
+        found.append(tuple(Placed(first.shape, ranks, first.peers, first.hop) for first, ranks in like))
     return found

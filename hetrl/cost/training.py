@@ -11,10 +11,10 @@ from itertools import pairwise
 from statistics import NormalDist
 
 from hetrl.cost.compute import StageShape, optimizer_seconds, prefill_seconds, training_seconds
-from hetrl.cost.efficiency import rates
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
-from hetrl.hardware import Path, Topology
+from hetrl.hardware import Path
 from hetrl.plan.plan import TaskPlan
 from hetrl.workload import Workload
 
@@ -96,16 +96,14 @@ def variation(workload: Workload, samples: float) -> float:
     return workload.response.deviation / (workload.sequence_tokens * math.sqrt(samples))
 
 
-def training_cost(
-    name: str, task: TaskPlan, topology: Topology, workload: Workload, sharing: Mapping[Direction, int]
-) -> Cost:
+def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[Direction, int]) -> Cost:
     """Return the seconds of one iteration's training: every optimiser step of every epoch.
 
     A step: the slowest replica's pipeline, the reduction over the replicas, the update. The replica with the longest
     samples is behind the others by the expected largest of their variations. `sharing` counts the tasks that use a
     direction between sites at the same time; each gets an equal part.
     """
-    replicas = place_all(name, task.replicas, topology, workload)
+    workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
     minibatches = max(steps // workload.epochs, 1)
     flows = _hop_flows(replicas)
@@ -122,7 +120,7 @@ def training_cost(
         alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
         pipelines.append(alone * (1 + expected_largest(len(replicas)) * variation(workload, share)))
     rings = gradient_rings(task, replicas)
-    reduction = reduction_seconds(topology, rings, sharing)
+    reduction = reduction_seconds(model.topology, rings, sharing)
     shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
     update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
@@ -174,7 +172,7 @@ def micro_batch_times(stage: Placed, tokens: float, recompute: str, sequence: fl
     forward, backward = training_seconds(shape, tokens, sequence, recompute)
     activation = activation_bytes(shape, tokens)
     reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
-    fixed = rates(shape.gpu).overhead.micro_batch / 3
+    fixed = shape.rates.overhead.micro_batch / 3
     passes = 2 if recompute == "full" else 1
     return Times(forward + reduce + fixed, backward + passes * reduce + 2 * fixed, stage.hop, activation, hop_sharing)
 
@@ -208,11 +206,11 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> li
     return rings
 
 
-def inference_cost(name: str, task: TaskPlan, topology: Topology, workload: Workload) -> Cost:
+def inference_cost(name: str, task: TaskPlan, model: CostModel) -> Cost:
     """Return the seconds of one forward pass over the iteration's samples: the slowest replica."""
-    slowest = 0.0
+    workload, slowest = model.workload, 0.0
     memo: dict[object, float] = {}
-    for replica, placed in zip(task.replicas, place_all(name, task.replicas, topology, workload), strict=True):
+    for replica, placed in zip(task.replicas, place_all(name, task.replicas, model), strict=True):
         key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
         if key not in memo:
             behind = expected_largest(len(task.replicas)) * variation(workload, replica.samples)
@@ -231,7 +229,7 @@ def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch
     tokens = samples / micro_batches * workload.sequence_tokens
     filling, period = 0.0, 0.0
     for stage in placed:
-        shape, overhead = stage.shape, rates(stage.shape.gpu).overhead
+        shape, overhead = stage.shape, stage.shape.rates.overhead
         activation = activation_bytes(shape, tokens)
         reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
         forward = prefill_seconds(shape, tokens, workload.attended_tokens) + reduce + overhead.micro_batch / 3
@@ -239,5 +237,5 @@ def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch
         filling += forward + hop.hop_seconds
         period = max(period, forward, hop.hop_transfer)
     longest = 1 + expected_largest(micro_batches) * variation(workload, samples / micro_batches)
-    call = rates(placed[0].shape.gpu).overhead.inference_call
+    call = placed[0].shape.rates.overhead.inference_call
     return call + micro_batches * period + max(filling - period, 0.0) * longest

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetrl.cost.efficiency import rates
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, site_of
-from hetrl.workload import ACTOR_TRAINING, Workload
+from hetrl.workload import ACTOR_TRAINING
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,25 @@ def weight_routes(training: TaskPlan, generation: TaskPlan) -> WeightSync:
     return WeightSync("full", tuple(Route(a, b) for a in sources for b in targets if a != b))
 
 
-def held_bytes(training: TaskPlan, workload: Workload) -> dict[str, float]:
+def held_bytes(training: TaskPlan, model: CostModel) -> dict[str, float]:
     """Return the weight bytes that each node (`site/node`) holds of the actor trainer's first replica."""
     held: defaultdict[str, float] = defaultdict(float)
-    for stage, size in zip(training.replicas[0].stages, _stage_bytes(training, workload), strict=True):
+    for stage, size in zip(training.replicas[0].stages, _stage_bytes(training, model), strict=True):
         held[node_of(stage.devices[0])] += size
     return dict(held)
 
 
-def _stage_bytes(training: TaskPlan, workload: Workload) -> list[float]:
+def _stage_bytes(training: TaskPlan, model: CostModel) -> list[float]:
     """Return the bytes that each stage of the first replica sends, of all its ranks together."""
-    replica, model = training.replicas[0], model_of(ACTOR_TRAINING, workload)
-    shapes = [stage_shape(ACTOR_TRAINING, replica, index, "cpu", workload) for index in range(len(replica.stages))]
+    replica, workload = training.replicas[0], model.workload
+    actor = model_of(ACTOR_TRAINING, workload)
+    shapes = [
+        stage_shape(ACTOR_TRAINING, replica, index, model.rates(stage.devices[0]), workload)
+        for index, stage in enumerate(replica.stages)
+    ]
     sizes = [shape.parameters * shape.tensor_parallel * workload.weight_bytes for shape in shapes]
-    if model.tied_embeddings and len(sizes) > 1:
-        sizes[-1] -= model.head_parameters * workload.weight_bytes  # the copy of the embedding is not sent
+    if actor.tied_embeddings and len(sizes) > 1:
+        sizes[-1] -= actor.head_parameters * workload.weight_bytes  # the copy of the embedding is not sent
     return sizes
 
 
@@ -60,8 +64,7 @@ def weight_sync_cost(
     sync: WeightSync,
     training: TaskPlan,
     generation: TaskPlan,
-    topology: Topology,
-    workload: Workload,
+    model: CostModel,
     changed: float | None = None,
 ) -> SyncCost:
     """Return the time of one version: encode, every uplink once, fan-out inside the sites, load.
@@ -75,7 +78,8 @@ def weight_sync_cost(
              into its site; each node forwards, and the chunks overlap with the uplink
     load     each device takes its share (weights/TP) from host memory, plus the fixed pause of a version
     """
-    sizes, held = _stage_bytes(training, workload), held_bytes(training, workload)
+    topology, workload = model.topology, model.workload
+    sizes, held = _stage_bytes(training, model), held_bytes(training, model)
     sent = 1.0
     if sync.encoding == "delta" and changed is not None:
         sent = min(changed * (workload.weight_bytes + DELTA_INDEX_BYTES) / workload.weight_bytes, 1.0)
@@ -84,10 +88,10 @@ def weight_sync_cost(
         wan[route.source, route.target] += sent * sum(size for n, size in held.items() if site_of(n) == route.source)
     by_site = _devices_by_site((*training.devices, *generation.devices), topology)
     stages = zip(training.replicas[0].stages, sizes, strict=True)
-    encode = max(_copy_seconds(stage.devices, size, topology) for stage, size in stages)
+    encode = max(_copy_seconds(stage.devices, size, model) for stage, size in stages)
     fan_out = sent * _fan_out_seconds(held, generation, topology)
     transfer = max(encode, _uplink_seconds(wan, by_site, topology), fan_out)
-    return SyncCost(transfer, _pause_seconds(generation, sent * sum(sizes), topology), dict(wan))
+    return SyncCost(transfer, _pause_seconds(generation, sent * sum(sizes), model), dict(wan))
 
 
 def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, list[Device]]:
@@ -98,8 +102,8 @@ def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, li
     return dict(found)
 
 
-def _copy_seconds(devices: tuple[str, ...], size: float, topology: Topology) -> float:
-    return size / len(devices) / rates(topology.device_by_id[devices[0]].gpu).host_bytes_per_s
+def _copy_seconds(devices: tuple[str, ...], size: float, model: CostModel) -> float:
+    return size / len(devices) / model.rates(devices[0]).host_bytes_per_s
 
 
 def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: Topology) -> float:
@@ -133,11 +137,11 @@ def _uplink_gbps(topology: Topology, device: Device) -> float:
     return min(node.nic_gbps, node.wan_gbps or node.nic_gbps)
 
 
-def _pause_seconds(generation: TaskPlan, total: float, topology: Topology) -> float:
+def _pause_seconds(generation: TaskPlan, total: float, model: CostModel) -> float:
     """Return the longest pause of a replica: its largest share from host memory, plus the fixed time."""
     pauses = []
     for replica in generation.replicas:
-        device = rates(topology.device_by_id[replica.devices[0]].gpu)
+        device = model.rates(replica.devices[0])
         share = total / len(replica.devices)
         pauses.append(share / device.host_bytes_per_s + device.overhead.weight_version)
     return max(pauses)

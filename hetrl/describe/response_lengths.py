@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -49,17 +50,16 @@ class ResponseLengths(Strict):
             raise ValueError(f"low ({self.low}) must not be above high ({self.high})")
         return self
 
-    def to_lengths(self, response_tokens: int, path: Path | None = None) -> Lengths:
-        """Return the distribution; `path` is where the file of kind empirical was found.
+    def to_lengths(self, response_tokens: int, values: Sequence[int] = ()) -> Lengths:
+        """Return the distribution; `values` are the lengths in the file of kind empirical (`read_lengths`).
 
-        Raises UsageError for lengths that `response_tokens` does not allow and for a file that holds no lengths.
+        Raises UsageError for lengths that `response_tokens` does not allow.
         """
         key = "batch.response_lengths"
         if self.kind == "fixed":
             return Lengths(response_tokens, response_tokens)
         if self.kind == "empirical":
-            assert path is not None
-            return empirical(read_lengths(path), response_tokens)
+            return empirical(values, response_tokens)
         if self.low is not None and self.high is not None:
             if self.high > response_tokens:
                 raise UsageError(

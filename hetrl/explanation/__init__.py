@@ -13,7 +13,7 @@ from hetrl.explanation.resources import ITERATION, Part, attribution, critical_p
 from hetrl.explanation.training_sites import TrainingSites, training_sites
 from hetrl.explanation.what_if import Study, study
 from hetrl.plan.plan import Plan
-from hetrl.search.space import Problem
+from hetrl.problem import Problem
 
 __all__ = ["Explanation", "Study", "explain", "study", "with_choices"]
 
@@ -42,14 +42,13 @@ class Explanation:
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Return where the time and the memory of a plan go; the plan must pass `check`."""
-    topology, workload = problem.topology, problem.workload
-    plan = with_prediction(plan, topology, workload)
-    path, binds = critical_path(plan, topology, workload), attribution(plan, topology, workload)
-    return Explanation(plan, path, binds, memory(plan, topology, workload))
+    model = problem.model
+    plan = with_prediction(plan, model)
+    return Explanation(plan, critical_path(plan, model), attribution(plan, model), memory(plan, model))
 
 
 def with_choices(explanation: Explanation, problem: Problem) -> Explanation:
     """Return the explanation with why GPUs are idle and why training is where it is: seconds of work."""
-    plan, topology, workload = explanation.plan, problem.topology, problem.workload
+    plan = explanation.plan
     waits = explanation.binds.get(ITERATION, ())
-    return replace(explanation, idle=idle(plan, problem, waits), training=training_sites(plan, topology, workload))
+    return replace(explanation, idle=idle(plan, problem, waits), training=training_sites(plan, problem.model))

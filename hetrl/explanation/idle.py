@@ -12,8 +12,9 @@ from hetrl.explanation.training_sites import shares
 from hetrl.hardware import Device
 from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made, plan_of
-from hetrl.search.space import Problem, linked, powers_of_two
+from hetrl.search.space import linked, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES
 
 
@@ -102,7 +103,7 @@ def _balanced(name: str, task: TaskPlan, replicas: tuple[Replica, ...], unit: in
         key = (gpus, tuple(len(stage.devices) for stage in replica.stages))
         if key not in speeds:
             alone = replace(task, replicas=(replace(replica, samples=fair),))
-            speeds[key] = 1 / task_cost(name, alone, problem.topology, problem.workload).seconds
+            speeds[key] = 1 / task_cost(name, alone, problem.model).seconds
         found.append(speeds[key])
     counts = shares(found, problem.workload.samples // unit)
     return replace(
@@ -119,7 +120,7 @@ def _with_task(plan: Plan, name: str, task: TaskPlan, problem: Problem) -> Plan:
 
 def _changes(waits: Sequence[Part], other: Plan, problem: Problem) -> tuple[Part, ...]:
     """Return what the iteration of another plan waits for more (or less) than that of this one."""
-    found = attribution(other, problem.topology, problem.workload).get(ITERATION, ())
+    found = attribution(other, problem.model).get(ITERATION, ())
     before, after = ({part.name: part.seconds for part in parts} for parts in (waits, found))
     parts = [Part(name, after.get(name, 0.0) - before.get(name, 0.0)) for name in dict.fromkeys((*after, *before))]
     least = 1e-3 * other.predicted.iteration_seconds

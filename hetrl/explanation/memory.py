@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import Footprint, task_footprints
-from hetrl.hardware import Topology
+from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
-from hetrl.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -37,17 +35,17 @@ class Memory:
         return sum(share.gb for share in self.shares)
 
 
-def memory(plan: Plan, topology: Topology, workload: Workload) -> tuple[Memory, ...]:
+def memory(plan: Plan, model: CostModel) -> tuple[Memory, ...]:
     """Return the memory of the devices in use, those that are filled alike together, in the order of the topology."""
     needs: defaultdict[str, dict[str, Footprint]] = defaultdict(dict)
     for name, task in plan.tasks.items():
-        for device, need in task_footprints(name, task, topology, workload):
+        for device, need in task_footprints(name, task, model):
             needs[device][name] = need
     alike: dict[tuple[str, str, tuple[Share, ...]], list[str]] = {}
-    for found in (found for found in topology.devices if found.id in needs):
+    for found in (found for found in model.topology.devices if found.id in needs):
         alike.setdefault((found.site, found.gpu, tuple(_shares(needs[found.id]))), []).append(found.id)
     return tuple(
-        Memory(site, gpu, tuple(devices), rates(gpu).usable_gb, shares)
+        Memory(site, gpu, tuple(devices), model.efficiencies.rates(gpu).usable_gb, shares)
         for (site, gpu, shares), devices in alike.items()
     )
 

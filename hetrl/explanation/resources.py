@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from hetrl.cost.efficiency import Overhead, Rates, changed
+from hetrl.cost.efficiency import Overhead, Rates
 from hetrl.cost.iteration import WEIGHT_SYNC, plan_seconds, predict, sync_cost, task_costs
+from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import SyncCost
 from hetrl.hardware import Topology, gpu_type
 from hetrl.plan.plan import Plan
-from hetrl.workload import Workload
 
 Key = TypeVar("Key")
 ITERATION = "iteration"
@@ -42,37 +41,40 @@ class Part:
 
 @dataclass(frozen=True)
 class Resource:
-    """Something that takes time: `slower` returns the topology with it slower by a factor, or changes rates."""
+    """Something that takes time: `slower` returns the cost model with it slower by a factor."""
 
     name: str
-    topology: Callable[[Topology, float], Topology] | None = None
-    rates: Callable[[str, Rates, float], Rates] | None = None
+    slower: Callable[[CostModel, float], CostModel]
 
 
 def resources(plan: Plan, topology: Topology) -> list[Resource]:
     """Return what can make this plan slow: per GPU type in use, inside sites, and each link that carries anything."""
     used = {device for task in plan.tasks.values() for device in task.devices}
     found = [resource for gpu in sorted({topology.device_by_id[d].gpu for d in used}) for resource in _of_gpu(gpu)]
-    found.append(Resource("GPU to GPU in a node", topology=_slower_peers))
-    found.append(Resource("network of the nodes", topology=_slower_nodes))
+    found.append(Resource("GPU to GPU in a node", _of_topology(_slower_peers)))
+    found.append(Resource("network of the nodes", _of_topology(_slower_nodes)))
     carrying = {frozenset((r.source, r.target)) for r in plan.weight_sync.routes}
     for link in topology.links:
         name = f"link {link.between[0]}–{link.between[1]}"
         loads = [f"{a}-{b}" for a, b in (link.between, link.between[::-1])]
         if frozenset(link.between) in carrying or any(load in plan.predicted.wan_gb_per_iteration for load in loads):
-            found.append(Resource(name, topology=_slower_link(link.between)))
+            found.append(Resource(name, _of_topology(_slower_link(link.between))))
     return found
 
 
 def _of_gpu(gpu: str) -> Iterator[Resource]:
-    def of_type(change: Callable[[Rates, float], Rates]) -> Callable[[str, Rates, float], Rates]:
-        return lambda name, rates, factor: change(rates, factor) if name == gpu else rates
+    def of_type(change: Callable[[Rates, float], Rates]) -> Callable[[CostModel, float], CostModel]:
+        def slower(model: CostModel, factor: float) -> CostModel:
+            known = model.efficiencies
+            return replace(model, efficiencies=known.with_rates(gpu, change(known.rates(gpu), factor)))
 
-    yield Resource(f"{gpu}: compute", rates=of_type(_divided("prefill_flops", "training_flops")))
+        return slower
+
+    yield Resource(f"{gpu}: compute", of_type(_divided("prefill_flops", "training_flops")))
     memory = ("decode_bytes", "activation_bytes_per_s", "memory_bytes_per_s")
-    yield Resource(f"{gpu}: memory bandwidth", rates=of_type(_divided(*memory)))
-    yield Resource(f"{gpu}: PCIe", rates=of_type(_divided("host_bytes_per_s")))
-    yield Resource(f"{gpu}: launches and calls", rates=of_type(_slower_overhead))
+    yield Resource(f"{gpu}: memory bandwidth", of_type(_divided(*memory)))
+    yield Resource(f"{gpu}: PCIe", of_type(_divided("host_bytes_per_s")))
+    yield Resource(f"{gpu}: launches and calls", of_type(_slower_overhead))
 
 
 def _divided(*names: str) -> Callable[[Rates, float], Rates]:
@@ -82,6 +84,10 @@ def _divided(*names: str) -> Callable[[Rates, float], Rates]:
 def _slower_overhead(rates: Rates, factor: float) -> Rates:
     times = {field.name: getattr(rates.overhead, field.name) * factor for field in fields(Overhead)}
     return replace(rates, overhead=Overhead(**times))
+
+
+def _of_topology(change: Callable[[Topology, float], Topology]) -> Callable[[CostModel, float], CostModel]:
+    return lambda model, factor: replace(model, topology=change(model.topology, factor))
 
 
 def _slower_peers(topology: Topology, factor: float) -> Topology:
@@ -115,39 +121,28 @@ def _slower_link(between: tuple[str, str]) -> Callable[[Topology, float], Topolo
     return slower
 
 
-def attribution(plan: Plan, topology: Topology, workload: Workload) -> dict[str, tuple[Part, ...]]:
+def attribution(plan: Plan, model: CostModel) -> dict[str, tuple[Part, ...]]:
     """Return, for each task, `weight_sync` and `iteration`, the seconds of each resource, largest first.
 
     They sum to the predicted seconds. Nothing for a time that is infinite.
     """
-    return derivatives(resources(plan, topology), topology, lambda asked: _times(plan, asked, workload))
+    return derivatives(resources(plan, model.topology), model, lambda asked: _times(plan, asked))
 
 
 def derivatives(
-    among: list[Resource], topology: Topology, times: Callable[[Topology], Mapping[str, float]]
+    among: list[Resource], model: CostModel, times: Callable[[CostModel], Mapping[str, float]]
 ) -> dict[str, tuple[Part, ...]]:
-    """Return the parts of each of the times that a function of the topology returns."""
+    """Return the parts of each of the times that a function of the cost model returns."""
     parts: dict[str, list[Part]] = {}
     for resource in among:
-        slow, fast = (_changed_times(resource, topology, times, 1 + step) for step in (STEP, -STEP))
+        slow, fast = (times(resource.slower(model, 1 + step)) for step in (STEP, -STEP))
         for name, seconds in slow.items():
             parts.setdefault(name, []).append(Part(resource.name, (seconds - fast[name]) / (2 * STEP)))
     return {name: _largest_first(found) for name, found in parts.items()}
 
 
-def _changed_times(
-    resource: Resource, topology: Topology, times: Callable[[Topology], Mapping[str, float]], factor: float
-) -> Mapping[str, float]:
-    rates = resource.rates
-    around: AbstractContextManager[None] = nullcontext()
-    if rates is not None:
-        around = changed(lambda gpu, found: rates(gpu, found, factor))
-    with around:
-        return times(resource.topology(topology, factor) if resource.topology else topology)
-
-
-def _times(plan: Plan, topology: Topology, workload: Workload) -> Mapping[str, float]:
-    found = predict(plan, topology, workload)
+def _times(plan: Plan, model: CostModel) -> Mapping[str, float]:
+    found = predict(plan, model)
     return {**found.tasks, ITERATION: found.iteration_seconds}
 
 
@@ -159,14 +154,14 @@ def _largest_first(parts: list[Part]) -> tuple[Part, ...]:
     return tuple(sorted(kept, key=lambda part: -part.seconds))
 
 
-def critical_path(plan: Plan, topology: Topology, workload: Workload) -> tuple[Part, ...]:
+def critical_path(plan: Plan, model: CostModel) -> tuple[Part, ...]:
     """Return the seconds that each task and the weight sync add to the iteration, in the order of the plan.
 
     A task of which nobody waits for the end adds 0; what moves state in and out of GPU memory is the last part. They
     sum to the iteration.
     """
-    costs, sync = task_costs(plan, topology, workload), sync_cost(plan, topology, workload)
-    total = plan_seconds(plan, costs, sync, topology, workload)
+    costs, sync = task_costs(plan, model), sync_cost(plan, model)
+    total = plan_seconds(plan, costs, sync, model)
     if not math.isfinite(total):
         return ()
 
@@ -174,11 +169,11 @@ def critical_path(plan: Plan, topology: Topology, workload: Workload) -> tuple[P
         if name == WEIGHT_SYNC:
             transfer, pause = sync.transfer_seconds * factor, sync.pause_seconds * factor
             longer_sync = SyncCost(transfer, pause, _scaled(sync.wan_bytes, factor))
-            return plan_seconds(plan, costs, longer_sync, topology, workload)
+            return plan_seconds(plan, costs, longer_sync, model)
         cost = costs[name]
         parts, moved = _scaled(cost.parts, factor), _scaled(cost.wan_bytes, factor)
         longer = replace(cost, seconds=cost.seconds * factor, parts=parts, wan_bytes=moved)
-        return plan_seconds(plan, {**costs, name: longer}, sync, topology, workload)
+        return plan_seconds(plan, {**costs, name: longer}, sync, model)
 
     found = [
         Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, WEIGHT_SYNC)

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations, product
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.iteration import task_cost
 from hetrl.cost.memory import task_footprints
+from hetrl.cost.model import CostModel
 from hetrl.explanation.resources import Part, derivatives, resources
-from hetrl.hardware import Device, Site, Topology
+from hetrl.hardware import Device, Site
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan, site_of
 from hetrl.search.balance import balance
 from hetrl.search.space import linked, powers_of_two
-from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, Workload
+from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK
 
 MOST_STAGES = 8
 MICRO_BATCHES = (1, 4)
@@ -50,33 +51,33 @@ class TrainingSites:
     two: Spread | None
 
 
-def training_sites(plan: Plan, topology: Topology, workload: Workload) -> TrainingSites | None:
+def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
     """Return the comparison for the actor's training; None where the topology has one site."""
-    if len(topology.sites) < 2:
+    if len(model.topology.sites) < 2:
         return None
     task = plan.tasks[ACTOR_TRAINING]
     here = tuple(dict.fromkeys(map(site_of, task.devices)))
-    able = [site for site in topology.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
+    able = [site for site in model.topology.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
     pairs = [
         (site, other)
         for site in able
         for other in able
-        if site.name in here and site != other and linked(topology, site.name, other.name)
+        if site.name in here and site != other and linked(model.topology, site.name, other.name)
     ]
     return TrainingSites(
         sites=here,
-        seconds=task_cost(ACTOR_TRAINING, task, topology, workload).seconds,
-        one=_best([(site,) for site in able], plan, topology, workload),
-        two=_best(pairs, plan, topology, workload),
+        seconds=task_cost(ACTOR_TRAINING, task, model).seconds,
+        one=_best([(site,) for site in able], plan, model),
+        two=_best(pairs, plan, model),
     )
 
 
-def _best(sets: Sequence[tuple[Site, ...]], plan: Plan, topology: Topology, workload: Workload) -> Spread | None:
+def _best(sets: Sequence[tuple[Site, ...]], plan: Plan, model: CostModel) -> Spread | None:
     own = plan.tasks[ACTOR_TRAINING]
-    asked = [(sites, task) for sites in sets for task in _grids(sites, own, topology, workload)]
+    asked = [(sites, task) for sites in sets for task in _grids(sites, own, model)]
     here = {site_of(device) for device in own.devices}
     asked += [(sites, own) for sites in sets if {site.name for site in sites} == here]
-    found = [(task_cost(ACTOR_TRAINING, task, topology, workload).seconds, sites, task) for sites, task in asked]
+    found = [(task_cost(ACTOR_TRAINING, task, model).seconds, sites, task) for sites, task in asked]
     if not found:
         return None
     seconds, sites, task = min(found, key=lambda entry: entry[0])
@@ -84,54 +85,53 @@ def _best(sets: Sequence[tuple[Site, ...]], plan: Plan, topology: Topology, work
     loads = {f"{a}-{b}": 1.0 for a, b in permutations(names, 2)}
     alone = replace(plan, tasks={ACTOR_TRAINING: task}, predicted=replace(plan.predicted, wan_gb_per_iteration=loads))
 
-    def times(other: Topology) -> dict[str, float]:
-        return {ACTOR_TRAINING: task_cost(ACTOR_TRAINING, task, other, workload).seconds}
+    def times(other: CostModel) -> dict[str, float]:
+        return {ACTOR_TRAINING: task_cost(ACTOR_TRAINING, task, other).seconds}
 
-    parts = derivatives(resources(alone, topology), topology, times)[ACTOR_TRAINING]
+    parts = derivatives(resources(alone, model.topology), model, times)[ACTOR_TRAINING]
     return Spread(names, seconds, f"{task.tensor_parallel}×{task.pipeline_parallel}×{len(task.replicas)}", parts)
 
 
-def _grids(sites: tuple[Site, ...], like: TaskPlan, topology: Topology, workload: Workload) -> Iterator[TaskPlan]:
+def _grids(sites: tuple[Site, ...], like: TaskPlan, model: CostModel) -> Iterator[TaskPlan]:
     """Yield training tasks on GPUs of all the sites that fit into memory, with the settings of another."""
-    model = workload.actor
+    actor = model.workload.actor
     widest = max(node.gpus for site in sites for node in site.nodes)
     for tensor in powers_of_two(widest):
-        if model.heads % tensor:
+        if actor.heads % tensor:
             continue
-        for blocks in product(*(_block_sets(site, tensor, topology) for site in sites)):
-            for stages in powers_of_two(min(MOST_STAGES, model.layers)):
+        for blocks in product(*(_block_sets(site, tensor, model) for site in sites)):
+            for stages in powers_of_two(min(MOST_STAGES, actor.layers)):
                 for chains in _chains(blocks, stages):
                     if len({block[0].site for chain in chains for block in chain}) == len(sites):
-                        yield from _sized(chains, like, topology, workload)
+                        yield from _sized(chains, like, model)
 
 
-def _sized(
-    chains: Sequence[tuple[Block, ...]], like: TaskPlan, topology: Topology, workload: Workload
-) -> Iterator[TaskPlan]:
+def _sized(chains: Sequence[tuple[Block, ...]], like: TaskPlan, model: CostModel) -> Iterator[TaskPlan]:
     """Yield the task for each micro-batch, recomputed in full only where it does not fit otherwise."""
     for micro_batch in MICRO_BATCHES:
         for recompute in ("none", "full"):
             changed = replace(like, micro_batch=micro_batch, recompute=recompute, idle_state="resident")
-            task = _task(chains, changed, workload)
-            if task is not None and _fits(task, topology, workload):
+            task = _task(chains, changed, model)
+            if task is not None and _fits(task, model):
                 yield task
                 break
 
 
-def _fits(task: TaskPlan, topology: Topology, workload: Workload) -> bool:
-    needs = task_footprints(ACTOR_TRAINING, task, topology, workload)
-    return all(need.total_gb <= rates(topology.device_by_id[device].gpu).usable_gb for device, need in needs)
+def _fits(task: TaskPlan, model: CostModel) -> bool:
+    needs = task_footprints(ACTOR_TRAINING, task, model)
+    return all(need.total_gb <= model.rates(device).usable_gb for device, need in needs)
 
 
-def _block_sets(site: Site, tensor: int, topology: Topology) -> Iterator[list[Block]]:
+def _block_sets(site: Site, tensor: int, model: CostModel) -> Iterator[list[Block]]:
     """Yield the blocks of a site, the fastest first: all of them, then without the slowest type, and so on."""
     blocks = []
     for node in site.nodes:
-        devices = [topology.device_by_id[f"{site.name}/{node.name}/{index}"] for index in range(node.gpus)]
+        devices = [model.topology.device_by_id[f"{site.name}/{node.name}/{index}"] for index in range(node.gpus)]
         blocks += [tuple(devices[at : at + tensor]) for at in range(0, node.gpus - tensor + 1, tensor)]
-    blocks.sort(key=_speed, reverse=True)
-    for slowest in sorted({_speed(block) for block in blocks}):
-        yield [block for block in blocks if _speed(block) >= slowest]
+    speed = partial(_speed, model)
+    blocks.sort(key=speed, reverse=True)
+    for slowest in sorted(set(map(speed, blocks))):
+        yield [block for block in blocks if speed(block) >= slowest]
 
 
 def _chains(blocks: Sequence[Sequence[Block]], stages: int) -> Iterator[list[tuple[Block, ...]]]:
@@ -156,14 +156,14 @@ def _cut(blocks: Sequence[Block], length: int) -> list[tuple[Block, ...]]:
     return [tuple(blocks[at : at + length]) for at in range(0, len(blocks) - length + 1, length)]
 
 
-def _task(chains: Sequence[tuple[Block, ...]], like: TaskPlan, workload: Workload) -> TaskPlan | None:
+def _task(chains: Sequence[tuple[Block, ...]], like: TaskPlan, model: CostModel) -> TaskPlan | None:
     """Return the task; None where there are more replicas than micro-batches."""
-    units, rest = divmod(workload.samples, like.micro_batch)
+    units, rest = divmod(model.workload.samples, like.micro_batch)
     if rest or units < len(chains):
         return None
-    speeds = [[_speed(block) for block in chain] for chain in chains]
+    speeds = [[_speed(model, block) for block in chain] for chain in chains]
     columns = [min(column) for column in zip(*speeds, strict=True)]
-    layers = shares(columns, workload.actor.layers)
+    layers = shares(columns, model.workload.actor.layers)
     rates_of = [min(speed / count for speed, count in zip(chain, layers, strict=True)) for chain in speeds]
     ends = [sum(layers[: index + 1]) for index in range(len(layers))]
     spans = [(end - count, end) for end, count in zip(ends, layers, strict=True)]
@@ -178,8 +178,8 @@ def _task(chains: Sequence[tuple[Block, ...]], like: TaskPlan, workload: Workloa
     return replace(like, replicas=replicas, optimizer_sharding=sharding)
 
 
-def _speed(block: Block) -> float:
-    return min(rates(device.gpu).training_flops for device in block) * len(block)
+def _speed(model: CostModel, block: Block) -> float:
+    return min(model.efficiencies.rates(device.gpu).training_flops for device in block) * len(block)
 
 
 def shares(speeds: Sequence[float], units: int) -> list[int]:

@@ -21,9 +21,10 @@ from hetrl.explanation.resources import Part, critical_path
 from hetrl.hardware import Site, Topology
 from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, site_of
+from hetrl.problem import Problem
 from hetrl.search import solve, solvers_for
 from hetrl.search.baselines import SEARCHES
-from hetrl.search.space import Grouping, Problem
+from hetrl.search.space import Grouping
 
 UNCHANGED = "as it is, planned again"
 
@@ -155,7 +156,7 @@ def _solved(
 def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem) -> WhatIf:
     value = math.inf if found is None else plan_value(found, changed.topology, changed.objective)
     if question.name != UNCHANGED and not violations(plan, changed.topology, changed.workload):
-        same = with_prediction(plan, changed.topology, changed.workload)
+        same = with_prediction(plan, changed.model)
         own = plan_value(same, changed.topology, changed.objective)
         if own <= value and own < math.inf:
             return WhatIf(question.name, same.predicted.iteration_seconds, True, own)
@@ -176,7 +177,7 @@ def runner_up(plan: Plan, others: Sequence[Plan], problem: Problem) -> RunnerUp 
     if not found:
         return None
     best = min(found, key=lambda other: plan_value(other, problem.topology, problem.objective))
-    ours, theirs = (_by_name(critical_path(one, problem.topology, problem.workload)) for one in (plan, best))
+    ours, theirs = (_by_name(critical_path(one, problem.model)) for one in (plan, best))
     names = dict.fromkeys((*ours, *theirs))
     terms = tuple(Term(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)
     groups = tuple(group.tasks for group in best.groups)

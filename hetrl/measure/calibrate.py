@@ -22,7 +22,7 @@ import numpy
 import yaml
 
 from hetrl.cost.answers import Answer, decode_layer, generation, prefill_layer, training
-from hetrl.cost.efficiency import Fitted, using
+from hetrl.cost.efficiency import Efficiencies
 from hetrl.cost.solo import SoloTraining
 from hetrl.describe.yaml_file import read_mapping
 from hetrl.errors import UsageError, nearest
@@ -111,15 +111,15 @@ def _point(kind: str, entry: Mapping[str, Any], index: int) -> Point:
     return Point(kind, one, measures[0], value, source)
 
 
-def predicted(point: Point) -> float:
-    """Return what the model in force says of a point, in the point's unit."""
+def predicted(point: Point, numbers: Efficiencies) -> float:
+    """Return what these fitted numbers say of a point, in the point's unit."""
     asked = dict(point.question)
     model, gpu = architecture(asked.pop("architecture")), asked.pop("gpu")
     answer: Answer
     if point.kind == "training":
-        answer = training(SoloTraining(architecture=model, gpu=gpu, **asked))
+        answer = training(SoloTraining(architecture=model, gpu=gpu, efficiencies=numbers, **asked))
     else:
-        answer = _ANSWERS[point.kind](model, gpu, **asked)
+        answer = _ANSWERS[point.kind](model, gpu, efficiencies=numbers, **asked)
     return float(answer.seconds * 1e3 if point.measure == "milliseconds" else answer.to_json()[point.measure])
 
 
@@ -130,7 +130,7 @@ _ANSWERS: Mapping[str, Callable[..., Answer]] = {
 }
 
 
-def fit(points: Sequence[Point], without: Point | None = None) -> Fitted:
+def fit(points: Sequence[Point], without: Point | None = None) -> Efficiencies:
     """Return the fitted numbers; types and phases without points have none.
 
     `without` leaves one of the points out of the squares: what the others say of it.
@@ -148,10 +148,9 @@ def fit(points: Sequence[Point], without: Point | None = None) -> Fitted:
     return _fitted(start, points)
 
 
-def residuals(points: Sequence[Point], numbers: Fitted) -> list[Residual]:
+def residuals(points: Sequence[Point], numbers: Efficiencies) -> list[Residual]:
     """Return the points with their predictions under the fitted numbers."""
-    with using(numbers):
-        return [Residual(point, predicted(point)) for point in points]
+    return [Residual(point, predicted(point, numbers)) for point in points]
 
 
 def _start(points: Sequence[Point]) -> Parameters:
@@ -164,12 +163,12 @@ def _start(points: Sequence[Point]) -> Parameters:
     return {**values, ("activation_traffic", ""): PRIOR["activation_traffic"], ("exposed", ""): PRIOR["exposed"]}
 
 
-def _fitted(values: Parameters, points: Sequence[Point]) -> Fitted:
+def _fitted(values: Parameters, points: Sequence[Point]) -> Efficiencies:
     shares: dict[str, dict[str, float]] = {}
     for (kind, gpu), value in values.items():
         if kind in ("decode", "prefill", "training"):
             shares.setdefault(gpu, {})[kind] = min(value, 1.0)
-    return Fitted(
+    return Efficiencies(
         shares=shares,
         step_seconds={name: value for (kind, name), value in values.items() if kind == "step"},
         engine_of={point.gpu: str(point.question["engine"]) for point in points if "engine" in point.question},
@@ -186,8 +185,8 @@ def _least_squares(
 
     def errors(logs: numpy.ndarray) -> numpy.ndarray:
         values = {**start, **dict(zip(keys, numpy.exp(logs).tolist(), strict=True))}
-        with using(_fitted(values, all_points)):
-            ratios = [math.log(predicted(point) / point.value) for point in points]
+        numbers = _fitted(values, all_points)
+        ratios = [math.log(predicted(point, numbers) / point.value) for point in points]
         return numpy.array([*ratios, *((logs - prior) * PRIOR_WEIGHT)])
 
     return dict(zip(keys, numpy.exp(minimise(errors, prior)).tolist(), strict=True))
@@ -210,7 +209,7 @@ def minimise(errors: Callable[[numpy.ndarray], numpy.ndarray], start: numpy.ndar
     return at
 
 
-def document(numbers: Fitted, found: Sequence[Residual]) -> str:
+def document(numbers: Efficiencies, found: Sequence[Residual]) -> str:
     """Return the text of the fitted file: numbers, then each point with its residual."""
     engines = {
         name: {
@@ -253,7 +252,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def rounded(numbers: Fitted) -> Fitted:
+def rounded(numbers: Efficiencies) -> Efficiencies:
     """Return the numbers as the file holds them, with four digits, so that its residuals are those of its numbers."""
     return replace(
         numbers,

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import numpy
 
 from hetrl.cost.compute import StageShape, decode_seconds, forward_flops, prefill_seconds, training_seconds
-from hetrl.cost.efficiency import fitted, using
+from hetrl.cost.efficiency import Rates, calibrated
 from hetrl.describe.measured import Check, Exchange, Measurement, Phase
 from hetrl.measure.calibrate import PRIOR, PRIOR_WEIGHT, minimise
 from hetrl.workload import architecture
@@ -30,14 +28,14 @@ LAYERS: Mapping[str, Phase] = {  # kind -> phase
 BYTES_OF = {"bf16": 2, "fp32": 4}
 
 
-def layer_seconds(layer: Measurement, gpu: str) -> float:
-    """Return what the numbers in force say of one layer measurement, on a GPU type.
+def layer_seconds(layer: Measurement, rates: Rates) -> float:
+    """Return what the cost model says of one layer measurement, on a GPU with these rates.
 
     Its question has `architecture`, `dtype`, `batch` and `context` (decode) or `sequence` (prefill and training, which
     is forward and backward without recomputation).
     """
     asked = layer.question
-    shape = _one_layer(str(asked["architecture"]), str(asked["dtype"]), gpu)
+    shape = _one_layer(str(asked["architecture"]), str(asked["dtype"]), rates)
     batch = float(asked["batch"])
     if layer.kind == "decode layer":
         return decode_seconds(shape, batch, float(asked["context"]))
@@ -47,13 +45,13 @@ def layer_seconds(layer: Measurement, gpu: str) -> float:
     return sum(training_seconds(shape, batch * sequence, sequence, "none"))
 
 
-def _one_layer(model: str, dtype: str, gpu: str) -> StageShape:
-    return StageShape(architecture(model), 1, False, False, True, 1, gpu, BYTES_OF[dtype])
+def _one_layer(model: str, dtype: str, rates: Rates) -> StageShape:
+    return StageShape(architecture(model), 1, False, False, True, 1, rates, BYTES_OF[dtype])
 
 
 def layer_work(kind: str, model: str, dtype: str, batch: int, tokens: int) -> tuple[str, float]:
     """Return unit and amount of what one run of a layer does: bytes read in decode, else FLOPs (x 3 in training)."""
-    shape = _one_layer(model, dtype, "cpu")
+    shape = _one_layer(model, dtype, calibrated().rates("cpu"))
     if kind == "decode layer":
         return "bytes", shape.matrix_parameters * shape.weight_bytes + batch * tokens * shape.kv_bytes_per_token
     return "flops", batch * tokens * forward_flops(shape, tokens) * (3 if kind == "training layer" else 1)
@@ -68,23 +66,23 @@ def fit_shares(measurements: Iterable[Measurement], gpu: str) -> dict[Phase, flo
     prior = numpy.log([PRIOR[phase] for phase in phases])
 
     def errors(logs: numpy.ndarray) -> numpy.ndarray:
-        with _in_force(gpu, dict(zip(phases, numpy.exp(logs).tolist(), strict=True))):
-            ratios = [math.log(layer_seconds(point, gpu) / point.median_seconds) for point in points]
+        rates = measured_rates(gpu, dict(zip(phases, numpy.exp(logs).tolist(), strict=True)))
+        ratios = [math.log(layer_seconds(point, rates) / point.median_seconds) for point in points]
         return numpy.array([*ratios, *((logs - prior) * PRIOR_WEIGHT)])
 
     return dict(zip(phases, numpy.exp(minimise(errors, prior)).tolist(), strict=True))
 
 
-def _in_force(gpu: str, shares: Mapping[Phase, float]) -> AbstractContextManager[None]:
-    numbers = fitted()
-    return using(replace(numbers, measured={**numbers.measured, gpu: shares}))
+def measured_rates(gpu: str, shares: Mapping[Phase, float]) -> Rates:
+    """Return the rates of a GPU type of which these shares were measured."""
+    return calibrated().with_measured({gpu: shares}).rates(gpu)
 
 
 def check_held_out(measurements: Iterable[Measurement], gpu: str, shares: Mapping[Phase, float]) -> tuple[Check, ...]:
-    """Return the predictions, with these shares in force, of the layers that the fit did not see."""
+    """Return the predictions, with these shares, of the layers that the fit did not see."""
     held_out = [one for one in measurements if one.use == "held out" and LAYERS.get(one.kind) in shares]
-    with _in_force(gpu, shares):
-        return tuple(Check(one.name, one.median_seconds, layer_seconds(one, gpu)) for one in held_out)
+    rates = measured_rates(gpu, shares)
+    return tuple(Check(one.name, one.median_seconds, layer_seconds(one, rates)) for one in held_out)
 
 
 def fit_exchange(measurements: Iterable[Measurement]) -> Exchange | None:

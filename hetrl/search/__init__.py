@@ -9,13 +9,14 @@ from dataclasses import replace
 from hetrl.cost.objective import THROUGHPUT, Objective
 from hetrl.errors import UsageError, nearest
 from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
 from hetrl.search import baselines, sha_ea
 from hetrl.search.assemble import Made, checked
 from hetrl.search.core.functions import library
 from hetrl.search.ilp import solver as ilp_solver
 from hetrl.search.infeasible import refuse_impossible
 from hetrl.search.limits import Progress
-from hetrl.search.space import Grouping, Problem, Space
+from hetrl.search.space import Grouping, Space
 
 __all__ = ["SOLVERS", "Objective", "Problem", "Progress", "solve"]
 

@@ -9,7 +9,7 @@ from hetrl.cost.iteration import with_prediction
 from hetrl.cost.weight_sync import weight_routes
 from hetrl.plan.check import check
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, node_of, site_of
-from hetrl.search.space import Problem
+from hetrl.problem import Problem
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS, TRAININGS
 
 _UNKNOWN = Predicted(0.0, 0.0)
@@ -49,7 +49,7 @@ def plan_of(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Ma
         solver=Solver(made.solver, made.seed, 0.0, 0),
         inputs=dict(made.inputs),
     )
-    return with_prediction(plan, problem.topology, workload)
+    return with_prediction(plan, problem.model)
 
 
 def checked(plan: Plan, problem: Problem) -> Plan:

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 
 from hetrl.cost.compute import StageShape, has_language_head
-from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import training_state_bytes
 from hetrl.cost.objective import bounds
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
-from hetrl.search.space import Problem, Space
+from hetrl.problem import Problem
+from hetrl.search.space import Space
 from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
 
 
@@ -44,15 +44,19 @@ def least_gb(space: Space, task: str) -> float:
     Offloaded or not, the weights, gradients and optimiser of a task are on the devices at once while it runs.
     """
     workload = space.problem.workload
-    model = model_of(task, workload)
-    whole = StageShape(model, model.layers, True, True, has_language_head(task), 1, "cpu", workload.weight_bytes)
+    model, rates = model_of(task, workload), space.problem.efficiencies.rates(space.classes[0].gpu)
+    whole = StageShape(model, model.layers, True, True, has_language_head(task), 1, rates, workload.weight_bytes)
     if task in TRAININGS:
         return sum(training_state_bytes(whole, 1)) / 1e9
     return whole.parameters * workload.weight_bytes / 1e9
 
 
 def _usable_gb(space: Space, kinds: list[int]) -> float:
-    return sum(space.sizes[kind] * rates(space.classes[kind].gpu).usable_gb for kind in kinds)
+    return sum(space.sizes[kind] * _gpu_gb(space, space.classes[kind].gpu) for kind in kinds)
+
+
+def _gpu_gb(space: Space, gpu: str) -> float:
+    return space.problem.efficiencies.rates(gpu).usable_gb
 
 
 def _refuse_too_little_memory(space: Space, task: str) -> None:
@@ -69,13 +73,13 @@ def _refuse_too_little_memory(space: Space, task: str) -> None:
 
 def _too_little(space: Space, task: str, needed: float, usable: float, kinds: list[int]) -> str:
     workload = space.problem.workload
-    best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (rates(gpu).usable_gb, gpu))
-    missing = math.ceil((needed - usable) / rates(best).usable_gb)
+    best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
+    missing = math.ceil((needed - usable) / _gpu_gb(space, best))
     phase = "training" if task in TRAININGS else "weights"
     where = "over all GPUs, the topology has" if task in TRAININGS else "in one site, the largest has"
     return (
         f"{task}: {model_of(task, workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB usable; "
-        f"add {missing} x {best} ({rates(best).usable_gb:.0f} GB usable each) or choose a smaller model"
+        f"add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each) or choose a smaller model"
     )
 
 
@@ -85,8 +89,8 @@ def explain_infeasible(space: Space, budget_seconds: float) -> InfeasibleError:
     needed = least_gb(space, task)
     usable = _usable_gb(space, _kinds(space, task))
     resident = sum(least_gb(space, name) for name in space.problem.workload.tasks)
-    best = max((kind.gpu for kind in space.classes), key=lambda gpu: (rates(gpu).usable_gb, gpu))
-    missing = max(math.ceil((needed * 1.3 - usable) / rates(best).usable_gb), 1)
+    best = max((kind.gpu for kind in space.classes), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
+    missing = max(math.ceil((needed * 1.3 - usable) / _gpu_gb(space, best)), 1)
     trainer = ACTOR_TRAINING if task not in TRAININGS else task
     return InfeasibleError(
         f"no plan found within {budget_seconds:g} s: {task} alone needs {needed:.0f} GB of {usable:.0f} GB usable "

@@ -12,33 +12,19 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from multiprocessing.queues import SimpleQueue
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
 from multiprocessing.synchronize import Event
 
-from hetrl.cost.efficiency import fitted, prefer
 from hetrl.errors import HetrlError
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.limits import Best, Limits, Progress, Search
 from hetrl.search.space import Space
 
-LOOK_SECONDS = 0.1
 SEEDS_APART = 1 << 32  # more than anybody counts seeds up to: no two processes of two searches share one
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What a process has of the launcher: the signal to stop, and where it says how far it is."""
-
-    stop: Event
-    told: SimpleQueue[tuple[int, Progress]]
-
-
-_shared: list[_Shared] = []  # of this process, where it is one of those that search
+Told = Progress | tuple[Best, int] | Exception  # how far a process is, what it found or why it found nothing
 
 
 def search_apart(
@@ -58,17 +44,21 @@ def search_apart(
     share = None if limits.evaluations is None else max(limits.evaluations // processes, 1)
     asked = method, evaluator.space, evaluator.narrow, seconds, share
     context = multiprocessing.get_context("spawn")  # threads of the caller may hold locks that a fork would copy
-    shared = _Shared(context.Event(), context.SimpleQueue())
-    with ProcessPoolExecutor(processes, context, _begin, (fitted().measured, shared)) as pool:
+    stop, running, ears = context.Event(), [], []
+    try:
         with _deaf_to_interrupts():
-            running = [pool.submit(_search, number, seed + number * SEEDS_APART, *asked) for number in range(processes)]
-        interrupted = _follow(running, shared, report)
-        try:
-            found = [one.result() for one in running]
-        except BrokenProcessPool:
-            raise HetrlError(
-                f"one of {processes} search processes was killed, for its memory perhaps; take fewer planner.processes"
-            ) from None
+            for number in range(processes):
+                ear, mouth = context.Pipe(duplex=False)
+                one = context.Process(target=_search, args=(mouth, stop, seed + number * SEEDS_APART, *asked))
+                one.start()
+                mouth.close()
+                running.append(one)
+                ears.append(ear)
+        found, interrupted = _followed(ears, stop, report)
+    finally:
+        for one in running:
+            one.kill()  # those that have told what they found have nothing left to do
+            one.join()
     best = min((one for one, _ in found), key=lambda one: one.value)
     return replace(best, interrupted=interrupted), sum(compared for _, compared in found)
 
@@ -83,50 +73,70 @@ def _deaf_to_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _follow(
-    running: Sequence[Future[tuple[Best, int]]], shared: _Shared, report: Callable[[Progress], None] | None
-) -> bool:
-    """Report until all have ended; at an interrupt tell them to stop. Returns whether there was one."""
+def _followed(
+    ears: Sequence[Connection], stop: Event, report: Callable[[Progress], None] | None
+) -> tuple[list[tuple[Best, int]], bool]:
+    """Report until all have told what they found; at an interrupt tell them to stop. Returns whether there was one."""
     latest: dict[int, Progress] = {}
+    found: dict[int, tuple[Best, int]] = {}
+    interrupted = False
+    while len(found) < len(ears):
+        try:
+            for ear in wait([ear for number, ear in enumerate(ears) if number not in found]):
+                assert isinstance(ear, Connection)
+                number, told = ears.index(ear), _heard(ear, len(ears))
+                if isinstance(told, tuple):
+                    found[number] = told
+                    continue
+                latest[number] = told
+                if report is not None and not interrupted:
+                    report(_together([*latest.values()]))
+        except KeyboardInterrupt:
+            stop.set()
+            interrupted = True
+    return [found[number] for number in range(len(ears))], interrupted
+
+
+def _heard(ear: Connection, processes: int) -> Progress | tuple[Best, int]:
     try:
-        while wait(running, LOOK_SECONDS).not_done:
-            news = False
-            while not shared.told.empty():
-                number, latest[number] = shared.told.get()
-                news = True
-            if report is not None and news:
-                report(_together(latest))
-    except KeyboardInterrupt:
-        shared.stop.set()
-        return True
-    return False
+        told: Told = ear.recv()
+    except (EOFError, ConnectionResetError):
+        raise HetrlError(
+            f"one of {processes} search processes was killed, for its memory perhaps; take fewer planner.processes"
+        ) from None
+    if isinstance(told, Exception):
+        raise told
+    return told
 
 
-def _together(latest: Mapping[int, Progress]) -> Progress:
+def _together(latest: Sequence[Progress]) -> Progress:
     return Progress(
-        min(one.seconds for one in latest.values()),
-        sum(one.evaluations for one in latest.values()),
-        sum(one.arms for one in latest.values()),
+        min(one.seconds for one in latest),
+        sum(one.evaluations for one in latest),
+        sum(one.arms for one in latest),
     )
 
 
 # ---- in each process
 
 
-def _begin(measured: Mapping[str, Mapping[str, float]], shared: _Shared) -> None:
-    prefer(measured)
-    _shared[:] = [shared]
-
-
 def _search(
-    number: int, seed: int, method: Search, space: Space, narrow: bool, seconds: float, evaluations: int | None
-) -> tuple[Best, int]:
-    (shared,) = _shared
-    evaluator = Evaluator(space, narrow)
-    limits = Limits(time.monotonic() + seconds, evaluations, shared.stop.is_set)
-
-    def report(progress: Progress) -> None:
+    mouth: Connection,
+    stop: Event,
+    seed: int,
+    method: Search,
+    space: Space,
+    narrow: bool,
+    seconds: float,
+    evaluations: int | None,
+) -> None:
+    def tell(what: Told) -> None:
         with suppress(OSError):  # the launcher was killed
-            shared.told.put((number, progress))
+            mouth.send(what)
 
-    return method(evaluator, limits, seed, report), evaluator.evaluations
+    try:
+        evaluator = Evaluator(space, narrow)
+        limits = Limits(time.monotonic() + seconds, evaluations, stop.is_set)
+        tell((method(evaluator, limits, seed, tell), evaluator.evaluations))
+    except Exception as error:
+        tell(error)

@@ -26,6 +26,7 @@ import numpy as np
 
 from hetrl.cost.objective import plan_value
 from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
 from hetrl.search.core.chance import seeded
 from hetrl.search.core.population import Population, new_population
@@ -35,7 +36,7 @@ from hetrl.search.evaluate import Evaluator
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
 from hetrl.search.limits import Best, Limits, Progress, Search
 from hetrl.search.processes import search_apart
-from hetrl.search.space import Grouping, Problem, Space, linked_sets, set_partitions, stars
+from hetrl.search.space import Grouping, Space, linked_sets, set_partitions, stars
 
 START = 16
 POPULATIONS = 4

@@ -11,21 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hetrl.cost.objective import FASTEST, Objective
 from hetrl.hardware import Device, DeviceClass, Topology
-from hetrl.workload import ENGINE_OF_TASK, Workload
+from hetrl.problem import Problem
+from hetrl.workload import ENGINE_OF_TASK
 
 Allotment = tuple[int, ...]
 Grouping = tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What to plan: a job, the sites that may run it, and what the plan is chosen for."""
-
-    topology: Topology
-    workload: Workload
-    objective: Objective = FASTEST
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import task_footprints
-from hetrl.hardware import Topology
+from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Clock, Process, Signal, Turn, all_of
 from hetrl.simulator.links import Network
@@ -27,7 +26,7 @@ from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.rollouts import Generation, Group
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
 from hetrl.simulator.weights import WeightSync
-from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS, Workload
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 
 __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
 
@@ -55,20 +54,19 @@ class Simulated:
     spans: tuple[Span, ...]
 
 
-def simulate(
-    plan: Plan, topology: Topology, workload: Workload, seed: int = 0, iterations: int | None = None
-) -> Simulated:
+def simulate(plan: Plan, model: CostModel, seed: int = 0, iterations: int | None = None) -> Simulated:
     """Play a plan until its iterations are steady, or for so many `iterations`; the same seed gives the same play."""
-    play = _Play(plan, topology, workload, seed, iterations)
+    play = _Play(plan, model, seed, iterations)
     play.setting.clock.run(until=play.over)
     return play.result()
 
 
 class _Play:
-    def __init__(self, plan: Plan, topology: Topology, workload: Workload, seed: int, iterations: int | None) -> None:
-        self.plan, self.workload, self.iterations = plan, workload, iterations
+    def __init__(self, plan: Plan, model: CostModel, seed: int, iterations: int | None) -> None:
+        workload = model.workload
+        self.plan, self.iterations = plan, iterations
         clock, recorder = Clock(), Recorder()
-        self.setting = Setting(topology, workload, clock, Network(topology, clock, recorder), recorder)
+        self.setting = Setting(model, clock, Network(model.topology, clock, recorder), recorder)
         self.staleness = workload.max_staleness if workload.mode == "async" else 0
         self.batch = workload.samples // workload.samples_per_prompt
         self.version = self.running = self.next = self.dropped = 0
@@ -176,12 +174,12 @@ class _Play:
 
     def _switch(self, name: str, what: str) -> Process:
         """Move an offloaded task's state over PCIe, one way."""
-        topology, task, slowest = self.setting.topology, self.plan.tasks[name], 0.0
+        model, task, slowest = self.setting.model, self.plan.tasks[name], 0.0
         if task.idle_state != "offload":
             return
-        for device, needs in task_footprints(name, task, topology, self.workload):
-            found = topology.device_by_id[device]
-            seconds = needs.host_gb * 1e9 / rates(found.gpu).host_bytes_per_s
+        for device, needs in task_footprints(name, task, model):
+            found = model.topology.device_by_id[device]
+            seconds = needs.host_gb * 1e9 / model.rates(device).host_bytes_per_s
             self.setting.recorder.on_devices((found,), what, name, self.setting.clock.now, seconds)
             slowest = max(slowest, seconds)
         yield slowest

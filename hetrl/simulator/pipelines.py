@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hetrl.cost.compute import optimizer_seconds, prefill_seconds
-from hetrl.cost.efficiency import rates
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, all_reduce_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import activation_bytes, gradient_rings, micro_batch_times
@@ -22,7 +22,6 @@ from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal, all_of
 from hetrl.simulator.links import Channel, Network, Transfer, gateways
 from hetrl.simulator.trace import Recorder
-from hetrl.workload import Workload
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -31,8 +30,7 @@ FORWARD, BACKWARD = "forward", "backward"
 class Setting:
     """What every part of one simulation shares."""
 
-    topology: Topology
-    workload: Workload
+    model: CostModel
     clock: Clock
     network: Network
     recorder: Recorder
@@ -146,39 +144,42 @@ def forward_seconds(stage: Placed, micro: MicroBatch) -> float:
     """Return the time of one forward-only pass: products, two all-reduces per layer, a third of the fixed time."""
     shape = stage.shape
     reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, micro.tokens), stage.peers)
-    fixed = rates(shape.gpu).overhead.micro_batch / 3
+    fixed = shape.rates.overhead.micro_batch / 3
     return prefill_seconds(shape, micro.tokens, micro.sequence) + 2 * shape.layers * reduce + fixed
 
 
 def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
     """Run one forward pass over a batch (the response length of each sample)."""
-    replicas = place_all(name, task.replicas, setting.topology, setting.workload)
+    replicas = place_all(name, task.replicas, setting.model)
     running = []
     for placed, share in zip(replicas, deal(batch, task), strict=True):
-        micro = micro_batches(share, task.micro_batch, setting.workload.prompt_tokens)
+        micro = micro_batches(share, task.micro_batch, setting.model.workload.prompt_tokens)
         running.append(setting.clock.start(_call(Pipeline(setting, name, task, placed, False), micro)))
     yield from all_of(running)
 
 
 def _call(pipeline: Pipeline, micro: Sequence[MicroBatch]) -> Process:
     if micro:
-        yield rates(pipeline.placed[0].shape.gpu).overhead.inference_call
+        yield pipeline.placed[0].shape.rates.overhead.inference_call
         yield from all_of(pipeline.start(micro))
 
 
 def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
     """Train on a batch (the response length of each sample): every optimiser step of every epoch."""
-    replicas = place_all(name, task.replicas, setting.topology, setting.workload)
+    replicas = place_all(name, task.replicas, setting.model)
     pipelines = [Pipeline(setting, name, task, placed, True) for placed in replicas]
     rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas)}
-    steps = setting.workload.optimizer_steps_per_iteration
-    parts = max(steps // setting.workload.epochs, 1)
+    workload = setting.model.workload
+    steps = workload.optimizer_steps_per_iteration
+    parts = max(steps // workload.epochs, 1)
     shares = deal(batch, task)
     for step in range(steps):
         part, ends = step % parts, []
         for pipeline, share in zip(pipelines, shares, strict=True):
             minibatch = share[part * len(share) // parts : (part + 1) * len(share) // parts]
-            ends.append(pipeline.start(micro_batches(minibatch, task.micro_batch, setting.workload.prompt_tokens)))
+            ends.append(
+                pipeline.start(micro_batches(minibatch, task.micro_batch, setting.model.workload.prompt_tokens))
+            )
         reduced = [
             setting.clock.start(_reduce(setting, name, column, signals, rings))
             for column, signals in zip(zip(*replicas, strict=True), zip(*ends, strict=True), strict=True)
@@ -218,13 +219,13 @@ def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
         size = (len(ordered) - 1) / len(ordered) * (ring.gradient_bytes + second)
         edges = list(zip(ordered, [*ordered[1:], ordered[0]], strict=True)) if len(ordered) > 1 else []
         transfers += [setting.network.send(a, b, size, label) for a, b in edges]
-        delays = [_delay_seconds(setting.topology, a, b) for a, b in edges]
+        delays = [_delay_seconds(setting.model.topology, a, b) for a, b in edges]
         local_delays = max(local_delays, (2 * (len(ordered) - 1) - 1) * max(delays, default=0.0))
     far_delays = 0.0
     for (source, target), size in wan_reduction_bytes([ring]).items():
-        ends = gateways(setting.topology, sites[source], sites[target])
+        ends = gateways(setting.model.topology, sites[source], sites[target])
         transfers.append(setting.network.send(*ends, size, label))
-        far_delays = max(far_delays, (2 * (len(sites) - 1) - 1) * _delay_seconds(setting.topology, *ends))
+        far_delays = max(far_delays, (2 * (len(sites) - 1) - 1) * _delay_seconds(setting.model.topology, *ends))
     yield from all_of([transfer.arrived for transfer in transfers])
     yield local_delays + far_delays
 

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.generation import Server, batch_limit, prompts_seconds, server_of, step_seconds
 from hetrl.cost.stages import place_all
 from hetrl.hardware import Device
@@ -82,7 +81,7 @@ class Rollout:
             self.waiting.extend(_Sample(group, length, 0) for length in group.lengths)
             self._wake.fire()
 
-        self.setting.clock.after(rates(self.server[0][0].gpu).overhead.generation_call, arrive)
+        self.setting.clock.after(self.server[0][0].rates.overhead.generation_call, arrive)
 
     def load(self, seconds: float) -> Signal:
         """Load a version between two decode steps, once it is awake; the signal fires when the version serves."""
@@ -136,7 +135,7 @@ class Rollout:
         yield seconds
 
     def _chunk(self) -> Process:
-        prompt_tokens, fresh = self.setting.workload.prompt_tokens, 0
+        prompt_tokens, fresh = self.setting.model.workload.prompt_tokens, 0
         while self.waiting and len(self.running) < self.limit:
             sample = self.waiting.popleft()
             fresh += not sample.group.prefilled
@@ -161,7 +160,7 @@ class Rollout:
 
     def _fill_again(self) -> Process:
         """Compute the keys and values of running samples again: each prompt once, each response so far."""
-        prompt_tokens = self.setting.workload.prompt_tokens
+        prompt_tokens = self.setting.model.workload.prompt_tokens
         held = {sample.group: None for sample in self.running}
         for sample in self.waiting:
             sample.group.prefilled = sample.group in held
@@ -182,10 +181,10 @@ class Generation:
         self._setting, self._task, self._seed = setting, task, seed
         self._needed = Signal()
         self.rollouts = []
-        placed = place_all(ACTOR_GENERATION, task.replicas, setting.topology, setting.workload)
+        placed = place_all(ACTOR_GENERATION, task.replicas, setting.model)
         for replica, stages in zip(task.replicas, placed, strict=True):
             devices = tuple(device for stage in stages for device in stage.devices)
-            limit = batch_limit(server_of(stages), task, setting.workload)
+            limit = batch_limit(server_of(stages), task, setting.model.workload)
             loses = shares_devices and task.idle_state != "resident"
             rollout = Rollout(setting, devices, server_of(stages), limit, replica.samples, loses, complete)
             rollout.stopped = shares_devices
@@ -194,7 +193,7 @@ class Generation:
 
     def group(self, number: int, version: int) -> Group:
         """Return the group of a prompt with its drawn lengths."""
-        workload: Workload = self._setting.workload
+        workload: Workload = self._setting.model.workload
         rng = random.Random(f"{self._seed}/{number}")
         return Group(number, workload.response.draw(workload.samples_per_prompt, rng), version)
 
@@ -202,7 +201,7 @@ class Generation:
         """Send the groups of one iteration to the replicas as the plan divides them."""
         start = 0
         for rollout in self.rollouts:
-            count = rollout.weight // self._setting.workload.samples_per_prompt
+            count = rollout.weight // self._setting.model.workload.samples_per_prompt
             for group in groups[start : start + count]:
                 rollout.add(group)
             start += count

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.weight_sync import held_bytes
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan, Replica
@@ -38,8 +37,8 @@ class WeightSync:
     def __init__(self, setting: Setting, plan: Plan) -> None:
         """Lay out the ways of a plan: the routes between sites, and inside a site every node."""
         self._setting = setting
-        self._held = held_bytes(plan.tasks[ACTOR_TRAINING], setting.workload)
-        devices = setting.topology.device_by_id
+        self._held = held_bytes(plan.tasks[ACTOR_TRAINING], setting.model)
+        devices = setting.model.topology.device_by_id
         trainer = [devices[name] for name in plan.tasks[ACTOR_TRAINING].replicas[0].devices]
         self._trainers = [devices[name] for name in plan.tasks[ACTOR_TRAINING].devices]
         rollouts: dict[str, dict[str, Device]] = {}
@@ -61,7 +60,7 @@ class WeightSync:
             return ()
         inside = nodes[0].site == source.site
         leaving = [source] if inside else [device for device in self._trainers if device.site == source.site]
-        last, first = gateways(self._setting.topology, leaving, nodes)
+        last, first = gateways(self._setting.model.topology, leaving, nodes)
         ordered = [source, *([] if last.node == source.node else [last]), first]
         ordered += [node for node in nodes if node is not first]
         return tuple(Channel(self._setting.network, a, b, "weights") for a, b in pairwise(ordered))
@@ -73,7 +72,9 @@ class WeightSync:
 
     def _copy(self, source: _Source) -> Process:
         clock, chunk = self._setting.clock, source.size / CHUNKS
-        seconds = chunk / len(source.devices) / min(rates(d.gpu).host_bytes_per_s for d in source.devices)
+        seconds = (
+            chunk / len(source.devices) / min(self._setting.model.rates(d.id).host_bytes_per_s for d in source.devices)
+        )
         arrived = []
         for _ in range(CHUNKS):
             yield seconds
@@ -82,7 +83,7 @@ class WeightSync:
 
     def load_seconds(self, replica: Replica) -> float:
         """Return the pause of one replica for one version: its ranks' shares from host memory, and the fixed time."""
-        gpu = rates(self._setting.topology.device_by_id[replica.devices[0]].gpu)
+        gpu = self._setting.model.rates(replica.devices[0])
         share = sum(self._held.values()) / len(replica.devices)
         return share / gpu.host_bytes_per_s + gpu.overhead.weight_version
 

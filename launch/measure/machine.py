@@ -62,7 +62,7 @@ class Collected:
 
 def profile_machine(arguments: argparse.Namespace) -> int:
     """Measure this machine; print the figures on stdout, write the file."""
-    from hetrl.cost.efficiency import efficiency
+    from hetrl.cost.efficiency import calibrated
     from hetrl.report.tables import measured_tables
 
     _check(arguments)
@@ -74,7 +74,7 @@ def profile_machine(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(measured.to_json(), indent=2))
     else:
-        Console().print(measured_tables(measured, efficiency(gpu)))
+        Console().print(measured_tables(measured, calibrated().of(gpu)))
     if not measured.measurements:
         raise HetrlError(f"{measured.machine['host']}: nothing could be measured; the reasons are above")
     _warn_of_noise(measured)

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from hetrl.cost.efficiency import efficiency
+from hetrl.cost.efficiency import calibrated
 from hetrl.describe.measured import Measured, file_name as machine_file_name, write_measured
 from hetrl.describe.measured_links import (
     MeasuredLinks,
@@ -106,7 +106,7 @@ def profile_site(arguments: argparse.Namespace) -> int:
         print(json.dumps([one.to_json() for one in found.machines.values()], indent=2))
     else:
         for one in found.machines.values():
-            Console().print(measured_tables(one, efficiency(one.gpu)))
+            Console().print(measured_tables(one, calibrated().of(one.gpu)))
     return say_where(write_machines(found.machines.values(), arguments.out or DIRECTORY, datetime.now(UTC)), found)
 
 

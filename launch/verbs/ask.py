@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hetrl.cost.answers import Answer
+    from hetrl.cost.efficiency import Efficiencies
     from hetrl.hardware import Topology
     from hetrl.measure.calibrate import Residual
 
@@ -82,17 +83,26 @@ def add_calibration(verb: argparse.ArgumentParser) -> None:
 
 def predict_command(arguments: argparse.Namespace) -> int:
     """Print the answer to one question as a table or JSON."""
-    if arguments.measured:
-        from hetrl.describe.measured_files import read_all
-        from launch.measure.measurements import put_in_force
-
-        put_in_force(read_all(arguments.measured))
     found = answer(arguments)
     if arguments.json:
         print(json.dumps(found.to_json(), indent=2))
     else:
         print(table(found))
     return 0
+
+
+def _efficiencies(files: Sequence[Path] | None) -> Efficiencies:
+    """Return the calibrated efficiencies, with those of measured files before them; warns of old files."""
+    from hetrl.cost.efficiency import calibrated
+    from hetrl.describe.measured import Measured, merge
+    from hetrl.describe.measured_files import read_all
+    from launch.measure.measurements import warn_of_stale
+
+    if not files:
+        return calibrated()
+    found = read_all(files)
+    warn_of_stale(found)
+    return calibrated().with_measured(merge(one for one in found.values() if isinstance(one, Measured)))
 
 
 def answer(arguments: argparse.Namespace) -> Answer:
@@ -102,7 +112,7 @@ def answer(arguments: argparse.Namespace) -> Answer:
     from hetrl.cost.solo import SoloTraining
     from hetrl.workload import architecture
 
-    asked = _asked(arguments)
+    asked = _asked(arguments) | {"efficiencies": _efficiencies(arguments.measured)}
     asked["model"] = architecture(asked.pop("architecture"))
     if arguments.task == "training":
         names = {"model": "architecture", "tp": "tensor", "pp": "pipeline", "dp": "data"}

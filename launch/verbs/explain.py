@@ -11,33 +11,31 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+import hetrl
 from hetrl.errors import HetrlError, UsageError
-from launch.verbs.planning import given_plan, problem_of, search_problem
+from launch.verbs.planning import given_plan, problem_at
 
 if TYPE_CHECKING:
     from hetrl.explanation import Explanation
     from hetrl.problem import Problem
-    from hetrl.search import Problem as SearchProblem
 
 _DIFFERS = 0.01  # a plan's prediction that is off by more was made by other rates
 
 
 def explain_command(arguments: argparse.Namespace) -> int:
     """Print the explanation of a plan file; write its page where one is asked for."""
-    from hetrl.explanation import explain, with_choices
     from hetrl.report.explain_tables import explanation_tables
 
-    problem = problem_of(arguments.config or _config_beside(arguments.plan))
+    problem = problem_at(arguments.config or _config_beside(arguments.plan))
     plan = given_plan(arguments.plan, problem)
-    asked = search_problem(problem, problem.experiment.planner)
     talk = Console(stderr=True)
     with talk.status("asking the cost model"):
-        found = with_choices(explain(plan, asked), asked)
+        found = hetrl.explain(plan, problem)
     before, after = plan.predicted.iteration_seconds, found.plan.predicted.iteration_seconds
     if abs(before - after) > _DIFFERS * after:
         print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
     if arguments.what_ifs is not None:
-        found = _studied(found, asked, arguments.what_ifs, arguments.seed, talk)
+        found = _studied(found, problem, arguments.what_ifs, arguments.seed, talk)
     if arguments.html is not None:
         _write_page(found, problem, arguments, talk)
     if arguments.json:
@@ -54,23 +52,22 @@ def _config_beside(plan: Path) -> Path:
     return beside
 
 
-def _studied(found: Explanation, asked: SearchProblem, budget_seconds: float, seed: int, talk: Console) -> Explanation:
+def _studied(found: Explanation, problem: Problem, budget_seconds: float, seed: int, talk: Console) -> Explanation:
     from hetrl.explanation import study
 
     with talk.status("planning") as status:
         report = lambda name: status.update(f"planning {name}, at most {budget_seconds:g} s")  # noqa: E731
-        return replace(found, study=study(found.plan, asked, budget_seconds, seed, report))
+        return replace(found, study=study(found.plan, problem, budget_seconds, seed, report))
 
 
 def _write_page(found: Explanation, problem: Problem, arguments: argparse.Namespace, talk: Console) -> None:
     from hetrl.report.plan_page import plan_page
     from hetrl.report.played import played
-    from hetrl.simulator import simulate
 
     play = None
     if arguments.play:
         with talk.status("playing the plan"):
-            play = played(found.plan, simulate(found.plan, problem.topology, problem.workload, arguments.seed))
+            play = played(found.plan, hetrl.simulate(found.plan, problem, arguments.seed))
     page = plan_page(found.plan, problem.topology, problem.workload, found, play)
     try:
         arguments.html.write_text(page)

@@ -6,34 +6,37 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from rich.console import Console
 
+import hetrl
 from hetrl.describe.experiment import BOUNDS, Planner
 from hetrl.describe.validation import explain
 from hetrl.errors import HetrlError, UsageError
 from hetrl.plan.plan import Plan
-from hetrl.problem import Problem, read_problem
-from launch.measure.measurements import put_in_force
+from hetrl.problem import Problem, objective_of, read_problem
+from launch.measure.measurements import warn_of_stale
 from launch.show import charges_line, progress_line
 
 if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
-    from hetrl.search import Problem as SearchProblem
+    from hetrl.search import Progress
 
 
-def problem_of(path: Path) -> Problem:
-    """Read an experiment file, and let the measured files that it names decide what is predicted from here on."""
+def problem_at(path: Path) -> Problem:
+    """Read an experiment file; warns of measured files that are older than a week."""
     problem = read_problem(path)
-    put_in_force({**problem.measured, **problem.measured_links})
+    if problem.files is not None:
+        warn_of_stale({**problem.files.measured, **problem.files.measured_links})
     return problem
 
 
 def plan_command(arguments: argparse.Namespace) -> int:
     """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
-    problem = problem_of(arguments.config)
+    problem = problem_at(arguments.config)
     plan = solve_problem(problem, planner_of(arguments, problem.experiment.planner), narrow=arguments.space == "ilp")
     document = json.dumps(plan.to_json(), indent=2)
     if arguments.output is not None:
@@ -71,45 +74,21 @@ def solve_problem(problem: Problem, planner: Planner | None = None, narrow: bool
 
     `planner` takes the place of the experiment's; `narrow` keeps sha-ea to the plan space of ilp.
     """
-    from hetrl import search
-
     planner = planner or problem.experiment.planner
     solver, budget = planner.solver, planner.budget_seconds
+    asked = replace(problem, objective=objective_of(problem.experiment, planner))
     talk = Console(stderr=True)
     with talk.status(f"planning with {solver}, at most {budget:g} s") as status:
-        asked = search_problem(problem, planner)
         began = time.monotonic()
 
-        def report(progress: search.Progress) -> None:
+        def report(progress: Progress) -> None:
             status.update(progress_line(progress, solver, time.monotonic() - began, budget))
 
-        plan = search.solve(
-            asked,
-            solver,
-            budget,
-            planner.seed,
-            problem.digests,
-            report=report,
-            narrow=narrow,
-            processes=planner.processes,
+        plan = hetrl.solve(
+            asked, solver, budget, planner.seed, report=report, narrow=narrow, processes=planner.processes
         )
     _tell_solver(plan)
     return plan
-
-
-def search_problem(problem: Problem, planner: Planner) -> SearchProblem:
-    """Return what the planner is asked for: with the section's objective and bounds, the run's steps and times."""
-    from hetrl import search
-
-    launch = problem.experiment.launch
-    objective = search.Objective(
-        planner.objective,
-        steps=problem.experiment.steps,
-        walltime_seconds=max(launch.walltime_seconds, 1),
-        gang_timeout_seconds=max(launch.gang_timeout_seconds, 1),
-        **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
-    )
-    return search.Problem(problem.topology, problem.workload, objective)
 
 
 def _tell_solver(plan: Plan) -> None:
@@ -161,6 +140,4 @@ def print_plan(console: Console, plan: Plan, problem: Problem) -> None:
 
 def _uncalibrated(problem: Problem) -> dict[str, tuple[str, ...]]:
     """Return the GPU types of the topology whose efficiencies no measurement stands behind."""
-    from hetrl.cost.efficiency import uncalibrated
-
-    return uncalibrated(device.gpu for device in problem.topology.devices)
+    return problem.efficiencies.uncalibrated(device.gpu for device in problem.topology.devices)

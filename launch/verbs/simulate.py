@@ -10,17 +10,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import hetrl
 from hetrl.errors import HetrlError
 from hetrl.plan.plan import Plan
-from hetrl.simulator import Simulated, chrome_trace, simulate
-from launch.verbs.planning import given_plan, problem_of
+from hetrl.simulator import Simulated, chrome_trace
+from launch.verbs.planning import given_plan, problem_at
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:
     """Print the seconds of an iteration, predicted and simulated, as a table or JSON."""
-    problem = problem_of(arguments.config)
+    problem = problem_at(arguments.config)
     plan = given_plan(arguments.plan, problem)
-    found = simulate(plan, problem.topology, problem.workload, arguments.seed, arguments.iterations or None)
+    found = hetrl.simulate(plan, problem, arguments.seed, arguments.iterations or None)
     if arguments.trace is not None:
         _write_trace(found, plan, arguments.trace)
     if arguments.json:

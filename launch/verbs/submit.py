@@ -30,13 +30,13 @@ from launch.run_directory import LAUNCHER, Run, create_run, stage, write_scripts
 from launch.screen import Screen, say
 from launch.show import from_here
 from launch.state import State
-from launch.verbs.planning import given_plan, print_plan, print_sites, problem_of, solve_problem
+from launch.verbs.planning import given_plan, print_plan, print_sites, problem_at, solve_problem
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
     """Start a run and follow it; returns the exit code of its end."""
     console = Console()
-    problem = problem_of(arguments.config)
+    problem = problem_at(arguments.config)
     executor = choose_executor(problem.experiment.launch.executor, problem.scenario.sites)
     if not (arguments.dry_run and executor == "slurm"):  # scripts can be looked at without the data and the weights
         check_runnable(problem.experiment)

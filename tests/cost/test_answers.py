@@ -14,12 +14,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrl import hardware
-from hetrl.cost import efficiency as shares
 from hetrl.cost.answers import decode_layer, generation, inference, prefill_layer, training
 from hetrl.cost.answers_sync import weight_sync
-from hetrl.cost.efficiency import efficiency, engine_step_seconds
-from hetrl.cost.generation import replica_seconds
+from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.iteration import predict as predict_plan
+from hetrl.cost.model import CostModel
 from hetrl.cost.solo import Layout, SoloTraining, grids, memory_gb, one_site, step
 from hetrl.errors import UsageError
 from hetrl.hardware import Link, Node, Site, Topology
@@ -40,8 +39,8 @@ def test_one_sequence_reads_all_weights_but_the_input_embedding_per_token() -> N
     found = generation(SEVEN_B, "a100-80gb", batch=1, prompt=1, response=2048)
     matrices = 28 * (3584 * 128 * (2 * 28 + 2 * 4) + 3 * 3584 * 18944) + 152064 * 3584
     keys = 1025 * 28 * 2 * 4 * 128 * 2
-    step_seconds = (2 * matrices + keys) / (2039e9 * efficiency("a100-80gb").decode)
-    expected = 2048 * (step_seconds + engine_step_seconds("a100-80gb"))
+    step_seconds = (2 * matrices + keys) / (2039e9 * calibrated().of("a100-80gb").decode)
+    expected = 2048 * (step_seconds + calibrated().engine_step_seconds("a100-80gb"))
     assert found.seconds == pytest.approx(expected, rel=0.002)
     assert found.tokens == 2048
     assert found.binds == "memory bandwidth (weights)"
@@ -52,7 +51,7 @@ def test_one_sequence_reads_all_weights_but_the_input_embedding_per_token() -> N
 def test_a_prefill_layer_is_two_flops_per_weight_and_causal_attention() -> None:
     model = architecture("llama-1-30b")
     weights = 4 * 6656**2 + 3 * 6656 * 17920
-    reached = 312e12 * efficiency("a100-40gb").prefill
+    reached = 312e12 * calibrated().of("a100-40gb").prefill
     linear = prefill_layer(model, "a100-40gb", tokens=15000, sequence=0).seconds
     assert linear == pytest.approx(15000 * 2 * weights / reached, rel=1e-3)
     whole = prefill_layer(model, "a100-40gb", tokens=15000, sequence=880).seconds
@@ -90,7 +89,7 @@ def test_full_sharding_gathers_the_weights_twice_and_scatters_the_gradients() ->
     count = found.tokens / 8 / 128
     moved = 7 / 8 * 3 * asked.architecture.parameters * 2 / 32e9
     assert found.parts["communication"] + found.parts["compute"] == pytest.approx(
-        count * moved + shares.fitted().exposed * found.parts["compute"], rel=0.01
+        count * moved + calibrated().exposed * found.parts["compute"], rel=0.01
     )
 
 
@@ -148,14 +147,14 @@ def test_phases_that_nobody_measured_are_named() -> None:
 
 
 @contextmanager
-def board(monkeypatch: pytest.MonkeyPatch, gpu: str, **factors: float) -> Iterator[None]:
+def board(monkeypatch: pytest.MonkeyPatch, gpu: str, **factors: float) -> Iterator[Efficiencies]:
     """Multiply figures of a GPU's data sheet for a while."""
     catalogue = dict(hardware.gpu_catalogue())
     entry = catalogue[gpu]
     catalogue[gpu] = replace(entry, **{name: getattr(entry, name) * factor for name, factor in factors.items()})
-    with monkeypatch.context() as patch, shares.using(shares.fitted()):
+    with monkeypatch.context() as patch:
         patch.setattr(hardware, "gpu_catalogue", lambda: catalogue)
-        yield
+        yield replace(calibrated())  # which remembers nothing of the other figures
 
 
 FIGURES = ("peak_tflops", "memory_gb_per_s", "memory_gb", "peer_gbps", "host_gbps")
@@ -168,14 +167,15 @@ LAYOUTS = (
 )
 
 
-def _times(gpu: str, model: Architecture) -> list[float]:
-    asked = SoloTraining(model, gpu, 8, 1024)
+def _times(gpu: str, model: Architecture, known: Efficiencies | None = None) -> list[float]:
+    known = known or calibrated()
+    asked = SoloTraining(model, gpu, 8, 1024, efficiencies=known)
     answers = [
-        generation(model, gpu, batch=64, prompt=500, response=500),
-        generation(model, gpu, tp=2, pp=2, batch=64, prompt=500, response=500),
-        decode_layer(model, gpu, batch=64),
-        prefill_layer(model, gpu, tokens=500),
-        inference(model, gpu, pp=2, samples=16, sequence=1024, micro_batch=2),
+        generation(model, gpu, batch=64, prompt=500, response=500, efficiencies=known),
+        generation(model, gpu, tp=2, pp=2, batch=64, prompt=500, response=500, efficiencies=known),
+        decode_layer(model, gpu, batch=64, efficiencies=known),
+        prefill_layer(model, gpu, tokens=500, efficiencies=known),
+        inference(model, gpu, pp=2, samples=16, sequence=1024, micro_batch=2, efficiencies=known),
     ]
     steps = [step(asked, layout, one_site(gpu, 8, 8)) for layout in LAYOUTS]
     return [one.seconds for one in (*answers, *steps)]
@@ -187,8 +187,8 @@ def _times(gpu: str, model: Architecture) -> list[float]:
 def test_a_better_board_never_takes_longer(figure: str, factor: float, name: str, gpu: str) -> None:
     model = architecture(name)
     before = _times(gpu, model)
-    with pytest.MonkeyPatch.context() as patch, board(patch, gpu, **{figure: factor}):
-        after = _times(gpu, model)
+    with pytest.MonkeyPatch.context() as patch, board(patch, gpu, **{figure: factor}) as known:
+        after = _times(gpu, model, known)
     assert all(new <= old * (1 + 1e-9) for new, old in zip(after, before, strict=True))
 
 
@@ -206,21 +206,17 @@ WORKLOADS = [
     st.sampled_from(WORKLOADS),
 )
 def test_a_plan_on_better_boards_never_takes_longer(figure: str, factor: float, gpu: str, workload: Workload) -> None:
-    before = predict_plan(plan(), plan_topology(), workload)
-    replica_seconds.cache_clear()
-    try:
-        with pytest.MonkeyPatch.context() as patch, board(patch, gpu, **{figure: factor}):
-            after = predict_plan(plan(), plan_topology(), workload)
-    finally:
-        replica_seconds.cache_clear()
+    before = predict_plan(plan(), CostModel(plan_topology(), workload))
+    with pytest.MonkeyPatch.context() as patch, board(patch, gpu, **{figure: factor}) as known:
+        after = predict_plan(plan(), CostModel(plan_topology(), workload, known))
     assert after.iteration_seconds <= before.iteration_seconds * (1 + 1e-9)
     assert all(seconds <= before.tasks[task] * (1 + 1e-9) for task, seconds in after.tasks.items())
 
 
 def test_a_better_board_is_seen() -> None:
     before = _times("l4", SEVEN_B)
-    with pytest.MonkeyPatch.context() as patch, board(patch, "l4", memory_gb_per_s=2.0, peak_tflops=2.0):
-        after = _times("l4", SEVEN_B)
+    with pytest.MonkeyPatch.context() as patch, board(patch, "l4", memory_gb_per_s=2.0, peak_tflops=2.0) as known:
+        after = _times("l4", SEVEN_B, known)
     assert all(new < 0.9 * old for new, old in zip(after[2:4], before[2:4], strict=True))
 
 

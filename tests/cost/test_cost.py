@@ -16,7 +16,7 @@ from hetrl.cost.compute import (
     prefill_seconds,
     training_seconds,
 )
-from hetrl.cost.efficiency import efficiency, engine_step_seconds, fitted, rates, uncalibrated, using
+from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import (
     ReplicaSeconds,
     generation_seconds,
@@ -30,6 +30,7 @@ from hetrl.cost.memory import (
     training_active_bytes,
     training_state_bytes,
 )
+from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.training import Times, expected_largest, pipeline_seconds
 from hetrl.cost.weight_sync import held_bytes, weight_routes, weight_sync_cost
@@ -40,7 +41,8 @@ from hetrl.workload import Lengths, Workload, architecture
 from tests.plan.plan_cases import plan as whole_plan, topology as three_sites, workload as grpo
 
 EIGHT_B = architecture("qwen3-8b")
-WHOLE = StageShape(EIGHT_B, 36, True, True, True, 1, "a100-40gb")
+rates, efficiency = calibrated().rates, calibrated().of
+WHOLE = StageShape(EIGHT_B, 36, True, True, True, 1, rates("a100-40gb"))
 
 
 def test_decode_step_is_weights_and_keys_over_reached_bandwidth() -> None:
@@ -218,7 +220,7 @@ def test_inside_a_site_a_version_takes_the_nic_and_the_way_from_host_memory() ->
     workload, model = grpo(), grpo().actor
     trainer = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 28)),)),))
     generator = TaskPlan("vllm", (Replica(64, (Stage(("a/n1/0", "a/n1/1"), (0, 28)),)),))
-    cost = weight_sync_cost(weight_routes(trainer, generator), trainer, generator, topology, workload)
+    cost = weight_sync_cost(weight_routes(trainer, generator), trainer, generator, CostModel(topology, workload))
     size = model.parameters * 2
     assert cost.wan_bytes == {}
     assert cost.transfer_seconds == pytest.approx(size / 1e9)  # 8 gbps: 1 GB/s
@@ -235,14 +237,14 @@ def test_a_node_receives_the_weights_that_it_does_not_hold() -> None:
     def seconds(trainer: TaskPlan, *rollouts: str) -> float:
         generator = TaskPlan("vllm", tuple(Replica(32, (Stage((device,), (0, 28)),)) for device in rollouts))
         routes = weight_routes(trainer, generator)
-        return weight_sync_cost(routes, trainer, generator, topology, workload).transfer_seconds
+        return weight_sync_cost(routes, trainer, generator, CostModel(topology, workload)).transfer_seconds
 
     size = workload.actor.parameters * 2
     copied = size / rates("a100-80gb").host_bytes_per_s
     assert seconds(whole, "a/n0/1") == pytest.approx(copied)  # on the trainer's own node: no network
     assert seconds(whole, "a/n0/1", "a/n1/0") == pytest.approx(size / 1e9)
-    held = max(held_bytes(halves, workload).values())
-    assert sum(held_bytes(halves, workload).values()) == size
+    held = max(held_bytes(halves, CostModel(topology, workload)).values())
+    assert sum(held_bytes(halves, CostModel(topology, workload)).values()) == size
     assert seconds(halves, "a/n0/1", "a/n1/1") == pytest.approx(held / 1e9)
     assert seconds(halves, "a/n2/0") == pytest.approx(size / 1e9)
 
@@ -256,9 +258,9 @@ def test_training_holds_18_bytes_per_parameter_sharded_6_and_12_over_dp() -> Non
 
 def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
     tied = architecture("qwen3-1.7b")
-    first = StageShape(tied, 14, True, False, True, 1, "cpu")
-    last = StageShape(tied, 14, False, True, True, 1, "cpu")
-    both = StageShape(tied, 28, True, True, True, 1, "cpu")
+    first = StageShape(tied, 14, True, False, True, 1, rates("cpu"))
+    last = StageShape(tied, 14, False, True, True, 1, rates("cpu"))
+    both = StageShape(tied, 28, True, True, True, 1, rates("cpu"))
     assert both.parameters == tied.parameters
     assert first.parameters + last.parameters == tied.parameters + tied.embedding_parameters
 
@@ -274,11 +276,14 @@ def test_activations_count_micro_batches_in_flight_and_the_logits() -> None:
 
 def test_a_device_holds_all_residents_and_the_largest_active_set() -> None:
     plan, workload, topology = whole_plan(), grpo(), three_sites()
-    memory = peak_memory_gb(plan, topology, workload)
+    memory = peak_memory_gb(plan, CostModel(topology, workload))
     alone = replace(plan, tasks={"reference_inference": plan.tasks["reference_inference"]})
     trained = replace(plan, tasks={"actor_training": plan.tasks["actor_training"]})
     device = "alps/a100-0/0"
-    parts = peak_memory_gb(alone, topology, workload)[device], peak_memory_gb(trained, topology, workload)[device]
+    parts = (
+        peak_memory_gb(alone, CostModel(topology, workload))[device],
+        peak_memory_gb(trained, CostModel(topology, workload))[device],
+    )
     assert max(parts) < memory[device] < sum(parts)
     weights = workload.actor.parameters * 2 / 1e9
     assert memory["jsc/l40s-1/0"] > weights  # the reward model, tied: no head
@@ -290,7 +295,7 @@ def test_weights_cross_each_link_once_and_the_slowest_counts() -> None:
     trainer, generator = plan.tasks["actor_training"], plan.tasks["actor_generation"]
     routes = weight_routes(trainer, generator)
     assert [(route.source, route.target) for route in routes.routes] == [("alps", "jsc"), ("alps", "lab")]
-    cost = weight_sync_cost(routes, trainer, generator, topology, workload)
+    cost = weight_sync_cost(routes, trainer, generator, CostModel(topology, workload))
     size = workload.actor.parameters * 2
     assert cost.wan_bytes == {("alps", "jsc"): size, ("alps", "lab"): size}
     assert cost.transfer_seconds == pytest.approx(0.04 + size * 8 / 0.9e9)
@@ -340,7 +345,7 @@ def test_batches_in_turns_need_not_wait_for_the_longest() -> None:
 
 
 def test_prediction_names_every_task_link_and_device() -> None:
-    plan = with_prediction(whole_plan(), three_sites(), grpo())
+    plan = with_prediction(whole_plan(), CostModel(three_sites(), grpo()))
     predicted = plan.predicted
     assert set(predicted.tasks) == {*plan.tasks, "weight_sync"}
     assert set(predicted.peak_memory_gb) == {device for task in plan.tasks.values() for device in task.devices}
@@ -350,7 +355,7 @@ def test_prediction_names_every_task_link_and_device() -> None:
 
 def test_a_plan_over_a_missing_link_takes_for_ever() -> None:
     topology = replace(three_sites(), links=())
-    assert predict(whole_plan(), topology, grpo()).iteration_seconds > 1e6
+    assert predict(whole_plan(), CostModel(topology, grpo())).iteration_seconds > 1e6
 
 
 def _over_two_sites() -> Plan:
@@ -386,8 +391,8 @@ def test_faster_links_and_wires_never_slow_a_plan_down(
         )
         for site in before.sites
     )
-    faster = predict(plan, Topology(sites, links), workload)
-    slower = predict(plan, before, workload)
+    faster = predict(plan, CostModel(Topology(sites, links), workload))
+    slower = predict(plan, CostModel(before, workload))
     assert faster.iteration_seconds <= slower.iteration_seconds * (1 + 1e-9)
     for task, seconds in faster.tasks.items():
         assert seconds <= slower.tasks[task] * (1 + 1e-9)
@@ -402,8 +407,8 @@ def test_a_better_gpu_never_slows_a_plan_down(gpu: str, mode: str) -> None:
         for s in before.sites
     )
     workload = _workload(mode=mode, max_staleness=2 if mode == "async" else 0)
-    after = predict(whole_plan(), replace(before, sites=sites), workload)
-    assert after.iteration_seconds <= predict(whole_plan(), before, workload).iteration_seconds * (1 + 1e-9)
+    after = predict(whole_plan(), CostModel(replace(before, sites=sites), workload))
+    assert after.iteration_seconds <= predict(whole_plan(), CostModel(before, workload)).iteration_seconds * (1 + 1e-9)
 
 
 @given(st.integers(1, 5), st.integers(1, 5))
@@ -412,7 +417,9 @@ def test_memory_never_rises_when_the_micro_batch_falls(small: int, more: int) ->
 
     def peaks(size: int) -> dict[str, float]:
         trainer = replace(plan.tasks["actor_training"], micro_batch=size)
-        return peak_memory_gb(replace(plan, tasks={**plan.tasks, "actor_training": trainer}), three_sites(), grpo())
+        return peak_memory_gb(
+            replace(plan, tasks={**plan.tasks, "actor_training": trainer}), CostModel(three_sites(), grpo())
+        )
 
     large = peaks(small + more)
     assert all(gb <= large[device] for device, gb in peaks(small).items())
@@ -422,7 +429,7 @@ def test_every_catalogue_type_has_efficiencies_and_says_which_are_inferred() -> 
     for name in gpu_catalogue():
         shares = efficiency(name)
         assert all(0.2 < share <= 1 for share in (shares.decode, shares.prefill, shares.training))
-    found = uncalibrated(["a100-40gb", "a100-80gb", "l4", "h100", "cpu"])
+    found = calibrated().uncalibrated(["a100-40gb", "a100-80gb", "l4", "h100", "cpu"])
     assert found == {
         "a100-80gb": ("training",),
         "cpu": ("decode", "prefill", "training"),
@@ -443,16 +450,15 @@ def test_an_inferred_share_is_the_a100s_or_what_the_power_feeds() -> None:
     assert efficiency("l40s").decode == l4.decode
 
 
-def test_other_numbers_are_in_force_for_a_while_only() -> None:
+def test_other_numbers_are_those_of_another_value() -> None:
     before = rates("a100-40gb")
-    shares = {**fitted().shares, "a100-40gb": {"decode": 0.5, "prefill": 0.5, "training": 0.5}}
-    with using(replace(fitted(), shares=shares)):
-        assert rates("a100-40gb").decode_bytes == 0.5 * 1555e9
+    shares = {**calibrated().shares, "a100-40gb": {"decode": 0.5, "prefill": 0.5, "training": 0.5}}
+    assert replace(calibrated(), shares=shares).rates("a100-40gb").decode_bytes == 0.5 * 1555e9
     assert rates("a100-40gb") == before
 
 
 def test_an_engine_is_the_one_of_the_points_unless_it_is_named() -> None:
-    seconds = fitted().step_seconds
+    seconds, engine_step_seconds = calibrated().step_seconds, calibrated().engine_step_seconds
     assert engine_step_seconds("a100-80gb") == seconds["vllm-0.6"]
     assert engine_step_seconds("a100-80gb", "vllm-0.23") == seconds["vllm-0.23"]
     assert engine_step_seconds("h100") == seconds["vllm-0.23"] == rates("a100-80gb").overhead.decode_step
@@ -467,7 +473,7 @@ def test_a_delta_sends_what_changed_with_its_index_and_never_more_than_all() -> 
     delta = replace(weight_routes(trainer, generator), encoding="delta")
 
     def crossing(changed: float | None) -> float:
-        cost = weight_sync_cost(delta, trainer, generator, topology, workload, changed)
+        cost = weight_sync_cost(delta, trainer, generator, CostModel(topology, workload), changed)
         return cost.wan_bytes["alps", "lab"]
 
     assert crossing(None) == size

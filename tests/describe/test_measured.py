@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrl.cost.efficiency import efficiency, prefer, rates
+from hetrl.cost.efficiency import calibrated
 from hetrl.describe.measured import (
     Check,
     Exchange,
@@ -58,13 +58,6 @@ files = st.builds(
     checks=st.lists(st.builds(Check, words, positive, positive), max_size=2).map(tuple),
     exchange=st.none() | st.builds(Exchange, words, st.integers(2, 8), st.floats(0, 1e3), positive),
 )
-
-
-@pytest.fixture
-def restored():
-    """Take back what a test put in force."""
-    yield
-    prefer({})
 
 
 @given(files)
@@ -161,23 +154,23 @@ def test_a_file_is_named_by_host_type_and_date() -> None:
 # --- whose shares are in force ----------------------------------------------------------------------------------------
 
 
-def test_measured_wins_over_calibrated_and_inferred_and_can_be_taken_back(restored: None) -> None:
-    before = {gpu: (efficiency(gpu), rates(gpu)) for gpu in ("a100-80gb", "h100", "cpu")}
-    prefer({"a100-80gb": {"decode": 0.25, "training": 0.125}, "cpu": {"prefill": 3.0}})
-    a100, cpu = efficiency("a100-80gb"), efficiency("cpu")
+def test_measured_wins_over_calibrated_and_inferred_and_can_be_taken_back() -> None:
+    before = {gpu: (calibrated().of(gpu), calibrated().rates(gpu)) for gpu in ("a100-80gb", "h100", "cpu")}
+    known = calibrated().with_measured({"a100-80gb": {"decode": 0.25, "training": 0.125}, "cpu": {"prefill": 3.0}})
+    a100, cpu = known.of("a100-80gb"), known.of("cpu")
     assert (a100.decode, a100.training, a100.prefill) == (0.25, 0.125, before["a100-80gb"][0].prefill)
     assert (a100.measured, a100.inferred) == (("decode", "training"), ())
     assert (cpu.prefill, cpu.measured, cpu.inferred) == (3.0, ("prefill",), ("decode", "training"))
-    assert rates("a100-80gb").decode_bytes == pytest.approx(2039e9 * 0.25)
-    assert (efficiency("h100"), rates("h100")) == before["h100"]  # what is inferred rests on published points alone
-    prefer({})
-    assert {gpu: (efficiency(gpu), rates(gpu)) for gpu in before} == before
+    assert known.rates("a100-80gb").decode_bytes == pytest.approx(2039e9 * 0.25)
+    assert (known.of("h100"), known.rates("h100")) == before["h100"]  # what is inferred rests on published points alone
+    known = known.with_measured({})
+    assert {gpu: (known.of(gpu), known.rates(gpu)) for gpu in before} == before
 
 
 PREDICT = ["predict", "--task", "generation", "--architecture", "qwen3-8b", "--gpu", "a100-80gb", "--response", "64"]
 
 
-def test_predict_takes_measured_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], restored: None) -> None:
+def test_predict_takes_measured_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "one.json"
     write_measured(file, measured(measured_at=datetime.now(UTC), shares={"decode": 0.2, "prefill": 0.2}))
     assert main([*PREDICT, "--json"]) == 0
@@ -193,7 +186,7 @@ def test_predict_takes_measured_files(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "measured: a100-80gb (decode, prefill)" in capsys.readouterr().out
 
 
-def test_an_old_file_is_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str], restored: None) -> None:
+def test_an_old_file_is_flagged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_measured(tmp_path / "one.json", measured(measured_at=datetime.now(UTC) - timedelta(days=8)))
     assert main([*PREDICT, "--measured", str(tmp_path / "one.json")]) == 0
     error = capsys.readouterr().err
@@ -216,8 +209,8 @@ def test_an_experiment_names_its_measured_files(tmp_path: Path, monkeypatch: pyt
         read_problem(experiment(tmp_path, "")),
         read_problem(experiment(tmp_path, "measured: [one.json], ")),
     )
-    assert list(named.measured.values()) == [measured()]
-    assert without.measured == {}
+    assert list(named.files.measured.values()) == [measured()]
+    assert without.files.measured == {}
     assert named.digests["topology"] != without.digests["topology"]
     with pytest.raises(UsageError, match='topology.measured: there is no file "two.json"'):
         read_problem(experiment(tmp_path, "measured: [two.json], "))

@@ -24,7 +24,7 @@ from hetrl.describe.measured_links import (
 )
 from hetrl.errors import UsageError
 from hetrl.problem import read_problem
-from launch.verbs.planning import problem_of
+from launch.verbs.planning import problem_at
 from tests.launch.launch_cases import ROOT
 from tests.launch.measure.probe_cases import WHEN, measured_links, probed
 from tests.measure.profile_cases import measured
@@ -127,5 +127,5 @@ def test_measured_links_win_over_written_ones(tmp_path: Path, monkeypatch: pytes
 
     old = measured_links(probed("alpha", "beta"), measured_at=datetime.now(UTC) - timedelta(days=8))
     write_measured_links(tmp_path / "links.json", old)
-    problem_of(tmp_path / "try.yaml")
+    problem_at(tmp_path / "try.yaml")
     assert "measure again with `hetrl probe`" in capsys.readouterr().err

@@ -11,8 +11,9 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from hetrl.cost.charges import held_devices
-from hetrl.cost.efficiency import changed, rates
+from hetrl.cost.efficiency import calibrated
 from hetrl.cost.iteration import predict, with_prediction
+from hetrl.cost.model import CostModel
 from hetrl.cost.objective import COST, Objective
 from hetrl.explanation import Explanation, explain, with_choices
 from hetrl.explanation.idle import idle
@@ -21,10 +22,9 @@ from hetrl.explanation.training_sites import shares, training_sites
 from hetrl.explanation.what_if import UNCHANGED, questions, runner_up, study
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Plan
-from hetrl.problem import read_problem
+from hetrl.problem import Problem, read_problem
 from hetrl.search import solve
 from hetrl.search.sha_ea import groupings
-from hetrl.search.space import Problem
 from hetrl.workload import Lengths, Workload
 from launch.cli import main
 from tests.launch.launch_cases import ROOT
@@ -37,7 +37,7 @@ def case(mode: str = "async", **changes: object) -> tuple[Plan, Topology, Worklo
     job = replace(workload(), **MODES[mode], **changes)
     algorithm = replace(plan().algorithm, mode=job.mode, max_staleness=job.max_staleness)
     found = replace(plan(), algorithm=algorithm)
-    return with_prediction(found, topology(), job), topology(), job
+    return with_prediction(found, CostModel(topology(), job)), topology(), job
 
 
 def with_link(found: Topology, gbps: float) -> Topology:
@@ -64,7 +64,7 @@ def spread_training() -> Plan:
 def test_the_parts_of_every_time_sum_to_it(mode: str) -> None:
     found, where, job = case(mode)
     times = {**found.predicted.tasks, ITERATION: found.predicted.iteration_seconds}
-    parts = attribution(found, where, job)
+    parts = attribution(found, CostModel(where, job))
     assert parts.keys() == times.keys()
     for name, seconds in times.items():
         assert sum(part.seconds for part in parts[name]) == pytest.approx(seconds, rel=2e-3)
@@ -86,38 +86,41 @@ def test_the_tasks_on_the_path_sum_to_the_iteration(
     where = with_link(where, gbps)
     sites = [replace(s, nodes=tuple(replace(n, nic_gbps=nic) for n in s.nodes)) for s in where.sites]
     where = replace(where, sites=tuple(sites))
-    whole = predict(found, where, job).iteration_seconds
-    assert sum(part.seconds for part in critical_path(found, where, job)) == pytest.approx(whole, rel=2e-3)
-    assert sum(part.seconds for part in attribution(found, where, job)[ITERATION]) == pytest.approx(whole, rel=2e-3)
+    whole = predict(found, CostModel(where, job)).iteration_seconds
+    assert sum(part.seconds for part in critical_path(found, CostModel(where, job))) == pytest.approx(whole, rel=2e-3)
+    assert sum(part.seconds for part in attribution(found, CostModel(where, job))[ITERATION]) == pytest.approx(
+        whole, rel=2e-3
+    )
 
 
 def test_a_slow_link_binds_the_weight_sync_and_a_fast_one_does_not() -> None:
     found, where, job = case("sync")
-    slow, fast = (attribution(found, with_link(where, gbps), job)["weight_sync"] for gbps in (0.1, 400.0))
+    slow, fast = (attribution(found, CostModel(with_link(where, gbps), job))["weight_sync"] for gbps in (0.1, 400.0))
     assert slow[0].name == "link alps–lab"
     assert "link alps–lab" not in {part.name for part in fast[:1]}
 
 
 def test_a_reduction_between_sites_waits_for_their_link() -> None:
     _, where, job = case("sync")
-    found = with_prediction(spread_training(), where, replace(job, gradient_dtype="fp32"))
-    parts = attribution(found, where, job)["actor_training"]
+    found = with_prediction(spread_training(), CostModel(where, replace(job, gradient_dtype="fp32")))
+    parts = attribution(found, CostModel(where, job))["actor_training"]
     assert parts[0].name == "link alps–jsc"
 
 
 def test_a_missing_link_has_no_parts() -> None:
     found, where, job = case("sync")
     cut = with_link(where, 0.0)
-    assert math.isinf(predict(found, cut, job).iteration_seconds)
-    assert critical_path(found, cut, job) == ()
+    assert math.isinf(predict(found, CostModel(cut, job)).iteration_seconds)
+    assert critical_path(found, CostModel(cut, job)) == ()
 
 
-def test_changed_rates_hold_for_a_while() -> None:
-    before = rates("l4").decode_bytes
-    with changed(lambda gpu, found: replace(found, decode_bytes=found.decode_bytes / 2) if gpu == "l4" else found):
-        assert rates("l4").decode_bytes == before / 2
-        assert rates("l40s").decode_bytes > before
-    assert rates("l4").decode_bytes == before
+def test_changed_rates_are_those_of_one_type_in_another_value() -> None:
+    known = calibrated()
+    before = known.rates("l4").decode_bytes
+    changed = known.with_rates("l4", replace(known.rates("l4"), decode_bytes=before / 2))
+    assert changed.rates("l4").decode_bytes == before / 2
+    assert changed.rates("l40s").decode_bytes > before
+    assert known.rates("l4").decode_bytes == before
 
 
 # Memory
@@ -138,7 +141,9 @@ def test_two_sites_train_faster_over_a_fast_link_than_over_a_slow_one() -> None:
     found, where, job = case("sync")
     one_link = Topology(where.sites[:2], where.links[:1])
     fast, slow = (
-        training_sites(found, replace(one_link, links=(replace(where.links[0], gbps=gbps, delay_ms=1.0),)), job)
+        training_sites(
+            found, CostModel(replace(one_link, links=(replace(where.links[0], gbps=gbps, delay_ms=1.0),)), job)
+        )
         for gbps in (400.0, 0.5)
     )
     assert fast is not None and slow is not None and fast.two is not None and slow.two is not None
@@ -151,7 +156,7 @@ def test_two_sites_train_faster_over_a_fast_link_than_over_a_slow_one() -> None:
 
 def test_one_site_alone_has_nothing_to_compare() -> None:
     found, where, job = case()
-    assert training_sites(found, Topology(where.sites[:1]), job) is None
+    assert training_sites(found, CostModel(Topology(where.sites[:1]), job)) is None
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=8), st.integers(8, 200))
@@ -164,7 +169,7 @@ def test_shares_sum_to_the_units_and_end_together(speeds: list[float], units: in
 
 def test_idle_devices_are_those_without_a_task() -> None:
     found, where, job = case("sync")
-    (one,) = idle(found, Problem(where, job), attribution(found, where, job)[ITERATION])
+    (one,) = idle(found, Problem(where, job), attribution(found, CostModel(where, job))[ITERATION])
     assert one.devices == ("jsc/l40s-1/1",) and one.gpu == "l40s"
     assert one.task in ("actor_generation", "reference_inference", "reward_inference")
     assert one.seconds is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetrl.cost.efficiency import FILE, fitted, parse, using
+from hetrl.cost.efficiency import FILE, calibrated, parse
 from hetrl.hardware import gpu_catalogue
 from hetrl.measure.calibrate import Point, document, fit, points_of, predicted, read_points, residuals, rounded
 from hetrl.workload import architecture_catalogue
@@ -37,7 +37,7 @@ def test_every_point_names_known_things_and_a_source() -> None:
 
 
 def test_the_fit_meets_the_published_points() -> None:
-    found = residuals(read_points(), fitted())
+    found = residuals(read_points(), calibrated())
     errors = [abs(one.error) for one in found]
     assert statistics.median(errors) <= 0.08
     assert max(errors) <= 0.25
@@ -46,13 +46,12 @@ def test_the_fit_meets_the_published_points() -> None:
 def test_the_fit_finds_the_numbers_that_made_the_points() -> None:
     serving = {"decode": 0.7, "prefill": 0.6}
     truth = replace(
-        fitted(),
-        shares={**fitted().shares, "a100-80gb": serving, "l4": {"decode": 0.9, "prefill": 0.5}},
+        calibrated(),
+        shares={**calibrated().shares, "a100-80gb": serving, "l4": {"decode": 0.9, "prefill": 0.5}},
         step_seconds={"vllm-0.6": 0.005, "vllm-0.23": 0.001},
     )
     points = [point for point in read_points() if point.kind != "training"]
-    with using(truth):
-        made = [replace(point, value=predicted(point)) for point in points]
+    made = [replace(point, value=predicted(point, truth)) for point in points]
     again = fit([*made, *(point for point in read_points() if point.kind == "training")])
     for gpu in ("a100-80gb", "l4"):
         for phase in ("decode", "prefill"):
@@ -74,7 +73,7 @@ def test_the_committed_file_is_what_the_command_writes(tmp_path: Path, capsys: p
 
 def test_the_file_holds_the_numbers_and_each_residual() -> None:
     points = read_points()
-    numbers = rounded(fitted())
+    numbers = rounded(calibrated())
     found = residuals(points, numbers)
     text = yaml.safe_load(document(numbers, found))
     assert parse(text) == numbers

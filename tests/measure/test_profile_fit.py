@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.cost.efficiency import efficiency, fitted, using
+from hetrl.cost.efficiency import calibrated
 from hetrl.cost.network import all_reduce_seconds
 from hetrl.describe.measured import Measurement
 from hetrl.hardware import Path as Route
-from hetrl.measure.profile_fit import check_held_out, fit_exchange, fit_line, fit_shares, layer_seconds
+from hetrl.measure.profile_fit import check_held_out, fit_exchange, fit_line, fit_shares, layer_seconds, measured_rates
 from tests.measure.profile_cases import layer
 
 positive = st.floats(1e-6, 1e6)
@@ -28,8 +28,7 @@ LAYERS = [
 
 def made_by(gpu: str, truth: dict[str, float]) -> list[Measurement]:
     """The layers with the seconds that these shares make of them."""
-    with using(replace(fitted(), measured={gpu: truth})):
-        return [replace(one, seconds=(layer_seconds(one, gpu),)) for one in LAYERS]
+    return [replace(one, seconds=(layer_seconds(one, measured_rates(gpu, truth)),)) for one in LAYERS]
 
 
 @settings(max_examples=20)
@@ -62,10 +61,10 @@ def test_a_phase_without_points_gets_no_share() -> None:
     assert fit_shares([], "l4") == {}
 
 
-def test_the_fit_leaves_the_numbers_in_force_alone() -> None:
-    before = efficiency("l4")
+def test_the_fit_leaves_the_calibrated_numbers_alone() -> None:
+    before = calibrated().of("l4")
     fit_shares(made_by("l4", {"prefill": 0.5, "decode": 0.6, "training": 0.7}), "l4")
-    assert efficiency("l4") == before
+    assert calibrated().of("l4") == before
 
 
 @given(positive, positive, st.lists(st.floats(1, 1e3), min_size=2, max_size=6, unique=True))

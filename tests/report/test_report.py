@@ -14,8 +14,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hetrl.cost.model import CostModel
 from hetrl.explanation import Explanation, Study, explain, with_choices
 from hetrl.explanation.what_if import RunnerUp, Term, WhatIf
+from hetrl.problem import Problem
 from hetrl.report.facts import replica_rates, staleness_counts
 from hetrl.report.gantt import gantt
 from hetrl.report.links import link_rows
@@ -23,7 +25,6 @@ from hetrl.report.page import PALETTE, SHORT
 from hetrl.report.plan_page import plan_page
 from hetrl.report.played import played
 from hetrl.report.run_page import run_page
-from hetrl.search.space import Problem
 from hetrl.simulator import Simulated, Span, simulate
 from hetrl.workload import TASKS
 from launch.reports import write_run_page
@@ -71,7 +72,7 @@ def explained() -> Explanation:
 
 def explained_of_tests() -> str:
     found = explained()
-    play = simulate(found.plan, topology(), workload(), iterations=3)
+    play = simulate(found.plan, CostModel(topology(), workload()), iterations=3)
     return plan_page(found.plan, topology(), workload(), found, played(found.plan, play))
 
 

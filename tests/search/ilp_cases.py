@@ -11,6 +11,7 @@ from itertools import product
 import numpy as np
 
 from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.problem import Problem
 from hetrl.search.core.ilp_states import (
     ACTIVE_GB,
     APART,
@@ -26,7 +27,6 @@ from hetrl.search.core.ilp_states import (
 )
 from hetrl.search.core.tables import Tables
 from hetrl.search.ilp.options import Menu, Options
-from hetrl.search.space import Problem
 from hetrl.workload import Lengths, Workload, architecture
 
 GPUS = ("a100-80gb", "l40s", "a100-40gb")

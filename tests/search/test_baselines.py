@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetrl.cost.iteration import predict
+from hetrl.cost.model import CostModel
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Device, Link, Node, Site, Topology
 from hetrl.plan.plan import Plan, node_of, site_of
@@ -323,7 +324,7 @@ def test_every_plan_of_every_baseline_passes_check(topology: Topology, algorithm
         except InfeasibleError as error:
             assert "sha-ea" in str(error) or "GB" in str(error)
             continue
-        assert plan.predicted == predict(plan, topology, problem.workload)
+        assert plan.predicted == predict(plan, CostModel(topology, problem.workload))
         used = Counter(node_of(device) for device in devices_of(plan))
         assert all(count <= topology.node_by_id[node].gpus for node, count in used.items())
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.check import check
+from hetrl.problem import Problem
 from hetrl.search import solve
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
@@ -19,7 +20,7 @@ from hetrl.search.ilp.options import read_menu
 from hetrl.search.ilp.solver import Outcome, best_in_space
 from hetrl.search.limits import Limits
 from hetrl.search.sha_ea import search
-from hetrl.search.space import Problem, Space, linked_sets
+from hetrl.search.space import Space, linked_sets
 from tests.search.ilp_cases import BruteForce, problem, trimmed, workload
 
 JOBS = [("grpo", "sync"), ("grpo", "async"), ("ppo", "sync"), ("ppo", "async")]

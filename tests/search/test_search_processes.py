@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetrl.cost.efficiency import prefer
+from hetrl.cost.efficiency import calibrated
 from hetrl.errors import HetrlError, UsageError
 from hetrl.plan.check import check
 from hetrl.plan.plan import Plan
@@ -37,15 +37,12 @@ def test_processes_share_the_evaluations_and_repeat_under_their_seed() -> None:
     assert first.predicted.iteration_seconds <= planned(1, EVALUATIONS).predicted.iteration_seconds
 
 
-def test_processes_predict_with_the_shares_in_force() -> None:
-    prefer({gpu: {"decode": 0.1, "training": 0.1} for gpu in ("a100-40gb", "l40s", "l4")})
-    try:
-        evaluator = Evaluator(Space(PROBLEM))
-        best, compared = search_apart(sha_ea.search, evaluator, Limits(time.monotonic() + 600, EVALUATIONS), 0, 2)
-        assert compared == EVALUATIONS
-        assert best.seconds == pytest.approx(evaluator.iteration_seconds(best.x), rel=1e-12)
-    finally:
-        prefer({})
+def test_processes_predict_with_the_efficiencies_of_the_problem() -> None:
+    slow = calibrated().with_measured({gpu: {"decode": 0.1, "training": 0.1} for gpu in ("a100-40gb", "l40s", "l4")})
+    evaluator = Evaluator(Space(replace(PROBLEM, efficiencies=slow)))
+    best, compared = search_apart(sha_ea.search, evaluator, Limits(time.monotonic() + 600, EVALUATIONS), 0, 2)
+    assert compared == EVALUATIONS
+    assert best.seconds == pytest.approx(evaluator.iteration_seconds(best.x), rel=1e-12)
 
 
 def test_an_interrupt_stops_all_processes_and_keeps_the_best() -> None:

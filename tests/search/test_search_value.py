@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import calibrated
 from hetrl.hardware import Node, Site, Topology
 from hetrl.plan.check import violations
+from hetrl.problem import Problem
 from hetrl.search.core.functions import mutate, regroup, value
 from hetrl.search.core.value import VALUED
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.space import Problem, Space
+from hetrl.search.space import Space
 from hetrl.workload import Workload
 from tests.search.search_cases import MADE, feasible, job, jobs, seeds, topologies
 
@@ -48,7 +49,11 @@ def test_memory_is_never_less_than_what_the_plan_needs(topology: Topology, workl
             here = [task for task in tasks if runs[task, kind]]
             bound = max(peak[t, kind] + sum(resident[u, kind] for u in here if u != t) for t in here)
             needed = max(plan.predicted.peak_memory_gb[d] for d in group.devices if kind_of[d] == kind)
-            assert needed <= bound * (1 + 1e-9) <= rates(evaluator.space.classes[kind].gpu).usable_gb * (1 + 2e-9)
+            assert (
+                needed
+                <= bound * (1 + 1e-9)
+                <= calibrated().rates(evaluator.space.classes[kind].gpu).usable_gb * (1 + 2e-9)
+            )
             if len(here) == 1:
                 assert needed == pytest.approx(bound, rel=1e-9)
 

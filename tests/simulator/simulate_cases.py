@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hetrl.cost.model import CostModel
 from hetrl.cost.stages import Placed, place
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
@@ -50,7 +51,7 @@ ACROSS = (Stage(("a/n0/0",), (0, 20)), Stage(("b/n0/0",), (20, 28)))
 
 def setting_of(topology: Topology, workload: Workload) -> Setting:
     clock, recorder = Clock(), Recorder()
-    return Setting(topology, workload, clock, Network(topology, clock, recorder), recorder)
+    return Setting(CostModel(topology, workload), clock, Network(topology, clock, recorder), recorder)
 
 
 def trained_seconds(plan: Plan, topology: Topology, workload: Workload) -> tuple[float, Setting]:
@@ -62,4 +63,4 @@ def trained_seconds(plan: Plan, topology: Topology, workload: Workload) -> tuple
 
 
 def stages_of(plan: Plan, topology: Topology, workload: Workload) -> tuple[Placed, ...]:
-    return place("actor_training", plan.tasks["actor_training"].replicas[0], topology, workload)
+    return place("actor_training", plan.tasks["actor_training"].replicas[0], CostModel(topology, workload))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import prompts_seconds, server_of, step_seconds
+from hetrl.cost.model import CostModel
 from hetrl.cost.stages import place
 from hetrl.cost.training import micro_batch_times
 from hetrl.hardware import Topology
@@ -38,13 +39,15 @@ ROOT = Path(__file__).parents[2]
 def test_an_iteration_of_one_stage_is_the_sum_of_its_phases() -> None:
     workload, topology = small_workload(), two_sites()
     plan = small_plan(workload, ONE_STAGE)
-    found = simulate(plan, topology, workload)
-    server = server_of(place("actor_generation", plan.tasks["actor_generation"].replicas[0], topology, workload))
+    found = simulate(plan, CostModel(topology, workload))
+    server = server_of(
+        place("actor_generation", plan.tasks["actor_generation"].replicas[0], CostModel(topology, workload))
+    )
     decoding = sum(16 * step_seconds(server, 8, 128 + 16 * chunk + 8) for chunk in range(4))
     generation = prompts_seconds(server, 2, 128) + decoding
-    overhead = rates("l40s").overhead
+    overhead = calibrated().rates("l40s").overhead
     size = workload.actor.parameters * 2
-    a100, l40s = rates("a100-80gb").host_bytes_per_s, rates("l40s").host_bytes_per_s
+    a100, l40s = calibrated().rates("a100-80gb").host_bytes_per_s, calibrated().rates("l40s").host_bytes_per_s
     copied = size / 16 / a100  # the first of 16 chunks, before the link has anything to do
     transfer = copied + size * 8 / 1e9 + 0.02
     load = size / l40s + overhead.weight_version
@@ -60,7 +63,7 @@ def test_an_iteration_of_one_stage_is_the_sum_of_its_phases() -> None:
 def test_staleness_zero_equals_sync() -> None:
     sync = small_workload(response=Lengths(64, 96, "uniform"))
     asynchronous = replace(sync, mode="async")
-    first, second = (simulate(small_plan(w, ACROSS), two_sites(), w, seed=5) for w in (sync, asynchronous))
+    first, second = (simulate(small_plan(w, ACROSS), CostModel(two_sites(), w), seed=5) for w in (sync, asynchronous))
     assert first == second
 
 
@@ -68,7 +71,7 @@ def test_running_ahead_hides_generation_behind_the_weights_and_never_slows_down(
     found = []
     for staleness in (0, 1, 3):
         workload = small_workload(mode="async", max_staleness=staleness)
-        found.append(simulate(small_plan(workload, ONE_STAGE), two_sites(), workload))
+        found.append(simulate(small_plan(workload, ONE_STAGE), CostModel(two_sites(), workload)))
     assert found[0].iteration_seconds > found[1].iteration_seconds >= found[2].iteration_seconds * (1 - 1e-9)
     size = architecture("qwen3-1.7b").parameters * 2
     assert found[2].iteration_seconds == pytest.approx(size * 8 / 1e9, rel=0.02)  # the link carries every version
@@ -77,7 +80,7 @@ def test_running_ahead_hides_generation_behind_the_weights_and_never_slows_down(
 def test_the_same_seed_gives_the_same_play_and_another_one_another() -> None:
     workload = small_workload(mode="async", max_staleness=1, response=Lengths(64, 256, "lognormal"))
     plan = small_plan(workload, ACROSS)
-    first, again, other = (simulate(plan, two_sites(), workload, seed) for seed in (3, 3, 4))
+    first, again, other = (simulate(plan, CostModel(two_sites(), workload), seed) for seed in (3, 3, 4))
     assert first == again
     assert first.spans != other.spans
 
@@ -92,12 +95,12 @@ def test_tasks_of_one_group_take_turns_and_pay_for_their_switches() -> None:
         groups=(Group(("actor_generation", "actor_training"), ("a/n0/0",)),),
         tasks={"actor_generation": generator, "actor_training": trainer},
     )
-    found = simulate(together, topology, workload, iterations=3)
+    found = simulate(together, CostModel(topology, workload), iterations=3)
     _assert_trace_is_sound(found)
     moved = [span for span in found.spans if span.name in ("reload", "offload")]
     state = workload.actor.parameters * (2 + 12)  # weights and optimiser, one way
     for span in moved:
-        assert span.seconds == pytest.approx(state / rates("a100-80gb").host_bytes_per_s)
+        assert span.seconds == pytest.approx(state / calibrated().rates("a100-80gb").host_bytes_per_s)
     assert [span.name for span in moved[:5]] == ["reload", "offload"] * 2 + ["reload"]
     work = [span for span in found.spans if span.thread == "a/n0/0"]
     assert [span.category for span in work if span.start < moved[0].start] == ["actor_generation"] * 5
@@ -121,7 +124,7 @@ def _assert_trace_is_sound(found: Simulated) -> None:
 def test_passes_in_the_trace_sum_up_to_the_work() -> None:
     workload, topology = small_workload(), two_sites()
     plan = small_plan(workload, TWO_STAGES)
-    found = simulate(plan, topology, workload, iterations=3)
+    found = simulate(plan, CostModel(topology, workload), iterations=3)
     for stage in stages_of(plan, topology, workload):
         times = micro_batch_times(stage, 384, "none", 192)
         own = [span for span in found.spans if span.thread == stage.devices[0].id]
@@ -135,7 +138,7 @@ EVENT_KEYS = {"X": {"ph", "pid", "tid", "name", "cat", "ts", "dur"}, "M": {"ph",
 
 
 def test_the_chrome_trace_names_every_thread_and_counts_in_microseconds() -> None:
-    found = simulate(three_site_plan(), three_sites(), three_site_workload(), iterations=2)
+    found = simulate(three_site_plan(), CostModel(three_sites(), three_site_workload()), iterations=2)
     document = json.loads(json.dumps(chrome_trace(found.spans, three_site_plan().site_order), allow_nan=False))
     events = document["traceEvents"]
     assert all(set(event) == EVENT_KEYS[event["ph"]] for event in events)
@@ -193,7 +196,7 @@ def _cases(draw: st.DrawFn) -> tuple[Plan, Topology, Workload]:
 @given(_cases(), st.integers(0, 3))
 def test_every_sample_is_trained_once_and_never_too_old(case: tuple[Plan, Topology, Workload], seed: int) -> None:
     plan, topology, workload = case
-    found = simulate(plan, topology, workload, seed, iterations=4)
+    found = simulate(plan, CostModel(topology, workload), seed, iterations=4)
     numbers = [number for iteration in found.trained for number in iteration]
     assert [len(iteration) for iteration in found.trained] == [workload.samples // workload.samples_per_prompt] * 4
     assert len(numbers) == len(set(numbers))

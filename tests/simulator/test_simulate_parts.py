@@ -68,7 +68,7 @@ def test_a_turn_goes_to_the_first_who_asked_and_last_to_those_who_ask_for_later(
 
 def test_two_flows_halve_a_link_and_the_rest_goes_to_the_one_that_stays() -> None:
     setting = setting_of(two_sites(gbps=8.0, delay_ms=100.0), small_workload())  # 1 GB/s
-    devices = setting.topology.device_by_id
+    devices = setting.model.topology.device_by_id
     large = setting.network.send(devices["a/n0/0"], devices["b/n0/0"], 3e9, "large")
     small = setting.network.send(devices["a/n0/1"], devices["b/n0/1"], 1e9, "small")
     back = setting.network.send(devices["b/n0/0"], devices["a/n0/0"], 1e9, "the other direction is free")
@@ -106,7 +106,7 @@ def test_no_wire_carries_more_than_it_can_and_every_flow_has_a_full_one(
 
 def test_messages_of_a_channel_follow_each_other_and_their_delays_overlap() -> None:
     setting = setting_of(two_sites(gbps=8.0, delay_ms=500.0), small_workload())
-    ends = setting.topology.device_by_id["a/n0/0"], setting.topology.device_by_id["b/n0/0"]
+    ends = setting.model.topology.device_by_id["a/n0/0"], setting.model.topology.device_by_id["b/n0/0"]
     channel, times = Channel(setting.network, *ends, "messages"), []
     for arrived in [channel.send(1e9) for _ in range(3)]:
         setting.clock.run(arrived)

@@ -26,12 +26,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.iteration import task_cost
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.areal_hex_milp import Column, Counts, Pool, Rollout, choose
 from hetrl.search.baselines.by_speed import by_speed, samples_by_rate
@@ -48,7 +48,7 @@ from hetrl.search.baselines.uniform import (
     training_layout,
 )
 from hetrl.search.baselines.verl_expert import nearest_first
-from hetrl.search.space import Problem, Space, powers_of_two
+from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
 
 TUNING = (
@@ -126,7 +126,7 @@ def _nearness(problem: Problem, pools: list[Pool], counts: Counts, index: int) -
     """Return the slowest bandwidth from a pool to those chosen so far, and the speed of its GPUs."""
     device = pools[index].first
     paths = [problem.topology.path(device, pool.first) for pool, n in zip(pools, counts, strict=True) if n]
-    return min(path.gbps if path else 0.0 for path in paths), rates(device.gpu).training_flops
+    return min(path.gbps if path else 0.0 for path in paths), problem.efficiencies.rates(device.gpu).training_flops
 
 
 def _neighbours(counts: Counts, pools: list[Pool]) -> Iterator[Counts]:
@@ -148,7 +148,7 @@ def _neighbours(counts: Counts, pools: list[Pool]) -> Iterator[Counts]:
 
 def _columns(problem: Problem, pools: list[Pool], counts: Counts) -> list[Column]:
     """Return the best strategies of a partition, at most `COLUMNS`."""
-    workload, topology = problem.workload, problem.topology
+    workload = problem.workload
     orders = _node_orders(problem, pools, counts)
     inferences = {n: _inference(n, orders[0], problem) for n in workload.tasks if n in INFERENCES}
     forward = {name: task for name, task in inferences.items() if task is not None}
@@ -159,13 +159,13 @@ def _columns(problem: Problem, pools: list[Pool], counts: Counts) -> list[Column
     for strategy in _strategies(orders):
         actor = _training(ACTOR_TRAINING, strategy, problem)
         if actor is not None:
-            ranked.append((task_cost(ACTOR_TRAINING, actor, topology, workload).seconds, len(ranked), strategy))
+            ranked.append((task_cost(ACTOR_TRAINING, actor, problem.model).seconds, len(ranked), strategy))
     found: list[Column] = []
     for _, _, strategy in sorted(ranked, key=lambda entry: entry[:2]):
         trainings = {name: _training(name, strategy, problem) for name in names}
         tasks = forward | {name: task for name, task in trainings.items() if task is not None}
         if len(tasks) == len(forward) + len(names):
-            seconds = sum(task_cost(name, task, topology, workload).seconds for name, task in tasks.items())
+            seconds = sum(task_cost(name, task, problem.model).seconds for name, task in tasks.items())
             found.append(Column(counts, tasks, seconds))
         if len(found) == COLUMNS:
             break
@@ -187,15 +187,15 @@ def _node_orders(problem: Problem, pools: list[Pool], counts: Counts) -> list[No
     """Return the trainer's nodes by site and by speed: equal GPUs side by side make unequal stages or replicas."""
     devices = [d for pool, n in zip(pools, counts, strict=True) for piece in pool.pieces[:n] for d in piece]
     nodes = by_node(devices)
-    sites = list(dict.fromkeys(node[0].site for node in sorted(nodes, key=lambda node: -_speed(node))))
+
+    def slowness(node: tuple[Device, ...]) -> float:
+        return -problem.efficiencies.rates(node[0].gpu).training_flops
+
+    sites = list(dict.fromkeys(node[0].site for node in sorted(nodes, key=slowness)))
     sites = nearest_first(problem.topology, sites[0], sites)
-    by_site = tuple(sorted(nodes, key=lambda node: (sites.index(node[0].site), -_speed(node))))
-    fast_first = tuple(sorted(by_site, key=lambda node: -_speed(node)))
+    by_site = tuple(sorted(nodes, key=lambda node: (sites.index(node[0].site), slowness(node))))
+    fast_first = tuple(sorted(by_site, key=slowness))
     return list(dict.fromkeys((by_site, fast_first)))
-
-
-def _speed(node: tuple[Device, ...]) -> float:
-    return rates(node[0].gpu).training_flops
 
 
 def _training(name: str, strategy: Strategy, problem: Problem) -> TaskPlan | None:
@@ -208,8 +208,8 @@ def _inference(name: str, nodes: Nodes, problem: Problem) -> TaskPlan | None:
     task = fastest_inference(name, nodes, problem)
     if task is None:
         return None
-    gpus = [problem.topology.device_by_id[replica.devices[0]].gpu for replica in task.replicas]
-    shares = samples_by_rate([rates(gpu).prefill_flops for gpu in gpus], problem.workload.samples, 1)
+    known = [problem.model.rates(replica.devices[0]) for replica in task.replicas]
+    shares = samples_by_rate([rates.prefill_flops for rates in known], problem.workload.samples, 1)
     dealt = zip(shares, task.replicas, strict=True)
     return replace(task, replicas=tuple(replace(replica, samples=share) for share, replica in dealt if share))
 
@@ -232,7 +232,7 @@ def _rollouts(problem: Problem, pools: list[Pool]) -> list[Rollout]:
             alike = _generation(tuple(Replica(share, (stage,)) for share in shares))
             alone = with_kv_cache({ACTOR_GENERATION: alike}, problem)
             if alone is not None:
-                cost = task_cost(ACTOR_GENERATION, alone[ACTOR_GENERATION], problem.topology, workload)
+                cost = task_cost(ACTOR_GENERATION, alone[ACTOR_GENERATION], problem.model)
                 found.append(Rollout(index, tensor, workload.samples / cost.seconds / count))
     return found
 

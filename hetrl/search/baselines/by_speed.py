@@ -7,12 +7,11 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from hetrl.cost.compute import has_language_head
-from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import training_footprint
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.problem import Problem
 from hetrl.search.balance import balance
-from hetrl.search.space import Problem
 from hetrl.workload import Workload
 
 
@@ -54,19 +53,19 @@ def samples_by_rate(rate: Sequence[float], samples: int, unit: int, least: int =
 
 
 def _flops(stage: Stage, problem: Problem) -> float:
-    return min(rates(problem.topology.device_by_id[device].gpu).training_flops for device in stage.devices)
+    return min(problem.model.rates(device).training_flops for device in stage.devices)
 
 
 def _most_layers(name: str, task: TaskPlan, index: int, problem: Problem) -> int:
     """Return how many layers fit in a stage while the task is alone: what it holds is linear in its layers."""
     most = []
-    for gpu in {problem.topology.device_by_id[replica.stages[index].devices[0]].gpu for replica in task.replicas}:
-        shape = stage_shape(name, task.replicas[0], index, gpu, problem.workload)
+    for rates in {problem.model.rates(replica.stages[index].devices[0]) for replica in task.replicas}:
+        shape = stage_shape(name, task.replicas[0], index, rates, problem.workload)
         one, two = (
             training_footprint(replace(shape, layers=layers), task, index, problem.workload).total_gb
             for layers in (1, 2)
         )
-        most.append(1 + int((rates(gpu).usable_gb - one) // (two - one)))
+        most.append(1 + int((rates.usable_gb - one) // (two - one)))
     return min(most)
 
 

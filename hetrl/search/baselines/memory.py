@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.memory import serving_footprint, task_footprints
 from hetrl.cost.stages import stage_shape
 from hetrl.plan.plan import TaskPlan, node_of
-from hetrl.search.space import Problem
+from hetrl.problem import Problem
 from hetrl.workload import ACTOR_GENERATION
 
 Held = Mapping[str, tuple[float, float]]  # per device: GB resident, largest active GB
@@ -18,9 +17,8 @@ Held = Mapping[str, tuple[float, float]]  # per device: GB resident, largest act
 
 def fits_alone(name: str, task: TaskPlan, problem: Problem) -> bool:
     """Return whether the task fits on its devices while nothing else is there."""
-    topology = problem.topology
-    needs = task_footprints(name, task, topology, problem.workload)
-    return all(need.total_gb <= rates(topology.device_by_id[device].gpu).usable_gb for device, need in needs)
+    needs = task_footprints(name, task, problem.model)
+    return all(need.total_gb <= problem.model.rates(device).usable_gb for device, need in needs)
 
 
 def with_kv_cache(tasks: Mapping[str, TaskPlan], problem: Problem) -> dict[str, TaskPlan] | None:
@@ -32,15 +30,14 @@ def with_kv_cache(tasks: Mapping[str, TaskPlan], problem: Problem) -> dict[str, 
     held = _held({name: task for name, task in tasks.items() if name != ACTOR_GENERATION}, problem)
     if held is None:
         return None
-    topology, workload = problem.topology, problem.workload
+    workload = problem.workload
     generation = replace(tasks[ACTOR_GENERATION], kv_cache_gb=0.0)
     shared: list[float] = []
     free: list[float] = []
     most = 0.0
     for replica in generation.replicas:
-        gpu = topology.device_by_id[replica.devices[0]].gpu
-        shape = stage_shape(ACTOR_GENERATION, replica, 0, gpu, workload)
-        empty, usable = serving_footprint(shape, generation, workload), rates(gpu).usable_gb
+        shape = stage_shape(ACTOR_GENERATION, replica, 0, problem.model.rates(replica.devices[0]), workload)
+        empty, usable = serving_footprint(shape, generation, workload), shape.rates.usable_gb
         sequence_gb = workload.max_sequence_tokens * shape.kv_bytes_per_token / 1e9
         most = max(most, min(generation.max_sequences, workload.samples) * sequence_gb)
         for device in replica.devices:
@@ -56,13 +53,12 @@ def with_kv_cache(tasks: Mapping[str, TaskPlan], problem: Problem) -> dict[str, 
 
 def _held(tasks: Mapping[str, TaskPlan], problem: Problem) -> Held | None:
     """Return what the tasks hold of each device; None where they overflow one."""
-    topology = problem.topology
     held: dict[str, tuple[float, float]] = {}
     for name, task in tasks.items():
-        for device, needs in task_footprints(name, task, topology, problem.workload):
+        for device, needs in task_footprints(name, task, problem.model):
             resident, active = held.get(device, (0.0, 0.0))
             held[device] = (resident + needs.resident_gb, max(active, needs.active_gb))
-    usable = {device: rates(topology.device_by_id[device].gpu).usable_gb for device in held}
+    usable = {device: problem.model.rates(device).usable_gb for device in held}
     return None if any(sum(held[device]) > usable[device] for device in held) else held
 
 
@@ -70,6 +66,6 @@ def _host_suffices(tasks: Mapping[str, TaskPlan], problem: Problem) -> bool:
     """Return whether the nodes' memory takes what is offloaded."""
     host: defaultdict[str, float] = defaultdict(float)
     for name, task in tasks.items():
-        for device, needs in task_footprints(name, task, problem.topology, problem.workload):
+        for device, needs in task_footprints(name, task, problem.model):
             host[node_of(device)] += needs.host_gb
     return all(gb <= problem.topology.node_by_id[node].host_memory_gb for node, gb in host.items())

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from hetrl.cost.efficiency import rates
+from hetrl.cost.efficiency import Efficiencies, Rates
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made
@@ -38,7 +38,8 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     """Return StreamRL's plan and the number of layouts compared; raises InfeasibleError where none fits."""
     deadline = time.monotonic() + budget_seconds
     best, compared = Tuned(None, 0), 0
-    for order in _orders({name: pieces(nodes) for name, nodes in listed_nodes(space.problem).items()}):
+    listed = {name: pieces(nodes) for name, nodes in listed_nodes(space.problem).items()}
+    for order in _orders(listed, space.problem.efficiencies):
         balanced, tried = _balanced_cut(space, order, made, deadline)
         compared += tried
         if balanced is None:
@@ -56,18 +57,22 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     return best.plan, compared
 
 
-def _orders(listed: Mapping[str, Nodes]) -> Iterator[dict[str, Nodes]]:
+def _orders(listed: Mapping[str, Nodes], known: Efficiencies) -> Iterator[dict[str, Nodes]]:
     """Yield the orders, the trainer's end first."""
     yield dict(listed)
     yield {name: own[::-1] for name, own in listed.items()}
-    yield {name: tuple(sorted(own, key=lambda piece: -_intensity(piece[0].gpu))) for name, own in listed.items()}
-    yield {
-        name: tuple(sorted(own, key=lambda piece: -rates(piece[0].gpu).training_flops)) for name, own in listed.items()
-    }
+    for most in (_intensity, _flops):
+        yield {
+            name: tuple(sorted(own, key=lambda piece: -most(known.rates(piece[0].gpu)))) for name, own in listed.items()
+        }
 
 
-def _intensity(gpu: str) -> float:
-    return rates(gpu).training_flops / rates(gpu).decode_bytes
+def _intensity(rates: Rates) -> float:
+    return rates.training_flops / rates.decode_bytes
+
+
+def _flops(rates: Rates) -> float:
+    return rates.training_flops
 
 
 def _balanced_cut(

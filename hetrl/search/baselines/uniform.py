@@ -23,9 +23,10 @@ from hetrl.cost.iteration import task_cost
 from hetrl.cost.stages import model_of
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.memory import fits_alone, with_kv_cache
-from hetrl.search.space import Problem, clique, powers_of_two
+from hetrl.search.space import clique, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES, TASKS, TRAININGS, Architecture
 
 MOST_STAGES = 8
@@ -156,7 +157,7 @@ def ranked_trainings(problem: Problem, nodes: Mapping[str, Nodes], trials: Trial
         tasks = {n: training_layout(n, nodes[n], tensor, pipeline, setting, problem) for n in names}
         fitting = {n: task for n, task in tasks.items() if task is not None and fits_alone(n, task, problem)}
         if len(fitting) == len(names):
-            costs = [task_cost(n, task, problem.topology, problem.workload).seconds for n, task in fitting.items()]
+            costs = [task_cost(n, task, problem.model).seconds for n, task in fitting.items()]
             ranked.append((sum(costs), len(ranked), fitting))
     return [fitting for _, _, fitting in sorted(ranked, key=lambda entry: entry[:2])]
 
@@ -194,7 +195,7 @@ def fastest_inference(name: str, nodes: Nodes, problem: Problem) -> TaskPlan | N
     for replicas, micro_batch in product(_serving_replicas(name, nodes, 1, problem), MICRO_BATCHES):
         task = TaskPlan(ENGINE_OF_TASK[name], replicas, micro_batch=micro_batch)
         if model_of(name, problem.workload).kv_heads % task.tensor_parallel == 0 and fits_alone(name, task, problem):
-            found.append((task_cost(name, task, problem.topology, problem.workload).seconds, len(found), task))
+            found.append((task_cost(name, task, problem.model).seconds, len(found), task))
     return min(found, key=lambda entry: entry[:2])[2] if found else None
 
 

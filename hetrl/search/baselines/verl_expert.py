@@ -17,10 +17,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 
-from hetrl.cost.efficiency import rates
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made
 from hetrl.search.baselines.uniform import Nodes, Trials, Tuned, listed_nodes, tuned
 from hetrl.search.space import Space
@@ -39,7 +39,7 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     deadline = time.monotonic() + budget_seconds
     ranked: list[tuple[float, int, dict[str, Nodes]]] = []
     best, compared = Tuned(None, 0), 0
-    for nodes in node_sets(space.problem.topology, listed_nodes(space.problem)):
+    for nodes in node_sets(space.problem, listed_nodes(space.problem)):
         found = tuned(space.problem, nodes, made, PLAIN, deadline)
         compared += found.compared
         ranked.append((found.seconds, len(ranked), nodes))
@@ -59,14 +59,17 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     return best.plan, compared
 
 
-def node_sets(topology: Topology, listed: Mapping[str, Nodes]) -> Iterator[dict[str, Nodes]]:
+def node_sets(problem: Problem, listed: Mapping[str, Nodes]) -> Iterator[dict[str, Nodes]]:
     """Yield the sets of nodes worth a trial, each once, in order: the whole first, then ever fewer GPU types."""
-    gpus = sorted({node[0].gpu for nodes in listed.values() for node in nodes}, key=lambda gpu: (-_flops(gpu), gpu))
+    gpus = sorted(
+        {node[0].gpu for nodes in listed.values() for node in nodes},
+        key=lambda gpu: (-problem.efficiencies.rates(gpu).training_flops, gpu),
+    )
     sites = list(dict.fromkeys(node[0].site for nodes in listed.values() for node in nodes))
     seen = set()
     for kept_types in range(len(gpus), 0, -1):
         for anchor in sites:
-            order = nearest_first(topology, anchor, sites)
+            order = nearest_first(problem.topology, anchor, sites)
             for kept_sites in range(len(order), 0, -1):
                 chosen = {name: _chosen(nodes, order[:kept_sites], gpus[:kept_types]) for name, nodes in listed.items()}
                 key = frozenset((name, node) for name, nodes in chosen.items() for node in nodes)
@@ -87,10 +90,6 @@ def nearest_first(topology: Topology, anchor: str, sites: list[str]) -> list[str
 def _gbps(topology: Topology, site: str, other: str) -> float:
     link = topology.link(site, other)
     return link.gbps if link else 0.0
-
-
-def _flops(gpu: str) -> float:
-    return rates(gpu).training_flops
 
 
 def _chosen(nodes: Nodes, sites: list[str], gpus: list[str]) -> Nodes:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.network import NO_PATH, path
 from hetrl.cost.stages import model_of
 from hetrl.hardware import Node, Path, Topology, gpu_type
@@ -79,7 +78,7 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
     """
     topology, workload = space.problem.topology, space.problem.workload
     serving, rows = serving_tables(space)
-    gpus = [rates(kind.gpu) for kind in space.classes]
+    gpus = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     sites = [site.name for site in topology.sites]
     nodes = [topology.node_by_id[f"{some[0][0].site}/{some[0][0].node}"] for some in space.nodes]
     tables = Tables(

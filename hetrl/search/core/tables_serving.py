@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.cost.efficiency import rates
 from hetrl.cost.generation import batch_limit, replica_seconds, server_of
 from hetrl.cost.memory import footprint, kv_cache_gb
 from hetrl.cost.stages import Placed, model_of, place
@@ -225,14 +224,14 @@ def _divides(tensor: int, model: Architecture) -> bool:
 
 
 def _placed(space: Space, name: str, kind: int, tensor: int, stages: int, across: bool) -> tuple[Placed, ...]:
-    nodes, workload = space.nodes[kind], space.problem.workload
+    nodes, model = space.nodes[kind], space.problem.model
     if across:
         ranks = [node[:tensor] for node in nodes[:stages]]
     else:
         ranks = [nodes[0][start * tensor : (start + 1) * tensor] for start in range(stages)]
     units = [tuple(device.id for device in unit) for unit in ranks]
-    replica = Replica(1, equal_stages(units, model_of(name, workload).layers))
-    return place(name, replica, space.problem.topology, workload)
+    replica = Replica(1, equal_stages(units, model_of(name, model.workload).layers))
+    return place(name, replica, model)
 
 
 def _sequence_gb(placed: Sequence[Placed], workload: Workload) -> float:
@@ -249,7 +248,7 @@ def _cache_levels(workload: Workload, options: Sequence[tuple[Placed, ...]]) -> 
     """Return the KV caps to choose from, the largest one first: all that any replica can use, then ever less."""
     largest = max(
         (
-            min(max_sequences(workload) * _sequence_gb(placed, workload), rates(placed[0].shape.gpu).usable_gb)
+            min(max_sequences(workload) * _sequence_gb(placed, workload), placed[0].shape.rates.usable_gb)
             for placed in options
         ),
         default=0.0,
@@ -260,7 +259,7 @@ def _cache_levels(workload: Workload, options: Sequence[tuple[Placed, ...]]) -> 
 def _memory(name: str, placed: Sequence[Placed], cache_gb: float, workload: Workload) -> Floats:
     """Return resident GB, peak GB, host GB and switch seconds, for each idle state; of the fullest device."""
     found = np.zeros((4, len(IDLE_STATES)))
-    gpu = rates(placed[0].shape.gpu)
+    gpu = placed[0].shape.rates
     for i in range(len(IDLE_STATES)):
         task = serving_task(name, i, cache_gb, workload)
         needs = [footprint(name, task, stage.shape, index, workload) for index, stage in enumerate(placed)]

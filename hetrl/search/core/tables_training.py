@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hetrl.cost.compute import StageShape, has_language_head, optimizer_seconds
-from hetrl.cost.efficiency import remembered
 from hetrl.cost.memory import training_active_bytes, training_state_bytes
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
@@ -59,6 +59,7 @@ def training_tables(space: Space) -> TrainingTables:
     """Return the numbers of all trainings of the workload, on all classes."""
     workload = space.problem.workload
     tasks, kinds = len(workload.tasks), len(space.classes)
+    rates = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
     both = np.zeros((tasks, kinds, tensors, 2, 2, 4))
     parameters = np.zeros((tasks, tensors, 2, 2, 2))
@@ -78,7 +79,7 @@ def training_tables(space: Space) -> TrainingTables:
             active[t, k] = _active(of_degree)
             for kind in range(kinds):
                 if 1 << k <= space.classes[kind].gpus_per_node:
-                    both[t, kind, k] = _both(space, replace(of_degree, gpu=space.classes[kind].gpu), kind)
+                    both[t, kind, k] = _both(space, replace(of_degree, rates=rates[kind]), kind)
     steps = workload.optimizer_steps_per_iteration
     shape = _shape(space, TRAININGS[0], 0)
     model = shape.architecture
@@ -87,7 +88,7 @@ def training_tables(space: Space) -> TrainingTables:
         hop_bytes=hop_bytes,
         parameters=parameters,
         active=active,
-        update=np.array([_update(replace(shape, gpu=kind.gpu)) for kind in space.classes]),
+        update=np.array([_update(replace(shape, rates=own)) for own in rates]),
         state_bytes=np.array(training_state_bytes(shape, 1)) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
         gradient_bytes=float(GRADIENT_BYTES[workload.gradient_dtype]),
@@ -112,9 +113,9 @@ def micro_batch_sizes(workload: Workload) -> list[int]:
 
 def _shape(space: Space, name: str, layers: int) -> StageShape:
     workload = space.problem.workload
-    gpu = space.classes[0].gpu
+    rates = space.problem.efficiencies.rates(space.classes[0].gpu)
     model = model_of(name, workload)
-    return StageShape(model, layers, True, True, has_language_head(name), 1, gpu, workload.weight_bytes)
+    return StageShape(model, layers, True, True, has_language_head(name), 1, rates, workload.weight_bytes)
 
 
 def _corners(value: Callable[[int, int], float], high: int) -> Floats:
@@ -151,7 +152,7 @@ def _both(space: Space, shape: StageShape, kind: int) -> Floats:
     return _both_of(shape, peers, workload)
 
 
-@remembered
+@lru_cache(maxsize=200_000)
 def _both_of(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
     found = np.zeros((2, 2, 4))
     for r, recompute in enumerate(RECOMPUTE):

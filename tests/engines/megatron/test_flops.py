@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetrl.cost.compute import StageShape, forward_flops
+from hetrl.cost.efficiency import calibrated
 from hetrl.workload import architecture_from_hf_config
 
 torch = pytest.importorskip("torch")
@@ -46,7 +47,7 @@ def test_flops_and_parameters_are_those_of_a_real_model(kind: str, tied: bool) -
     with FlopCounterMode(display=False) as backward:
         logits.sum().backward()
 
-    shape = StageShape(ours, ours.layers, True, True, True, 1, "cpu", weight_bytes=4)
+    shape = StageShape(ours, ours.layers, True, True, True, 1, calibrated().rates("cpu"), weight_bytes=4)
     assert shape.parameters == ours.parameters
     causal = BATCH * SEQUENCE * forward_flops(shape, SEQUENCE)
     linear = BATCH * SEQUENCE * forward_flops(shape, 0)

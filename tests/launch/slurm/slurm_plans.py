@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hetrl.describe.sites import ScenarioFile, topology_of
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
-from hetrl.problem import Problem
+from hetrl.problem import Files, Problem
 from launch.slurm.render import SiteScript, site_scripts
 from tests.launch.launch_cases import quick_experiment, quick_plan
 from tests.plan.plan_cases import workload
@@ -18,7 +18,7 @@ LAYERS = (0, 28)
 def problem(*sites: dict[str, object], **changes: object) -> Problem:
     """Return a problem over sites with these files; `changes` are of the experiment."""
     scenario = ScenarioFile.model_validate({"sites": [{"scratch": "/scratch/ada", **site} for site in sites]})
-    return Problem(quick_experiment(**changes), scenario, topology_of(scenario), workload())
+    return Problem(topology_of(scenario), workload(), files=Files(quick_experiment(**changes), scenario))
 
 
 def scripts(plan: Plan, problem: Problem, **more: object) -> dict[str, SiteScript]:
