@@ -16,6 +16,7 @@ import yaml
 from hetrl.errors import UsageError, nearest
 
 ENGINES = ("megatron", "vllm")
+PHASES = ("decode", "prefill", "training")  # in which a GPU reaches different shares of its data sheet
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,8 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError, nearest
-from hetrl.hardware import gpu_type
+from hetrl.hardware import PHASES, gpu_type
 
-PHASES = ("decode", "prefill", "training")
 FILE = "efficiencies.yaml"
 
 

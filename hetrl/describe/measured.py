@@ -17,9 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from hetrl.cost.efficiency import PHASES
 from hetrl.files import replace_json
-from hetrl.hardware import gpu_catalogue
+from hetrl.hardware import PHASES, gpu_catalogue
 
 FORMAT = "hetrl-measured/1"
 Phase = Annotated[str, Field(pattern=f"^({'|'.join(PHASES)})$")]
