@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +83,6 @@ class Inventory:
     nodes: tuple[ClusterNode, ...]
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
-
-    @property
-    def age_seconds(self) -> float:
-        """Return how long ago it was measured."""
-        return (datetime.now(UTC) - datetime.fromisoformat(self.measured_at)).total_seconds()
 
     def to_json(self) -> dict[str, Any]:
         """Return the document of `topology/measured/SITE.json`."""
