@@ -19,7 +19,7 @@ import zmq
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.gateway import link, stream
+from hetrl.runtime.gateway import peer_link
 from hetrl.runtime.gateway.peer_link import STREAMS
 from hetrl.runtime.transport import channel, exchange
 from hetrl.runtime.transport.member import Envelope, Member
@@ -50,7 +50,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Notice losses soon."""
     monkeypatch.setattr(channel, "STALL_SECONDS", 0.1)
     monkeypatch.setattr(channel, "LONGEST_STALL_SECONDS", 0.4)
-    monkeypatch.setattr(link, "ECHO_SECONDS", 0.1)
+    monkeypatch.setattr(peer_link, "ECHO_SECONDS", 0.1)
 
 
 async def _stream(source: Member, to: str | Sequence[str], count: int, size_bytes: int) -> None:
@@ -88,7 +88,7 @@ class _Faults:
         self._send = Port.send
         self._held: dict[Port, list[Sequence[Any]]] = {}
         self._links: set[int] = set()
-        monkeypatch.setattr(stream, "Port", self._port)
+        monkeypatch.setattr(peer_link, "Port", self._port)
         monkeypatch.setattr(Port, "send", lambda port, frames: self._faulty(port, frames))
 
     def _port(self, *arguments: Any, **keywords: Any) -> Port:
@@ -225,8 +225,8 @@ async def _without_peer() -> AsyncIterator[tuple[Run, Cable]]:
 def test_a_way_without_a_gateway_at_its_end_is_tried_on_and_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stream, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(stream, "LONGEST_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(peer_link, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(peer_link, "LONGEST_PAUSE_SECONDS", 0.02)
     said = "connections end before the other gateway answers"
 
     async def scenario() -> None:
@@ -246,7 +246,7 @@ def test_a_way_without_a_gateway_at_its_end_is_tried_on_and_told_once(
 
 
 def test_a_way_without_a_gateway_at_its_end_is_left_in_peace_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(peer_link, "FIRST_PAUSE_SECONDS", 3600.0)
 
     async def scenario() -> None:
         async with _without_peer() as (_, cable):
