@@ -135,7 +135,8 @@ def test_the_same_inputs_give_the_same_bits(worlds: Worlds, layout: str) -> None
 
 def test_bfloat16_weights_train_with_float32_main_parameters(worlds: Worlds) -> None:
     settings = replace(ADAM, learning_rate=1e-4)
-    job = Job(model_config(), LAYOUTS["tensor-data"], token_batch(), "supervised", (), 4, settings, dtype="bfloat16")
+    loss, layout = LossSettings(loss="supervised"), LAYOUTS["tensor-data"]
+    job = Job(model_config(), layout, token_batch(), loss, 4, settings, dtype="bfloat16")
     outcome = worlds.outcome(job)
     given = dict(weights(job.config))
     assert all(torch.equal(outcome.loaded[name], given[name].bfloat16()) for name in given)
