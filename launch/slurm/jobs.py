@@ -1,7 +1,8 @@
 """What becomes of a run's jobs: from one look at a site after another to events, and to the jobs that ended.
 
 A site that does not answer is UNKNOWN, never done: its jobs stay what they were. A job has ended where Slurm answers
-and says so, or no longer lists it.
+and says so, or no longer lists it. Once the run has finished, the launcher ends what is left of it: Slurm calls
+such a job CANCELLED, but it has done what it was for, and counts as COMPLETED.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ START_MARGIN_SECONDS = 60.0  # the controller, which counts for itself, is first
 class Jobs:
     """The jobs of a run as they were at the last look; `seen` by key, `silent` sites with what was said instead.
 
-    `told` are the keys of the jobs whose end was returned, `looked` the sites that answered or did not.
+    `told` are the keys of the jobs whose end was returned, `looked` the sites that answered or did not. `finished` says
+    that the run has: what is cancelled from then on did not fail.
     """
 
     slurm: SlurmRun
     events: EventLog
     seen: dict[str, Queued]
     silent: dict[str, str]
+    finished: bool = False
     told: set[str] = field(default_factory=set)
     looked: set[str] = field(default_factory=set)
 
@@ -53,6 +56,8 @@ class Jobs:
             if before is None:
                 return None  # not submitted
             after = before if before.ended else replace(before, state=GONE, reason="None", start=None)
+        if self.finished and after.state == "CANCELLED" and not (before and before.state == "CANCELLED"):
+            after = replace(after, state="COMPLETED", reason="None")
         if before is None or _told(after) != _told(before):
             self._write(site, job, after)
         self.seen[job.key] = after
@@ -127,4 +132,4 @@ def jobs_of(slurm: SlurmRun, events: EventLog, state: State) -> Jobs:
         for job in state.jobs
         if job["id"] is not None
     }
-    return Jobs(slurm, events, seen, dict(state.silent))
+    return Jobs(slurm, events, seen, dict(state.silent), finished=state.phase == "finished")

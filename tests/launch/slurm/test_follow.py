@@ -60,6 +60,25 @@ def test_jobs_that_outlive_the_run_are_cancelled(clusters, run):
     assert clusters.states()["gamma"] == ["CANCELLED"]
 
 
+def test_gang_that_the_launcher_ends_after_the_run_has_finished_counts_as_completed(clusters, run, capsys):
+    clusters.finish(run)
+    for site in ("beta", "gamma"):  # their gateways wait to be ended
+        clusters.turn(site, "RUNNING")
+    assert main(["resume"]) == 0
+    assert clusters.states() == {"alpha": ["COMPLETED"], "beta": ["CANCELLED"] * 2, "gamma": ["CANCELLED"]}
+    assert {job["state"] for job in json.loads(run.state.read_text())["jobs"]} == {"COMPLETED"}
+    assert "CANCELLED" not in (run.path / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    assert "gamma/gang  1  COMPLETED on a-n1" in capsys.readouterr().out
+
+
+def test_job_that_was_cancelled_while_the_run_went_on_is_not_called_completed(clusters, run):
+    clusters.turn("gamma", "CANCELLED")
+    assert main(["resume"]) == 1
+    assert "CANCELLED" in {job["state"] for job in json.loads(run.state.read_text())["jobs"]}
+
+
 def test_job_that_fails_ends_its_siblings_everywhere_and_says_why(clusters, run, capsys):
     there = clusters.directory(run, "gamma") / "logs"
     (there / "actor_generation-1.log").write_text("loading\nRuntimeError: no such device\n")
