@@ -23,7 +23,7 @@ from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from lab import pods, wan
 from lab.lab import Lab
 from lab.shape import Site
-from launch.links import links_of
+from launch.site_ways import links_of
 
 SITES = ("alpha", "beta", "gamma")
 INTERFACE = "eth0"  # of every node

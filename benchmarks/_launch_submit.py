@@ -13,8 +13,9 @@ from pathlib import Path
 from rich.console import Console
 
 from hetrl.problem import read_problem
+from launch.life import begin
 from launch.shell import Shell
-from launch.slurm.follow import submit_slurm
+from launch.verbs.submit import prepare
 from tests.launch.launch_cases import quick_plan
 
 
@@ -31,8 +32,9 @@ def main() -> None:
             trips.append({"site": shell.site, "program": argv[0], "start": start, "end": time.time()})
 
     Shell._spawn = timed  # type: ignore[method-assign, assignment]
-    config = Path("config.yaml")
-    code = submit_slurm(read_problem(config), quick_plan(), config, Console(stderr=True), yes=True, detach=True)
+    config, console = Path("config.yaml"), Console(stderr=True)
+    prepared = prepare(read_problem(config), quick_plan(), config, "slurm", console)
+    code = begin(prepared, quick_plan(), console, yes=True, detach=True)
     print(json.dumps({"code": code, "trips": trips}))
 
 

@@ -193,7 +193,7 @@ def _add_running(verbs: _Verbs) -> None:
     relay.add_argument("--secret", metavar="FILE", type=Path, help="default: ~/.config/hetrl/relay.secret")
     relay.add_argument("--connections", type=_count, default=512, help="open at once (default %(default)s)")
 
-    resume = _verb(verbs, "resume", "launch.slurm.follow:resume_command", "follow a run at Slurm sites again")
+    resume = _verb(verbs, "resume", "launch.verbs.runs:resume_command", "follow a run at Slurm sites again")
     _add_run(resume)
     resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 

@@ -1,43 +1,87 @@
-"""Who starts a run's processes, and what its follower needs of that: who ended, who lives, and an end for all."""
+"""Who starts a run's processes, and what its launcher needs of that: who ended, who lives, and an end for all."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from rich.console import Console
+
 from hetrl.describe.sites import SiteFile
+from hetrl.events import EventLog
+from launch.run_directory import Run
 from launch.shell import LOCAL
+from launch.state import State
+
+SLURM = "slurm"
+
+
+@dataclass(frozen=True)
+class Member:
+    """What was started at a site: a process (local) or a job (Slurm), its role, and what messages call it.
+
+    A process is GATEWAY, CONTROLLER, or of a task of the plan; a job is CONTROLLER where it holds that, else GANG or
+    ARRAY.
+    """
+
+    site: str
+    name: str
+    role: str
+    spoken: str
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A process (local) or job (Slurm) that ended: its exit code, negative for a signal.
+    """A member that ended: its exit code, negative for a signal; `how` is what Slurm calls the end of a job."""
 
-    `leads`: the run cannot go on without it. `how` is what Slurm calls the end, where that says more than the code.
-    """
-
-    site: str
-    process: str
+    member: Member
     code: int
-    leads: bool = False
     how: str = ""
 
 
 class Executor(Protocol):
-    """Starts a run's processes somewhere; `lag_seconds` is how old what `poll` returns may be."""
+    """Starts a run's processes somewhere; `lag_seconds` is how old what `poll` returns may be.
+
+    What it started goes on without this process where `outlives`. `elsewhere` says what of the run is not here.
+    """
 
     lag_seconds: float
+    outlives: bool
+    elsewhere: str
+
+    def start(self, interrupted: Callable[[], int | None]) -> None:
+        """Start what is not started yet; `interrupted` returns the signal that shall end this, once there is one."""
 
     def poll(self) -> Sequence[Exit]:
         """Return what ended since the last call, without waiting for anyone."""
 
-    def names(self) -> Sequence[str]:
+    def alive(self) -> Sequence[Member]:
         """Return what was alive at the last poll."""
+
+    def leave(self) -> None:
+        """Look no more; what does not outlive this process is ended."""
 
     def stop(self) -> Sequence[str]:
         """End everything of the run; return a line for each part that could not be ended."""
+
+
+MakeExecutor = Callable[
+    [EventLog, Callable[[], State]], Executor
+]  # from the launcher's events, and what they say so far
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that lies in its directory and is started nowhere yet.
+
+    `agree` returns whether it shall be, and may ask: it gets the console, and whether all answers are yes.
+    """
+
+    run: Run
+    executor: MakeExecutor
+    agree: Callable[[Console, bool], bool] = lambda console, always_yes: True
 
 
 def choose_executor(asked: str, sites: Sequence[SiteFile]) -> str:
@@ -48,4 +92,4 @@ def choose_executor(asked: str, sites: Sequence[SiteFile]) -> str:
     if asked != "auto":
         return asked
     here = shutil.which("sbatch") is not None
-    return "slurm" if any(site.ssh != LOCAL or (site.scratch and here) for site in sites) else "local"
+    return SLURM if any(site.ssh != LOCAL or (site.scratch and here) for site in sites) else LOCAL

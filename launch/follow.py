@@ -1,8 +1,7 @@
 """Follow a run until it ends: note exits, collect what the controller wrote, show it, and judge.
 
 repeat:
-    note the processes that exited          (before collecting: a writer that is gone has written all it will)
-    start a gateway again that was killed   (local; it holds nothing that its members do not hold too)
+    note what exited                        (before collecting: a writer that is gone has written all it will)
     collect events, show a line for each
     the user or another terminal ended it   -> cancelled
     the controller says finished            -> finished, once the members left or had time to
@@ -16,7 +15,6 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +22,8 @@ from typing import Any
 from hetrl.events import EventLog
 from launch.collect import Collector
 from launch.executor import Executor, Exit
-from launch.interrupts import Interrupts
-from launch.local import LocalExecutor
-from launch.render import GATEWAY, spoken
+from launch.interrupts import Interrupts, signal_name
+from launch.render import CONTROLLER, GATEWAY
 from launch.run_directory import Run
 from launch.show import from_here, log_tail, names_error, telling_line
 from launch.state import State
@@ -35,7 +32,6 @@ POLL_SECONDS = 0.1
 WORD_SECONDS = 5.0  # how long a failed member waits for the controller's own explanation
 LEAVE_SECONDS = 15.0  # how long members have to leave by themselves after the end
 CANCELLED = 128 + signal.SIGINT
-GATEWAY_RESTARTS = 100  # of one gateway: one that keeps crashing ends the run
 
 Show = Callable[[Mapping[str, Any], State], None]
 
@@ -72,25 +68,28 @@ class Watched:
     @property
     def bad_exit(self) -> Exit | None:
         """Return the first exit with an error, the controller's only where it is the only one."""
-        bad = sorted((gone for gone in self.exits if gone.code), key=lambda gone: gone.leads)
+        bad = sorted((gone for gone in self.exits if gone.code), key=_leads)
         return bad[0] if bad else None
 
     @property
     def leading_exit(self) -> Exit | None:
         """Return the exit of the controller, or of the job that it is in."""
-        return next((gone for gone in self.exits if gone.leads), None)
+        return next((gone for gone in self.exits if _leads(gone)), None)
+
+
+def _leads(gone: Exit) -> bool:
+    """Return whether the run cannot go on without this."""
+    return gone.member.role == CONTROLLER
 
 
 def follow(
     run: Run, executor: Executor, collector: Collector, events: EventLog, interrupts: Interrupts, show: Show
 ) -> Outcome:
     """Watch until the run has ended or shall end, and return how; stopping its processes is the caller's."""
-    watched, restarts = Watched([]), Counter[str]()
+    watched = Watched([])
     while True:
         exits = executor.poll()
         note_exits(events, exits)
-        if not collector.state.ended:
-            exits = [gone for gone in exits if not revived(gone, executor, events, restarts)]
         for event in collector.collect():
             show(event, collector.state)
         watched.add(exits, collector.state)
@@ -101,25 +100,10 @@ def follow(
         time.sleep(POLL_SECONDS)
 
 
-def revived(gone: Exit, executor: Executor, events: EventLog, restarts: Counter[str]) -> bool:
-    """Start a gateway again that a signal ended; return whether this was one. One that exits by itself says why.
-
-    The script of a Slurm job does this itself.
-    """
-    if not isinstance(executor, LocalExecutor) or gone.process != GATEWAY or gone.code >= 0:
-        return False
-    if restarts[gone.site] >= GATEWAY_RESTARTS:
-        return False
-    restarts[gone.site] += 1
-    process = executor.restart(gone.site, gone.process)
-    events.append("restarted", site=gone.site, process=process, signal=_signal_name(-gone.code))
-    return True
-
-
 def note_exits(events: EventLog, exits: Iterable[Exit]) -> None:
-    """Write an event for each process that ended."""
+    """Write an event for each process or job that ended."""
     for gone in exits:
-        events.append("process_exited", site=gone.site, process=gone.process, code=gone.code)
+        events.append("process_exited", site=gone.member.site, process=gone.member.name, code=gone.code)
 
 
 def judge(run: Run, watched: Watched, state: State, executor: Executor, now: float) -> Outcome | None:
@@ -127,7 +111,8 @@ def judge(run: Run, watched: Watched, state: State, executor: Executor, now: flo
     if state.phase == "cancelled":
         return Outcome("cancelled", CANCELLED, state.cause or "cancelled")
     if state.ended and watched.ended_at is not None:
-        if set(executor.names()) <= {GATEWAY} or now - watched.ended_at > _patience(state) + executor.lag_seconds:
+        left = {member.role for member in executor.alive()}  # a gateway is ended by us; the job that it is in ends it
+        if left <= {GATEWAY} or now - watched.ended_at > _patience(state) + executor.lag_seconds:
             return _ended(run, watched, state)
         return None
     if (leading := watched.leading_exit) is not None and now - watched.leaderless_at >= executor.lag_seconds:
@@ -148,7 +133,7 @@ def _ended(run: Run, watched: Watched, state: State) -> Outcome:
         return Outcome("finished", 0)
     cause = state.cause or "the controller gave no cause"
     bad = watched.bad_exit
-    if bad is not None and not bad.leads:
+    if bad is not None and not _leads(bad):
         cause += f"\n{explain(run, bad)}"
     else:
         cause += f"\nsee {from_here(run.path / 'logs')}"
@@ -159,30 +144,24 @@ def explain(run: Run, gone: Exit) -> str:
     """Return `alpha: actor_training rank 1 exited with code 1: <telling line>; see <log>`."""
     if gone.how:
         return _explain_job(run, gone)
-    log = run.log(gone.site, gone.process)
+    site, log = gone.member.site, run.log(gone.member.site, gone.member.name)
     how = f"exited with code {gone.code}"
     if gone.code < 0:
-        how = f"was ended by {_signal_name(-gone.code)}"
+        how = f"was ended by {signal_name(-gone.code)}"
         how += " (is this machine out of memory?)" if -gone.code == signal.SIGKILL else ""
     if gone.code == 0:
         how = "ended without a result"
     told = telling_line(log_tail(log))
-    return f"{gone.site}: {spoken(gone.process)} {how}{f': {told}' if told else ''}; see {from_here(log)}"
+    return f"{site}: {gone.member.spoken} {how}{f': {told}' if told else ''}; see {from_here(log)}"
 
 
 def _explain_job(run: Run, gone: Exit) -> str:
     """Return how a job ended, with the line of the site's logs that tells why: a member's before the job's own."""
-    logs = sorted((run.path / "logs" / gone.site).glob("*.log"), key=lambda log: log.name.startswith(gone.process))
-    said = f"{gone.site}: {gone.process} ({gone.how})"
+    site, job = gone.member.site, gone.member.name
+    logs = sorted((run.path / "logs" / site).glob("*.log"), key=lambda log: log.name.startswith(job))
+    said = f"{site}: {job} ({gone.how})"
     for log in logs:
         line = telling_line(log_tail(log))
         if names_error(line):
             return f"{said}: {line}; see {from_here(log)}"
-    return f"{said}; see {from_here(run.path / 'logs' / gone.site)}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"{said}; see {from_here(run.path / 'logs' / site)}"

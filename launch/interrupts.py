@@ -111,3 +111,11 @@ class Interrupts:
         else:
             self._ended_by = signal.SIGINT
         self._hold(False)
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGTERM` for 15."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,89 +22,143 @@ import psutil
 
 import hetrl
 from hetrl.errors import HetrlError
-from launch.executor import Exit
-from launch.render import CONTROLLER, Job, Process
-from launch.run_directory import Run
+from hetrl.events import EventLog
+from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
+from hetrl.runtime.wire.keys import make_run_keys
+from launch.executor import Exit, Member, Prepared
+from launch.interrupts import signal_name
+from launch.ports import LOOPBACK, free_ports, gateway_endpoints
+from launch.render import GATEWAY, VISIBLE, Command, Job, Store, commands, render, tasks_with_store
+from launch.run_directory import Run, create_run, stage, write_scripts
+from launch.site_ways import links_of, relay_secrets
+from launch.state import State
 
 GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL: a rollout server closes its workers in that time
 SWEEP_SECONDS = 3.0
+GATEWAY_RESTARTS = 100  # of one gateway: one that keeps crashing ends the run
 _SAME_CREATION_SECONDS = 2.0  # the system derives creation times from its boot time, which moves with the clock
 
 
+def prepare_local(problem: Problem, plan: Plan, config: Path) -> Prepared:
+    """Make the run directory with all that its sites read; nothing is started.
+
+    Raises UsageError for a port that is taken and for two sites without a way, HetrlError where the directory cannot
+    be written.
+    """
+    used = [site for site in problem.scenario.sites if site.name in plan.site_order]
+    gateways = gateway_endpoints(used)
+    links = links_of(used, gateways, plan.weight_sync.routes)
+    secrets = relay_secrets(site for site in used if links[site.name].relays)
+    keys = make_run_keys(plan.site_order)
+    gpus = {device.id: device.gpu for device in problem.topology.devices}
+    run = create_run(problem.experiment.name, config.read_text(), plan)
+    jobs = commands(render(plan, gpus, pick_stores(plan)), run.id, gpus, {site.name: site.prefix for site in used})
+    stage(run, problem.experiment, plan, gpus, gateways, keys, links, secrets)
+    write_scripts(run, jobs)
+    return Prepared(run, partial(LocalExecutor, run, jobs))
+
+
+def pick_stores(plan: Plan) -> dict[str, Store]:
+    """Return a free port of this machine for the store of every torch world."""
+    names = tasks_with_store(plan)
+    return {name: Store(LOOPBACK, port) for name, port in zip(names, free_ports(len(names)), strict=True)}
+
+
 class LocalExecutor:
-    """Starts, watches and stops the processes of one run."""
+    """Starts, watches and stops the processes of one run; `state` returns what its events say by then.
+
+    A gateway that a signal ended is started again: it holds nothing that its members do not hold too. One that exits
+    by itself says why. (The script of a Slurm job does this itself.)
+    """
 
     lag_seconds = 0.0
+    outlives = False
+    elsewhere = ""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, jobs: Sequence[Job[Command]], events: EventLog, state: Callable[[], State]) -> None:
         """Nothing is started yet."""
-        self._run = run
-        self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
-        self._started: dict[tuple[str, str], Process] = {}
+        self._run, self._jobs, self._events, self._state = run, jobs, events, state
+        self._running: dict[tuple[str, str], tuple[Command, subprocess.Popen[bytes]]] = {}
         self._leaders: list[psutil.Process] = []
+        self._restarts = Counter[str]()
+        self._stopped = False
 
-    def start(self, job: Job) -> list[dict[str, Any]]:
-        """Start every task of a job and return what identifies each process: name, pid and creation time."""
-        return [self._start(job.site, process) for process in job.tasks]
+    def start(self, interrupted: Callable[[], int | None] = lambda: None) -> None:
+        """Start every job and write what identifies each process: name, pid and creation time."""
+        for job in self._jobs:
+            processes = [self._start(job.site, command) for command in job.tasks]
+            self._events.append("submitted", site=job.site, job=job.name, job_kind=job.kind, processes=processes)
 
-    def restart(self, site: str, name: str) -> dict[str, Any]:
-        """Start a process that ended again, as it was, and return what identifies it."""
-        return self._start(site, self._started[site, name])
-
-    def _start(self, site: str, process: Process) -> dict[str, Any]:
-        with self._run.log(site, process.name).open("ab") as log:
+    def _start(self, site: str, command: Command) -> dict[str, Any]:
+        name = command.process.name
+        with self._run.log(site, name).open("ab") as log:
             try:
                 started = subprocess.Popen(
-                    [sys.executable if word == "python" else word for word in process.argv],
+                    [sys.executable if word == "python" else word for word in command.argv],
                     cwd=self._run.site(site),
-                    env=_environment({**process.environment, _DIRECTORY: str(self._run.site(site))}),
+                    env=_environment({**command.environment, _DIRECTORY: str(self._run.site(site))}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
             except OSError as error:
-                raise HetrlError(f"{site}: cannot start {process.name}: {error.strerror}: {error.filename}") from None
-        self._running[site, process.name] = started
-        self._started[site, process.name] = process
+                raise HetrlError(f"{site}: cannot start {name}: {error.strerror}: {error.filename}") from None
+        self._running[site, name] = command, started
         leader = psutil.Process(started.pid)
         self._leaders.append(leader)
-        return {"name": process.name, "pid": started.pid, "created": leader.create_time()}
+        return {"name": name, "pid": started.pid, "created": leader.create_time()}
 
     def poll(self) -> list[Exit]:
-        """Return the processes that ended since the last call."""
-        exits = [
-            Exit(site, name, code, leads=name == CONTROLLER)
-            for (site, name), process in self._running.items()
+        """Return the processes that ended since the last call, without the gateways that were started again."""
+        ended = [
+            (site, command, code)
+            for (site, _), (command, process) in self._running.items()
             if (code := process.poll()) is not None
         ]
-        for gone in exits:
-            del self._running[gone.site, gone.process]
-        return exits
+        for site, command, _ in ended:
+            del self._running[site, command.process.name]
+        return [
+            Exit(_member(site, command), code)
+            for site, command, code in ended
+            if not self._revived(site, command, code)
+        ]
 
-    def names(self) -> list[str]:
-        """Return the names of the processes that were running at the last poll."""
-        return [name for _, name in self._running]
+    def _revived(self, site: str, command: Command, code: int) -> bool:
+        """Start a gateway again that a signal ended while the run goes on; return whether this was one."""
+        over = self._stopped or self._state().ended
+        if command.process.role != GATEWAY or code >= 0 or over or self._restarts[site] >= GATEWAY_RESTARTS:
+            return False
+        self._restarts[site] += 1
+        self._events.append("process_exited", site=site, process=command.process.name, code=code)
+        process = self._start(site, command)
+        self._events.append("restarted", site=site, process=process, signal=signal_name(-code))
+        return True
+
+    def alive(self) -> list[Member]:
+        """Return the processes that were running at the last poll."""
+        return [_member(site, command) for (site, _), (command, _) in self._running.items()]
+
+    def leave(self) -> None:
+        """End every process of the run."""
+        self.stop()
 
     def stop(self) -> list[str]:
         """End every process of the run; when it returns none is left."""
+        self._stopped = True
         stop_processes(self._run, self._leaders)
         return []
 
 
-def prefixed(jobs: Iterable[Job], prefixes: Mapping[str, Sequence[str]]) -> tuple[Job, ...]:
-    """Return the jobs with the words that a site's file wants before every command, by site."""
-    return tuple(
-        replace(job, tasks=tuple(replace(task, argv=(*prefixes[job.site], *task.argv)) for task in job.tasks))
-        for job in jobs
-    )
+def _member(site: str, command: Command) -> Member:
+    process = command.process
+    return Member(site, process.name, process.role, process.spoken)
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
     """Return the launcher's environment with what a process adds, without what only the launcher should have."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("HETRL_") and name != _VISIBLE
-    }
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HETRL_") and name != VISIBLE}
     code = str(Path(hetrl.__file__).resolve().parent.parent)  # the members run the launcher's version
     paths = [code, *filter(None, [inherited.get("PYTHONPATH")])]
     return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1", "SPT_NOENV": "1", **added}
@@ -111,7 +166,6 @@ def _environment(added: Mapping[str, str]) -> dict[str, str]:
 
 # SPT_NOENV keeps setproctitle, which vLLM's workers use, from writing a title over the environment that the sweep
 # reads (https://github.com/dvarrazzo/py-setproctitle#environment-variables).
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DIRECTORY = "HETRL_SITE_DIRECTORY"
 
 

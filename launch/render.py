@@ -11,35 +11,20 @@ interpreter. Everything else that a process needs lies in that directory or in i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
-from hetrl.plan.plan import Plan, Replica, TaskPlan, node_of, site_of
+from hetrl.plan.plan import Plan, node_of, site_of
 
 CPU = "cpu"
 GATEWAY = "gateway"
 CONTROLLER = "controller"
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process: its name within the site, what it runs, what it adds to the environment, and its node (a slot)."""
-
-    name: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    node: str
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a site starts at once (`kind` gang) or task by task (`kind` array)."""
-
-    site: str
-    name: str
-    kind: str
-    tasks: tuple[Process, ...]
+GANG = "gang"
+ARRAY = "array"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -50,29 +35,155 @@ class Store:
     port: int
 
 
-def render(plan: Plan, gpu_by_device: Mapping[str, str], run: str, stores: Mapping[str, Store]) -> tuple[Job, ...]:
+@dataclass(frozen=True)
+class World:
+    """The torch world of a Megatron task: its devices in rank order, and its store where that is known beforehand."""
+
+    task: str
+    devices: tuple[str, ...]
+    store: Store | None = None
+
+    @cached_property
+    def by_node(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the devices of each node in rank order."""
+        found: dict[str, tuple[str, ...]] = {}
+        for device in self.devices:
+            found[node_of(device)] = (*found.get(node_of(device), ()), device)
+        return found
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: GATEWAY, CONTROLLER, or by the task that is its role a rank of a world or a generation replica.
+
+    `rank` is the rank, or the number of the replica; `devices` are those that it computes on, at the slot `node`.
+    """
+
+    role: str
+    rank: int | None
+    devices: tuple[str, ...]
+    world: World | None
+    node: str
+
+    @property
+    def name(self) -> str:
+        """Return the name within the site: `actor_training-1`."""
+        return self.role if self.rank is None else f"{self.role}-{self.rank}"
+
+    @property
+    def spoken(self) -> str:
+        """Return the name as messages say it: `actor_training rank 1`."""
+        return self.role if self.rank is None else f"{self.role} {'rank' if self.world else 'replica'} {self.rank}"
+
+    @property
+    def visible(self) -> tuple[str, ...]:
+        """Return the devices that it sees: a rank also those of its world's other ranks on the node."""
+        if self.world is None:
+            return self.devices
+        return self.world.by_node[self.node]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What starts a process: its words, and what it adds to the environment."""
+
+    process: Process
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of `scripts/<site>/*.json`."""
+        process = self.process
+        return {"name": process.name, "argv": self.argv, "environment": self.environment, "node": process.node}
+
+
+_Task = TypeVar("_Task", Process, Command)
+
+
+@dataclass(frozen=True)
+class Job(Generic[_Task]):
+    """What a site starts at once (`kind` GANG) or task by task (`kind` ARRAY): processes, or their commands."""
+
+    site: str
+    name: str
+    kind: str
+    tasks: tuple[_Task, ...]
+
+
+def render(plan: Plan, gpu_by_device: Mapping[str, str], stores: Mapping[str, Store]) -> tuple[Job[Process], ...]:
     """Return the jobs of all sites, the lead site's first.
 
     `stores` has the tasks of `tasks_with_store` whose address is known beforehand; the ranks of another one agree on it
     when they start (`hetrl.runtime.run.step`). Raises UsageError for what cannot be started (`check_startable`).
     """
     check_startable(plan)
-    gangs: dict[str, list[Process]] = {site: _site_processes(plan, site, run) for site in plan.site_order}
+    gangs = {site: _site_processes(plan, site) for site in plan.site_order}
     arrays: dict[tuple[str, str], list[Process]] = {}
     for name in tasks_with_store(plan):
-        task = plan.tasks[name]
-        gangs[site_of(task.devices[0])] += _ranks(name, task, gpu_by_device, run, stores.get(name))
-    array_devices = {device for group in plan.groups if group.job == "array" for device in group.devices}
-    for replica, process in _replicas(plan, gpu_by_device, run):
-        site = site_of(replica.devices[0])
+        ranks = _ranks(World(name, plan.tasks[name].rank_order(), stores.get(name)))
+        gangs[site_of(plan.tasks[name].devices[0])] += ranks
+    array_devices = {device for group in plan.groups if group.job == ARRAY for device in group.devices}
+    for replica in _replicas(plan):
+        site = site_of(replica.node)
         if array_devices.issuperset(replica.devices):
             shape = _array_name(gpu_by_device[replica.devices[0]], len(replica.devices))
-            arrays.setdefault((site, shape), []).append(process)
+            arrays.setdefault((site, shape), []).append(replica)
         else:
-            gangs[site].append(process)
-    jobs = [Job(site, "gang", "gang", tuple(processes)) for site, processes in gangs.items()]
-    jobs += [Job(site, name, "array", tuple(processes)) for (site, name), processes in arrays.items()]
+            gangs[site].append(replica)
+    jobs = [Job(site, GANG, GANG, tuple(processes)) for site, processes in gangs.items()]
+    jobs += [Job(site, name, ARRAY, tuple(processes)) for (site, name), processes in arrays.items()]
     return tuple(jobs)
+
+
+def commands(
+    jobs: Iterable[Job[Process]], run: str, gpu_by_device: Mapping[str, str], prefixes: Mapping[str, Sequence[str]]
+) -> tuple[Job[Command], ...]:
+    """Return the jobs with what starts their processes; `prefixes` has, by site, the words before every command."""
+
+    def command(process: Process, prefix: Sequence[str]) -> Command:
+        return Command(process, (*prefix, *argv_of(process)), environment_of(process, run, gpu_by_device))
+
+    return tuple(
+        Job(job.site, job.name, job.kind, tuple(command(process, prefixes[job.site]) for process in job.tasks))
+        for job in jobs
+    )
+
+
+def argv_of(process: Process) -> tuple[str, ...]:
+    """Return the words that a process runs."""
+    if process.role == GATEWAY:
+        return ("python", "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
+    if process.role == CONTROLLER:
+        return ("python", "-m", "hetrl.runtime.run.controller", ".")
+    if process.world is not None:
+        return ("python", "-m", "hetrl.runtime.run.trainer", ".", "--task", process.role)
+    return ("python", "-m", "hetrl.runtime.run.rollout", ".", "--replica", str(process.rank))
+
+
+def environment_of(
+    process: Process, run: str, gpu_by_device: Mapping[str, str], positions: Mapping[str, int] | None = None
+) -> dict[str, str]:
+    """Return what a process adds to the environment; a rank uses device HETRL_LOCAL_RANK of those it sees.
+
+    `positions` counts the devices that it is granted on its node, by id; without them they are counted as in the plan.
+    """
+    environment = {"HETRL_RUN": run}
+    seen = process.visible
+    if (world := process.world) is not None:
+        environment["HETRL_RANK"] = str(process.rank)
+        environment["HETRL_WORLD_SIZE"] = str(len(world.devices))
+        environment["HETRL_LOCAL_RANK"] = str(seen.index(process.devices[0]))
+        if world.store is not None:
+            environment |= {"HETRL_STORE_HOST": world.store.host, "HETRL_STORE_PORT": str(world.store.port)}
+    if all(gpu_by_device[device] == CPU for device in seen):
+        return {**environment, "OMP_NUM_THREADS": "1"}  # a `cpu` device is one core's share of a machine
+    numbers = (index_of(device) if positions is None else positions[device] for device in seen)
+    return {**environment, VISIBLE: ",".join(map(str, numbers))}
+
+
+def index_of(device: str) -> int:
+    """Return the number of a device on its node."""
+    return int(device.rsplit("/", 1)[1])
 
 
 def tasks_with_store(plan: Plan) -> tuple[str, ...]:
@@ -105,66 +216,26 @@ def check_startable(plan: Plan) -> None:
             raise UsageError(f'plan: site_order names "{site}", but no task has a device there; take it out')
 
 
-def spoken(process: str) -> str:
-    """Return a process name as messages say it: `actor_training-1` is `actor_training rank 1`."""
-    name, dash, number = process.rpartition("-")
-    if not dash or not number.isdigit():
-        return process
-    return f"{name} {'replica' if name == 'actor_generation' else 'rank'} {number}"
-
-
-def _site_processes(plan: Plan, site: str, run: str) -> list[Process]:
+def _site_processes(plan: Plan, site: str) -> list[Process]:
     """Return the gateway of a site and, at the lead site, the controller; neither owns a device."""
-    nodes = [node_of(device) for task in plan.tasks.values() for device in task.devices if site_of(device) == site]
-    environment = {"HETRL_RUN": run, "OMP_NUM_THREADS": "1"}
-    gateway = ("python", "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
-    processes = [Process(GATEWAY, gateway, environment, nodes[0])]
-    if site == plan.lead_site:
-        controller = ("python", "-m", "hetrl.runtime.run.controller", ".")
-        processes.append(Process(CONTROLLER, controller, environment, nodes[0]))
-    return processes
+    node = next(node_of(device) for task in plan.tasks.values() for device in task.devices if site_of(device) == site)
+    roles = (GATEWAY, CONTROLLER) if site == plan.lead_site else (GATEWAY,)
+    return [Process(role, None, (), None, node) for role in roles]
 
 
-def _ranks(
-    name: str, task: TaskPlan, gpu_by_device: Mapping[str, str], run: str, store: Store | None
-) -> Iterator[Process]:
-    """Yield the processes of a Megatron task in rank order; rank r uses device HETRL_LOCAL_RANK of those it sees."""
-    devices = task.rank_order()
-    by_node: dict[str, list[str]] = {}
-    for device in devices:
-        by_node.setdefault(node_of(device), []).append(device)
-    for rank, device in enumerate(devices):
-        node = node_of(device)
-        environment = {
-            "HETRL_RUN": run,
-            "HETRL_RANK": str(rank),
-            "HETRL_WORLD_SIZE": str(len(devices)),
-            "HETRL_LOCAL_RANK": str(by_node[node].index(device)),
-            **({"HETRL_STORE_HOST": store.host, "HETRL_STORE_PORT": str(store.port)} if store else {}),
-            **_compute_environment(by_node[node], gpu_by_device),
-        }
-        argv = ("python", "-m", "hetrl.runtime.run.trainer", ".", "--task", name)
-        yield Process(f"{name}-{rank}", argv, environment, node)
+def _ranks(world: World) -> Iterator[Process]:
+    """Yield the ranks of a world."""
+    for rank, device in enumerate(world.devices):
+        yield Process(world.task, rank, (device,), world, node_of(device))
 
 
-def _replicas(plan: Plan, gpu_by_device: Mapping[str, str], run: str) -> Iterator[tuple[Replica, Process]]:
-    """Yield each generation replica with its process."""
+def _replicas(plan: Plan) -> Iterator[Process]:
+    """Yield each generation replica."""
     for name, task in plan.tasks.items():
-        if task.engine != "vllm":
-            continue
-        for index, replica in enumerate(task.replicas):
-            argv = ("python", "-m", "hetrl.runtime.run.rollout", ".", "--replica", str(index))
-            environment = {"HETRL_RUN": run, **_compute_environment(replica.devices, gpu_by_device)}
-            yield replica, Process(f"{name}-{index}", argv, environment, node_of(replica.devices[0]))
-
-
-def _compute_environment(devices: list[str] | tuple[str, ...], gpu_by_device: Mapping[str, str]) -> dict[str, str]:
-    """Return what makes a process see these devices of one node, in this order."""
-    if all(gpu_by_device[device] == CPU for device in devices):
-        return {"OMP_NUM_THREADS": "1"}  # a `cpu` device is one core's share of a machine
-    return {"CUDA_VISIBLE_DEVICES": ",".join(device.rsplit("/", 1)[1] for device in devices)}
+        for number, replica in enumerate(task.replicas) if task.engine == "vllm" else ():
+            yield Process(name, number, replica.devices, None, node_of(replica.devices[0]))
 
 
 def _array_name(gpu: str, devices: int) -> str:
     """Return the name of an array: tasks of one array ask for the same resources."""
-    return f"array-{gpu}" if devices == 1 else f"array-{gpu}-x{devices}"
+    return f"{ARRAY}-{gpu}" + (f"-x{devices}" if devices > 1 else "")

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from hetrl.plan.plan import Plan
 from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.wire.keys import SiteKeys, write_keys
-from launch.render import Job
+from launch.render import ARRAY, Command, Job
 
 LAUNCHER = "launcher"
 HOLD_MARGIN_SECONDS = 60
@@ -155,13 +155,13 @@ def _age(path: Path) -> tuple[str, int]:
     return (match[1], int(match[2] or 1)) if match else ("", 0)
 
 
-def write_scripts(run: Run, jobs: Sequence[Job]) -> None:
+def write_scripts(run: Run, jobs: Sequence[Job[Command]]) -> None:
     """Write what each site starts: `gang.json` is a job, `array-*.json` the rows of its tasks."""
     for job in jobs:
         folder = run.path / "scripts" / job.site
         folder.mkdir(exist_ok=True)
-        rows = [asdict(process) for process in job.tasks]
-        replace_json(folder / f"{job.name}.json", rows if job.kind == "array" else {"kind": job.kind, "tasks": rows})
+        rows = [command.to_json() for command in job.tasks]
+        replace_json(folder / f"{job.name}.json", rows if job.kind == ARRAY else {"kind": job.kind, "tasks": rows})
 
 
 def stage(

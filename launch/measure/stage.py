@@ -24,10 +24,10 @@ from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.instruments.probe import PROBE_FILE, ProbeFile, gateway_file, most_seconds
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
-from launch.links import links_of, relay_secrets
 from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, RemoteJobs, RemoteTask
 from launch.ports import gateway_endpoints
 from launch.shell import Shell
+from launch.site_ways import links_of, relay_secrets
 from launch.slurm.render import python_of
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, resource_options, shape_of
 from launch.slurm.stage import fixed_endpoint, inventories_of, scratch_of, with_endpoint_files

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from hetrl.errors import GangTimeoutError
 from hetrl.events import EventLog
-from launch.executor import Exit
+from launch.executor import Exit, Member
+from launch.render import CONTROLLER, GANG
 from launch.slurm.commands import GONE, Queued
 from launch.slurm.poll import Look
 from launch.slurm.run import SlurmJob, SlurmRun, SlurmSite
@@ -65,13 +66,13 @@ class Jobs:
             return None
         self.told.add(job.key)
         reason = f" ({after.reason})" if after.reason not in ("None", "") else ""
-        return Exit(
-            site.name,
-            job.name,
-            int(after.state not in ("COMPLETED", GONE)),
-            leads=job.kind == "gang" and site == self.slurm.lead,
-            how=f"job {after.job_id} ended: {after.state}{reason}",
-        )
+        code = int(after.state not in ("COMPLETED", GONE))
+        return Exit(self._member(site, job), code, f"job {after.job_id} ended: {after.state}{reason}")
+
+    def _member(self, site: SlurmSite, job: SlurmJob) -> Member:
+        """Return a job with its role: that of the lead site's gang is the controller's."""
+        leads = job.kind == GANG and site == self.slurm.lead
+        return Member(site.name, job.name, CONTROLLER if leads else job.kind, job.name)
 
     def _write(self, site: SlurmSite, job: SlurmJob, found: Queued) -> None:
         start = None if found.start is None else round(found.start)
@@ -87,9 +88,9 @@ class Jobs:
             nodes=found.nodes,
         )
 
-    def alive(self) -> list[str]:
-        """Return `site/job` of what has not ended as far as is known."""
-        return [f"{site.name}/{job.name}" for site, job, found in self._known() if not found.ended]
+    def alive(self) -> list[Member]:
+        """Return what has not ended as far as is known."""
+        return [self._member(site, job) for site, job, found in self._known() if not found.ended]
 
     def _known(self) -> Iterator[tuple[SlurmSite, SlurmJob, Queued]]:
         for site in self.slurm.sites:

@@ -14,30 +14,16 @@ from dataclasses import dataclass
 from hetrl.describe.sites import SiteFile
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
-from hetrl.runtime.run.step import Row
-from launch.render import Process, render
+from launch.render import ARRAY, GANG, Process, index_of, render
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, shape_of
-
-GANG = "gang"
-ARRAY = "array"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A process with the device ids that it uses (none: the gateway, the controller)."""
+    """A process, and where each device of its node stands among those that Slurm grants there."""
 
     process: Process
-    devices: tuple[str, ...]
-
-    def row(self, positions: Mapping[str, int]) -> Row:
-        """Return what its node starts; `positions` counts the devices that Slurm grants there, by id."""
-        environment = dict(self.process.environment)
-        if _VISIBLE in environment:
-            ids = (f"{self.process.node}/{index}" for index in environment[_VISIBLE].split(","))
-            environment[_VISIBLE] = ",".join(str(positions[device]) for device in ids)
-        world = self.process.name.rpartition("-")[0] if "HETRL_RANK" in environment else None
-        return Row(self.process.name, self.process.argv, environment, world)
+    positions: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -50,10 +36,10 @@ class Component:
 
 @dataclass(frozen=True)
 class Step:
-    """Processes that one srun starts: their rows, and how many stand on which node of the job."""
+    """Processes that one srun starts, and how many stand on which node of the job."""
 
     name: str
-    rows: tuple[Row, ...]
+    members: tuple[Placed, ...]
     tasks_by_node: Mapping[int, int]
     component: int = 0
 
@@ -74,89 +60,73 @@ class ArrayLayout:
     site: str
     name: str
     shape: Shape
-    tasks: tuple[tuple[Row, ...], ...]
+    tasks: tuple[tuple[Placed, ...], ...]
 
 
 def layouts(
-    plan: Plan, topology: Topology, files: Mapping[str, SiteFile], run: str
+    plan: Plan, topology: Topology, files: Mapping[str, SiteFile]
 ) -> tuple[tuple[GangLayout, ...], tuple[ArrayLayout, ...]]:
     """Return the gang of every site, the lead site's first, and the arrays.
 
     Raises UsageError for a plan that cannot be started (`launch.render.check_startable`).
     """
     gpus = {device.id: device.gpu for device in topology.devices}
-    gangs: dict[str, list[Placed]] = {}
-    arrays: dict[str, list[Placed]] = {site: [] for site in plan.site_order}
-    for job in render(plan, gpus, run, {}):
-        placed = [Placed(process, _devices_of(plan, process.name)) for process in job.tasks]
+    gangs: dict[str, list[Process]] = {}
+    arrays: dict[str, list[Process]] = {site: [] for site in plan.site_order}
+    for job in render(plan, gpus, {}):
         if job.kind == GANG:
-            gangs[job.site] = placed
+            gangs[job.site] = [*job.tasks]
         else:
-            arrays[job.site] += placed
+            arrays[job.site] += job.tasks
     found: list[ArrayLayout] = []
-    for site, placed in arrays.items():
+    for site, alone in arrays.items():
         if files[site].allocation == "node":
             # A gateway alone would keep one node from every job that wants it as a whole.
-            taken = {one.process.node for one in gangs[site] if one.devices} or {placed[0].process.node}
-            gangs[site] += [one for one in placed if one.process.node in taken]
-            placed = [one for one in placed if one.process.node not in taken]
-        found += _arrays(files[site], topology, placed)
-    return tuple(_gang(files[site], topology, placed) for site, placed in gangs.items()), tuple(found)
-
-
-def _devices_of(plan: Plan, process: str) -> tuple[str, ...]:
-    """Return the devices of a rank or a replica by its name, none for the gateway and the controller."""
-    name, _, number = process.rpartition("-")
-    if name not in plan.tasks:
-        return ()
-    task = plan.tasks[name]
-    return task.replicas[int(number)].devices if task.engine == "vllm" else (task.rank_order()[int(number)],)
+            taken = {one.node for one in gangs[site] if one.devices} or {alone[0].node}
+            gangs[site] += [one for one in alone if one.node in taken]
+            alone = [one for one in alone if one.node not in taken]
+        found += _arrays(files[site], topology, alone)
+    return tuple(_gang(files[site], topology, processes) for site, processes in gangs.items()), tuple(found)
 
 
 def _positions(file: SiteFile, devices: Iterable[str]) -> dict[str, int]:
     """Return where each device stands among those that Slurm grants on its node: all of it, or only those in use."""
-    used = sorted(set(devices), key=_index)
+    used = sorted(set(devices), key=index_of)
     if file.allocation == "node":
-        return {device: _index(device) for device in used}
+        return {device: index_of(device) for device in used}
     return {device: position for position, device in enumerate(used)}
 
 
-def _index(device: str) -> int:
-    return int(device.rsplit("/", 1)[1])
-
-
-def _gang(file: SiteFile, topology: Topology, placed: Sequence[Placed]) -> GangLayout:
+def _gang(file: SiteFile, topology: Topology, processes: Sequence[Process]) -> GangLayout:
     """Lay a site's gang out; a site with arrays only has the gateway on one node."""
     used: dict[str, list[str]] = {}
-    for one in placed:
+    for one in processes:
         if one.devices:
-            used.setdefault(one.process.node, []).extend(one.devices)
+            used.setdefault(one.node, []).extend(one.devices)
     positions = {slot: _positions(file, devices) for slot, devices in used.items()}
     slots_by_shape: dict[Shape, list[str]] = {}
     for slot in used:
         shape = shape_of(file, topology.node_by_id[slot], len(positions[slot]))
         slots_by_shape.setdefault(shape, []).append(slot)
     components = [Component(shape, tuple(slots)) for shape, slots in slots_by_shape.items()]
-    components = components or [Component(GATEWAY_SHAPE, (placed[0].process.node,))]
+    components = components or [Component(GATEWAY_SHAPE, (processes[0].node,))]
     steps: list[Step] = []
-    for name, members in _by_step(placed).items():
+    for name, members in _by_step(processes).items():
         steps += _steps(name, members, components, positions)
     return GangLayout(file.name, tuple(components), tuple(steps))
 
 
-def _by_step(placed: Iterable[Placed]) -> dict[str, list[Placed]]:
+def _by_step(processes: Iterable[Process]) -> dict[str, list[Process]]:
     """Group the processes by step: the ranks of a task are one, everything else stands alone."""
-    steps: dict[str, list[Placed]] = {}
-    for one in placed:
-        name = one.process.name
-        is_rank = "HETRL_RANK" in one.process.environment
-        steps.setdefault(name.rpartition("-")[0] if is_rank else name, []).append(one)
+    steps: dict[str, list[Process]] = {}
+    for one in processes:
+        steps.setdefault(one.world.task if one.world else one.name, []).append(one)
     return steps
 
 
 def _steps(
     name: str,
-    members: Sequence[Placed],
+    members: Sequence[Process],
     components: Sequence[Component],
     positions: Mapping[str, Mapping[str, int]],
 ) -> list[Step]:
@@ -167,39 +137,39 @@ def _steps(
             (slot, component) for component, one in enumerate(components) for slot in one.slots
         )
     }
-    found: dict[int, list[tuple[int, Row]]] = {}
+    found: dict[int, list[tuple[int, Placed]]] = {}
     for one in members:
         # Gateway and controller own no device; they stand on the first node.
-        number, component = place[one.process.node] if one.devices else (0, 0)
-        found.setdefault(component, []).append((number, one.row(positions.get(one.process.node, {}))))
+        number, component = place[one.node] if one.devices else (0, 0)
+        found.setdefault(component, []).append((number, Placed(one, positions.get(one.node, {}))))
     steps = []
     for component, numbered in sorted(found.items()):
         numbered.sort(key=lambda pair: pair[0])  # srun counts tasks node by node; the order of ranks stays in each
         tasks = Counter(number for number, _ in numbered)
         step = name if len(found) == 1 else f"{name}.{component}"
-        steps.append(Step(step, tuple(row for _, row in numbered), dict(tasks), component))
+        steps.append(Step(step, tuple(placed for _, placed in numbered), dict(tasks), component))
     return steps
 
 
-def _arrays(file: SiteFile, topology: Topology, placed: Sequence[Placed]) -> list[ArrayLayout]:
+def _arrays(file: SiteFile, topology: Topology, replicas: Sequence[Process]) -> list[ArrayLayout]:
     """Return the arrays of a site: a task per replica, or per node where whole nodes are granted."""
     whole = file.allocation == "node"
-    units: dict[str, list[Placed]] = {}
-    for one in placed:
-        units.setdefault(one.process.node if whole else one.process.name, []).append(one)
-    tasks: dict[tuple[Shape, tuple[int, ...]], list[tuple[Row, ...]]] = {}
+    units: dict[str, list[Process]] = {}
+    for one in replicas:
+        units.setdefault(one.node if whole else one.name, []).append(one)
+    tasks: dict[tuple[Shape, tuple[int, ...]], list[tuple[Placed, ...]]] = {}
     for unit in units.values():
         devices = [device for one in unit for device in one.devices]
-        shape = shape_of(file, topology.node_by_id[unit[0].process.node], len(devices))
+        shape = shape_of(file, topology.node_by_id[unit[0].node], len(devices))
         positions = _positions(file, devices)
         sizes = tuple(sorted(len(one.devices) for one in unit))
-        tasks.setdefault((shape, sizes), []).append(tuple(one.row(positions) for one in unit))
+        tasks.setdefault((shape, sizes), []).append(tuple(Placed(one, positions) for one in unit))
     arrays, named = [], Counter[str]()
-    for (shape, sizes), rows in tasks.items():
+    for (shape, sizes), placed in tasks.items():
         name = _array_name(shape, sizes)
         named[name] += 1
         name += f"-shape{named[name]}" if named[name] > 1 else ""  # the same GPUs on nodes of another size
-        arrays.append(ArrayLayout(file.name, name, shape, tuple(rows)))
+        arrays.append(ArrayLayout(file.name, name, shape, tuple(placed)))
     return arrays
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from hetrl.errors import UsageError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.runtime.run.step import Row
-from launch.render import CONTROLLER, CPU, GATEWAY, spoken
-from launch.slurm.layout import ARRAY, GANG, ArrayLayout, GangLayout, Step, layouts
+from launch.render import ARRAY, CONTROLLER, CPU, GANG, GATEWAY, Process, argv_of, environment_of
+from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
 from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "slurm_templates"
@@ -76,6 +77,23 @@ class _Run:
     files: Mapping[str, SiteFile]
     templates: jinja2.Environment
 
+    @cached_property
+    def gpu_by_device(self) -> Mapping[str, str]:
+        """Return the catalogue GPU of every device."""
+        return {device.id: device.gpu for device in self.problem.topology.devices}
+
+    def rows(self, placed: Sequence[Placed]) -> tuple[Row, ...]:
+        """Return what the nodes of these processes start."""
+        return tuple(
+            Row(
+                one.process.name,
+                argv_of(one.process),
+                environment_of(one.process, self.id, self.gpu_by_device, one.positions),
+                one.process.world.task if one.process.world else None,
+            )
+            for one in placed
+        )
+
     def options(self, site: str, shape: Shape, nodes: int) -> tuple[str, ...]:
         """Return what sbatch is asked for so many nodes."""
         walltime = self.problem.experiment.launch.walltime
@@ -97,7 +115,7 @@ def site_scripts(
     """
     files = {site.name: site for site in problem.scenario.sites}
     run = _Run(run_id, problem, directories, inventories, files, _environment(templates))
-    gangs, arrays = layouts(plan, problem.topology, files, run_id)
+    gangs, arrays = layouts(plan, problem.topology, files)
     tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
     scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
     for array in arrays:
@@ -143,7 +161,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
         kind=GANG,
         key=_key(run, gang.site, GANG),
         text=_text(run, gang.site, GANG, GANG, "%j", more),
-        rows={step.name: step.rows for step in gang.steps},
+        rows={step.name: run.rows(step.members) for step in gang.steps},
         gang_timeout_seconds=run.problem.experiment.launch.gang_timeout_seconds,
         nodes=sum(len(one.slots) for one in gang.components),
         gpus=sum(one.shape.gpus * len(one.slots) for one in gang.components),
@@ -155,17 +173,17 @@ def _start(step: Step, mpi: str, heterogeneous: bool) -> str:
     """Return the line that starts a step."""
     places = [f"{node}:{tasks}" for node, tasks in step.tasks_by_node.items()]
     options = ["--gres=none"] if step.name == CONTROLLER else []
-    options += [f"--mpi={mpi if any(row.world for row in step.rows) else 'none'}"]
+    options += [f"--mpi={mpi if step.members[0].process.world else 'none'}"]
     options += [f"--het-group={step.component}"] if heterogeneous else []
     return shlex.join(["start", step.name, *places, "--", *options])
 
 
 def _array(run: _Run, array: ArrayLayout) -> SiteScript:
     per_task, tasks = len(array.tasks[0]), len(array.tasks)
-    names = [row.name for rows in array.tasks for row in rows]
+    replicas = [one.process for task in array.tasks for one in task]
     job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {array.site}, each on a {_nodes(array.shape, 1)}"
     more = {
-        "head": _head(run, f"{job}: {_ranges(names)}."),
+        "head": _head(run, f"{job}: {_ranges(replicas)}."),
         "resources": sbatch_lines(run.options(array.site, array.shape, 1)),
         "processes": per_task,
         "last": tasks - 1,
@@ -176,7 +194,7 @@ def _array(run: _Run, array: ArrayLayout) -> SiteScript:
         kind=ARRAY,
         key=_key(run, array.site, array.name),
         text=_text(run, array.site, ARRAY, array.name, "%A_%a", more),
-        rows={str(index): rows for index, rows in enumerate(array.tasks)},
+        rows={str(index): run.rows(task) for index, task in enumerate(array.tasks)},
         gang_timeout_seconds=run.problem.experiment.launch.gang_timeout_seconds,
         nodes=tasks,
         gpus=tasks * array.shape.gpus,
@@ -249,29 +267,23 @@ def _nodes(shape: Shape, count: int) -> str:
 
 def _contents(steps: Sequence[Step]) -> str:
     """Say what the steps of a gang are: `gateway, controller, actor_training (8 ranks)`."""
-    ranks: dict[str, int] = {}
-    others = []
-    for step in steps:
-        if world := step.rows[0].world:
-            ranks[world] = ranks.get(world, 0) + len(step.rows)
-        else:
-            others.append(step.name)
+    processes = [one.process for step in steps for one in step.members]
+    fixed = [process.role for process in processes if process.role in (GATEWAY, CONTROLLER)]
+    ranks = Counter(process.role for process in processes if process.world)
     training = [f"{task} ({count} {'rank' if count == 1 else 'ranks'})" for task, count in ranks.items()]
-    fixed = [name for name in others if name in (GATEWAY, CONTROLLER)]
-    replicas = [name for name in others if name not in fixed]
+    replicas = [process for process in processes if process.rank is not None and process.world is None]
     return ", ".join([*fixed, *training, *([_ranges(replicas)] if replicas else [])])
 
 
-def _ranges(names: Sequence[str]) -> str:
+def _ranges(replicas: Sequence[Process]) -> str:
     """Say which replicas: `actor_generation replicas 0-7, 9`."""
-    numbers = sorted(int(name.rpartition("-")[2]) for name in names)
-    if len(numbers) == 1:
-        return spoken(names[0])
+    if len(replicas) == 1:
+        return replicas[0].spoken
     runs: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(replica.rank or 0 for replica in replicas):
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
         else:
             runs.append([number, number])
     shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"{spoken(names[0]).rpartition(' ')[0]}s {shown}"
+    return f"{replicas[0].role} replicas {shown}"

@@ -1,4 +1,4 @@
-"""Prepare a run for Slurm: the run directory with what each site's own directory will hold, scripts included."""
+"""Stage a run for Slurm: the run directory with what each site's own directory will hold, scripts included."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from hetrl.problem import Problem
 from hetrl.runtime.gateway.ways import SiteLinks, Way
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, peer_endpoint
 from hetrl.runtime.wire.keys import make_run_keys
-from launch.links import links_of, relay_secrets
 from launch.ports import LOOPBACK
 from launch.run_directory import Run, create_run, stage
+from launch.shell import LOCAL
+from launch.site_ways import links_of, relay_secrets
 from launch.slurm.render import SiteScript, site_scripts
 from launch.slurm.run import Carried, SlurmJob, SlurmRun, SlurmSite
 
@@ -29,7 +30,7 @@ SCRATCH_OF_DRY_RUNS = "/scratch"
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Staged:
     """A run that can be submitted; `directories` are where each site's directory goes at its cluster."""
 
     run: Run
@@ -38,7 +39,7 @@ class Prepared:
     carried: tuple[Carried, ...]
 
 
-def prepare_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = False) -> Prepared:
+def stage_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = False) -> Staged:
     """Make the run directory with all that its sites read; nothing is copied or submitted.
 
     A dry run does without the secrets of relays, and takes /scratch where a site's file names no directory. Raises
@@ -61,20 +62,20 @@ def prepare_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool =
     listen = {site.name: {"interface": site.interface, "port": site.gateway_port} for site in used}
     stage(run, problem.experiment, plan, gpus, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
     write_site_scripts(run, scripts)
-    return Prepared(run, scripts, directories, tuple(carried_files(links, directories)))
+    return Staged(run, scripts, directories, tuple(carried_files(links, directories)))
 
 
-def describe(problem: Problem, prepared: Prepared, site_order: Sequence[str]) -> SlurmRun:
-    """Write `slurm.json` of a prepared run and return what it says."""
+def describe(problem: Problem, staged: Staged, site_order: Sequence[str]) -> SlurmRun:
+    """Write `slurm.json` of a staged run and return what it says."""
     files = {site.name: site for site in problem.scenario.sites}
     sites = tuple(
         SlurmSite(
             name,
             files[name].ssh,
-            prepared.directories[name],
+            staged.directories[name],
             tuple(
                 SlurmJob(script.name, script.kind, script.key, script.nodes, script.gpus, script.array_tasks)
-                for script in prepared.scripts
+                for script in staged.scripts
                 if script.site == name
             ),
             files[name].cluster,
@@ -82,8 +83,8 @@ def describe(problem: Problem, prepared: Prepared, site_order: Sequence[str]) ->
         for name in site_order
     )
     launch = problem.experiment.launch
-    described = SlurmRun(sites, prepared.carried, launch.poll_seconds, launch.gang_timeout_seconds)
-    replace_json(prepared.run.slurm, asdict(described))
+    described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.gang_timeout_seconds)
+    replace_json(staged.run.slurm, asdict(described))
     return described
 
 
@@ -152,17 +153,17 @@ def sbatch_argv(directory: str, script: SiteScript) -> tuple[str, ...]:
     return ("sbatch", "--parsable", f"{directory}/scripts/{script.name}.sbatch")
 
 
-def dry_run_text(prepared: Prepared, files: Mapping[str, SiteFile]) -> str:
+def dry_run_text(staged: Staged, files: Mapping[str, SiteFile]) -> str:
     """Return what would be run at every site: the copy of its directory, and its sbatch lines."""
     lines = []
-    for site, directory in prepared.directories.items():
+    for site, directory in staged.directories.items():
         host = files[site].ssh
-        target = directory if host == "local" else f"{host}:{directory}"
-        source = prepared.run.site(site)
-        lines += [f"# {site}{'' if host == 'local' else f', on {host}'}", f"rsync -a {source}/ {shlex.quote(target)}/"]
+        target = directory if host == LOCAL else f"{host}:{directory}"
+        source = staged.run.site(site)
+        lines += [f"# {site}{'' if host == LOCAL else f', on {host}'}", f"rsync -a {source}/ {shlex.quote(target)}/"]
         lines += [
             f"{shlex.join(sbatch_argv(directory, script))}  # {_size(script)}"
-            for script in prepared.scripts
+            for script in staged.scripts
             if script.site == site
         ]
     return "\n".join(lines)

@@ -1,26 +1,24 @@
-"""Watch a run at its Slurm sites: a thread per site looks every so often, and copies home what was written.
+"""Look at a run's Slurm sites, and end its jobs there: for its executor, and for `status`, `logs` and `cancel`.
 
-thread of a site, every poll_seconds:    one command: its jobs, and the new bytes of its files
-                                         files into the copies here; endpoints on to the sites that wait for them
-poll(), whenever the follower likes:     looks that came in -> events, and the jobs that ended
+A look is one command at a site: what Slurm says of the jobs, and the new bytes of their files.
 """
 
 from __future__ import annotations
 
-import queue
 import shlex
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
-from hetrl.errors import HetrlError
+from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
 from hetrl.events import EventLog
-from launch.executor import Exit
+from launch.collect import Collector
 from launch.run_directory import Run
-from launch.slurm.commands import cancel_script, parse_cancelled
+from launch.show import job_standing
+from launch.slurm.commands import ENDED, GONE, cancel_script, parse_cancelled
 from launch.slurm.discover import at_every_site
 from launch.slurm.files import Mirror
-from launch.slurm.jobs import Jobs, jobs_of
+from launch.slurm.jobs import jobs_of
 from launch.slurm.poll import Look, parse_poll, poll_script
 from launch.slurm.run import SlurmRun, SlurmSite
 from launch.state import State
@@ -28,58 +26,6 @@ from launch.state import State
 LOOK_SECONDS = 60.0
 CANCEL_SECONDS = 120.0
 CARRY_SECONDS = 30.0
-
-
-class SlurmExecutor:
-    """Watches and stops the jobs of one run; `state` returns what its events say by then."""
-
-    def __init__(self, run: Run, slurm: SlurmRun, events: EventLog, state: Callable[[], State]) -> None:
-        """Look at nothing yet."""
-        self.lag_seconds = slurm.poll_seconds
-        self._run, self._slurm, self._state = run, slurm, state
-        self._jobs: Jobs = jobs_of(slurm, events, state())
-        self._looks: queue.SimpleQueue[tuple[SlurmSite, Look]] = queue.SimpleQueue()
-        self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
-
-    def poll(self) -> list[Exit]:
-        """Return the jobs whose end was seen since the last call.
-
-        Raises GangTimeoutError where some have waited with their nodes for others for too long.
-        """
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._watch, args=(site,), daemon=True) for site in self._slurm.sites
-            ]
-            for thread in self._threads:
-                thread.start()
-        if self._state().phase == "starting":  # before the looks: what came with the last ones has been collected
-            self._jobs.check_start(self._slurm.gang_timeout_seconds)
-        exits: list[Exit] = []
-        while not self._looks.empty():
-            exits += self._jobs.note(*self._looks.get())
-        return exits
-
-    def names(self) -> list[str]:
-        """Return `site/job` of what has not ended as far as is known."""
-        return self._jobs.alive()
-
-    def leave(self) -> None:
-        """Look no more; the jobs go on."""
-        self._over.set()
-
-    def stop(self) -> list[str]:
-        """Cancel every job at every site; return a line for each site where some may live on."""
-        self.leave()
-        _, remains = cancel_everywhere(self._slurm)
-        return remains
-
-    def _watch(self, site: SlurmSite) -> None:
-        carried: dict[str, bytes] = {}
-        while not self._over.is_set():
-            self._looks.put((site, look_at(self._run, site)))
-            carry(self._run, self._slurm, site, carried)
-            self._over.wait(self._slurm.poll_seconds)
 
 
 def look_at(run: Run, site: SlurmSite, logs: bool = True) -> Look:
@@ -118,6 +64,18 @@ def carry(run: Run, slurm: SlurmRun, site: SlurmSite, carried: dict[str, bytes])
         carried[each.destination] = data
 
 
+def refresh(run: Run, slurm: SlurmRun, source: str, logs: bool = False) -> State:
+    """Look at every site once and return the run's state; `source` names the verb in the events."""
+    collector = Collector(run, slurm.lead.name)
+    collector.collect()
+    looks, _ = at_every_site(slurm.sites, lambda site: look_at(run, site, logs))
+    jobs = jobs_of(slurm, EventLog(run.events, source), collector.state)
+    for site in slurm.sites:
+        jobs.note(site, looks[site.name])
+    collector.collect()
+    return collector.state
+
+
 def cancel_everywhere(slurm: SlurmRun, remove: bool = False) -> tuple[int, list[str]]:
     """Cancel the jobs of the run at all sites; return how many there were, and a line for each site not done.
 
@@ -131,3 +89,45 @@ def cancel_everywhere(slurm: SlurmRun, remove: bool = False) -> tuple[int, list[
     answers, errors = at_every_site(slurm.sites, cancel)
     remains = [said for _, said in answers.values() if said] + [str(error) for error in errors]
     return sum(count for count, _ in answers.values()), remains
+
+
+def fetch_logs(run: Run, slurm: SlurmRun) -> None:
+    """Bring every log home as far as it is written; a site that cannot be reached is left out."""
+    waiting = list(slurm.sites)
+    while waiting:
+        looks, _ = at_every_site(waiting, lambda site: look_at(run, site))
+        waiting = [site for site in waiting if not looks[site.name].complete]
+
+
+def living_jobs(state: State) -> list[Mapping[str, Any]]:
+    """Return the jobs that have not ended as far as is known."""
+    return [job for job in state.jobs if job["id"] is not None and job["state"] not in (*ENDED, GONE)]
+
+
+def job_rows(state: State) -> Iterator[tuple[str, str]]:
+    """Yield what `status` shows of each job as (name, value) rows."""
+    for job in state.jobs:
+        number = f"{job['id']}  " if job["id"] is not None else ""
+        standing = job_standing(job)
+        if job["site"] in state.silent:
+            standing = f"UNKNOWN, was {standing}"
+        yield "job", f"{job['site']}/{job['name']}  {number}{standing}"
+    yield from (("silent", said) for said in state.silent.values())
+
+
+def cancel_jobs(run: Run, slurm: SlurmRun) -> str:
+    """Cancel a run at every site and return what was done.
+
+    Raises PartialError where some sites could not be reached, SiteUnreachableError where none could: the message says
+    what may live on. The run counts as cancelled all the same, and a second `cancel` tries the others again.
+    """
+    state = refresh(run, slurm, "cancel")
+    if not state.ended:
+        EventLog(run.events, "cancel").append("cancelled", cause="cancelled with hetrl cancel")
+    count, remains = cancel_everywhere(slurm)
+    state = refresh(run, slurm, "cancel")
+    done = f"{run.id} is {state.phase}; {count} job{'' if count == 1 else 's'} cancelled"
+    if not remains:
+        return done
+    kind = SiteUnreachableError if len(remains) == len(slurm.sites) else PartialError
+    raise kind("\n".join([f"{done}; what follows may live on, cancel again when it answers:", *remains]))

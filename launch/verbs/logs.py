@@ -13,7 +13,7 @@ from launch.local import processes_of
 from launch.run_directory import Run, find_run, lead_site_of
 from launch.show import log_tail
 from launch.slurm.run import SlurmRun, read_slurm_run
-from launch.slurm.verbs import fetch_logs, living_jobs, refresh
+from launch.slurm.watch import fetch_logs, living_jobs, refresh
 
 FOLLOW_SECONDS = 0.2
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -13,10 +14,11 @@ from rich.console import Console
 from hetrl.describe.experiment import Experiment
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from launch.collect import log_planned
-from launch.local import carrying
-from launch.render import Job, Process
+from launch.follow import Outcome
+from launch.life import live
+from launch.local import LocalExecutor, carrying
+from launch.render import Command, Job, Process, World
 from launch.run_directory import Run, create_run
-from launch.verbs.submit import launch
 
 ROOT = Path(__file__).parents[2]
 SLEEPER = "import time; time.sleep(600)"
@@ -86,14 +88,24 @@ def quick_run() -> Run:
     return run
 
 
-def job(run: Run, site: str, **programs: str) -> Job:
-    """Return a gang job whose processes run these Python programs; `__` in a name stands for a dash."""
-    environment = {"HETRL_RUN": run.id}
+def job(run: Run, site: str, **programs: str) -> Job[Command]:
+    """Return a gang job whose processes run these Python programs; `role__1` is rank 1 of a task."""
     tasks = [
-        Process(name.replace("__", "-"), ("python", "-c", code), environment, f"{site}/{site}-0")
-        for name, code in programs.items()
+        Command(member(site, name), ("python", "-c", code), {"HETRL_RUN": run.id}) for name, code in programs.items()
     ]
     return Job(site, "gang", "gang", tuple(tasks))
+
+
+def member(site: str, name: str) -> Process:
+    role, _, rank = name.partition("__")
+    return Process(role, int(rank) if rank else None, (), World(role, ()) if rank else None, f"{site}/{site}-0")
+
+
+def launch(run: Run, jobs: Sequence[Job[Command]], console: Console) -> Outcome:
+    """Start all jobs here and follow the run to its end."""
+    outcome, remains, _ = live(run, quick_plan(), partial(LocalExecutor, run, jobs), console)
+    assert not remains
+    return outcome
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
@@ -116,6 +128,6 @@ def drive(programs: dict[str, str]) -> None:
     """Be a launcher of its own: start a run with these programs at alpha and follow it (for tests of signals)."""
     run = quick_run()
     print(run.id, flush=True)
-    outcome = launch(run, quick_plan(), [job(run, "alpha", **programs)], Console(), 9)
+    outcome = launch(run, [job(run, "alpha", **programs)], Console())
     print(outcome.phase, outcome.cause, flush=True)
     sys.exit(outcome.exit_code)

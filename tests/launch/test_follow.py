@@ -8,16 +8,17 @@ import pytest
 from hetrl.events import read_lines
 from launch import follow, local
 from launch.local import stop_processes
-from launch.verbs.submit import launch
+from launch.render import Command, Job
 from tests.launch.launch_cases import (
     CONTROLLER_HEAD,
     ENDLESS_CONTROLLER,
     GOOD_CONTROLLER,
     SLEEPER,
     job,
+    launch,
     left_of,
+    member,
     plain_console,
-    quick_plan,
     quick_run,
 )
 
@@ -38,7 +39,7 @@ def run(tmp_path, monkeypatch):
 
 def launched(run, **programs):
     console = plain_console()
-    outcome = launch(run, quick_plan(), [job(run, "alpha", **programs)], console, 2)
+    outcome = launch(run, [job(run, "alpha", **programs)], console)
     assert left_of(run) == []
     return outcome, console.file.getvalue(), json.loads(run.state.read_text())
 
@@ -89,7 +90,7 @@ def test_gateway_that_is_killed_is_started_again_and_the_run_goes_on(run):
 
 
 def test_gateway_that_keeps_being_killed_ends_the_run(run, monkeypatch):
-    monkeypatch.setattr(follow, "GATEWAY_RESTARTS", 2)
+    monkeypatch.setattr(local, "GATEWAY_RESTARTS", 2)
     dies = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     outcome, text, _ = launched(run, gateway=dies, controller=ENDLESS_CONTROLLER)
     assert (outcome.phase, text.count("started again")) == ("failed", 2)
@@ -153,8 +154,7 @@ def test_defect_of_the_launcher_stops_the_run_and_leaves_its_traceback(run, monk
 
 
 def test_program_that_cannot_start_stops_those_that_did(run):
-    missing = job(run, "alpha", gateway="")
-    missing = type(missing)("beta", "gang", "gang", (type(missing.tasks[0])("x", ("/no/program",), {}, "beta/b"),))
-    outcome = launch(run, quick_plan(), [job(run, "alpha", gateway=SLEEPER), missing], plain_console(), 2)
+    missing = Job("beta", "gang", "gang", (Command(member("beta", "x"), ("/no/program",), {}),))
+    outcome = launch(run, [job(run, "alpha", gateway=SLEEPER), missing], plain_console())
     assert outcome.cause == "beta: cannot start x: No such file or directory: /no/program"
     assert left_of(run) == []

@@ -8,11 +8,14 @@ import pytest
 
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, UsageError
+from hetrl.events import EventLog, read_lines
 from launch import local
-from launch.local import Exit, LocalExecutor, prefixed, processes_of, stop_processes
+from launch.local import LocalExecutor, processes_of, stop_processes
 from launch.ports import free_ports, gateway_endpoints
-from launch.render import Job, Process
-from tests.launch.launch_cases import SLEEPER, job, left_of, quick_run, until
+from launch.render import Command, Job, commands
+from launch.run_directory import Run
+from launch.state import fold
+from tests.launch.launch_cases import SLEEPER, job, left_of, member, quick_run, until
 
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
 # A child in a session of its own that outlives its parent and hides from the parent's group.
@@ -31,12 +34,23 @@ def run(tmp_path, monkeypatch):
     stop_processes(run, [])
 
 
+def started(run: Run, *jobs: Job[Command]) -> LocalExecutor:
+    events = EventLog(run.events, "launcher")
+    executor = LocalExecutor(run, jobs, events, lambda: fold(read_lines(run.events)))
+    executor.start()
+    return executor
+
+
+def exits(executor: LocalExecutor) -> list[tuple[str, str, int]]:
+    return [(gone.member.site, gone.member.name, gone.code) for gone in executor.poll()]
+
+
 def test_processes_start_in_their_site_with_their_environment_and_a_log(run, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     code = "import os, sys; print(os.getcwd(), os.getsid(0) == os.getpid(), sys.stdin.read(), sorted(os.environ))"
-    executor = LocalExecutor(run)
-    (record,) = executor.start(job(run, "beta", member=code))
-    until(lambda: executor.poll() == [Exit("beta", "member", 0)], "exit")
+    executor = started(run, job(run, "beta", member=code))
+    (record,) = list(read_lines(run.events))[-1]["processes"]
+    until(lambda: exits(executor) == [("beta", "member", 0)], "exit")
     text = run.log("beta", "member").read_text()
     assert text.startswith(f"{run.site('beta')} True ")
     assert "'HETRL_RUN'" in text
@@ -45,38 +59,36 @@ def test_processes_start_in_their_site_with_their_environment_and_a_log(run, mon
 
 
 def test_a_sites_prefix_stands_before_each_of_its_commands(run):
-    jobs = [job(run, site, member="import os; print(os.environ.get('WHERE'))") for site in ("alpha", "beta")]
-    executor = LocalExecutor(run)
-    for one in prefixed(jobs, {"alpha": ["env", "WHERE=inside"], "beta": []}):
-        executor.start(one)
-    exits = []
-    until(lambda: exits.extend(executor.poll()) or len(exits) == 2, "both exit")
-    assert [run.log(site, "member").read_text() for site in ("alpha", "beta")] == ["inside\n", "None\n"]
+    jobs = [Job(site, "gang", "gang", (member(site, "gateway"),)) for site in ("alpha", "beta")]
+    tells = ["sh", "-c", 'echo "${WHERE-None} $2"']
+    executor = started(run, *commands(jobs, run.id, {}, {"alpha": ["env", "WHERE=inside", *tells], "beta": tells}))
+    seen = []
+    until(lambda: seen.extend(executor.poll()) or len(seen) == 2, "both exit")
+    logs = [run.log(site, "gateway").read_text() for site in ("alpha", "beta")]
+    module = "hetrl.runtime.gateway.gateway_process"
+    assert logs == [f"inside {module}\n", f"None {module}\n"]
 
 
 def test_poll_tells_each_exit_once(run):
-    executor = LocalExecutor(run)
-    executor.start(job(run, "alpha", good="", bad="raise SystemExit(3)", stays=SLEEPER))
+    executor = started(run, job(run, "alpha", good="", bad="raise SystemExit(3)", stays=SLEEPER))
     seen = []
-    until(lambda: seen.extend(executor.poll()) or len(seen) >= 2, "two exits")
-    assert sorted((gone.process, gone.code) for gone in seen) == [("bad", 3), ("good", 0)]
-    assert executor.names() == ["stays"]
+    until(lambda: seen.extend(exits(executor)) or len(seen) >= 2, "two exits")
+    assert sorted(seen) == [("alpha", "bad", 3), ("alpha", "good", 0)]
+    assert [(one.name, one.role) for one in executor.alive()] == [("stays", "stays")]
     executor.stop()
-    assert executor.poll() == [Exit("alpha", "stays", -15)]
+    assert exits(executor) == [("alpha", "stays", -15)]
 
 
 def test_stop_kills_what_ignores_the_first_signal(run):
-    executor = LocalExecutor(run)
-    executor.start(job(run, "alpha", stubborn=STUBBORN))
+    executor = started(run, job(run, "alpha", stubborn=STUBBORN))
     until(lambda: run.log("alpha", "stubborn").read_text(), "the program is up")
     executor.stop()
-    assert executor.poll() == [Exit("alpha", "stubborn", -9)]
+    assert exits(executor) == [("alpha", "stubborn", -9)]
     assert left_of(run) == []
 
 
 def test_stop_finds_what_left_the_group_of_a_parent_that_is_gone(run):
-    executor = LocalExecutor(run)
-    executor.start(job(run, "alpha", parent=ORPHAN))
+    executor = started(run, job(run, "alpha", parent=ORPHAN))
     until(lambda: executor.poll(), "the parent is gone")
     assert len(left_of(run)) == 1
     executor.stop()
@@ -88,9 +100,7 @@ def test_stop_spares_other_runs_even_of_the_same_name(run, tmp_path, monkeypatch
     monkeypatch.setattr("launch.run_directory.time.strftime", lambda form: run.id.removeprefix("quick-"))
     other = quick_run()
     assert other.id == run.id
-    executors = [LocalExecutor(run), LocalExecutor(other)]
-    for executor, one in zip(executors, (run, other), strict=True):
-        executor.start(job(one, "alpha", stays=SLEEPER))
+    executors = [started(one, job(one, "alpha", stays=SLEEPER)) for one in (run, other)]
     executors[0].stop()
     assert executors[1].poll() == []
     assert len(left_of(other)) == 1
@@ -105,9 +115,16 @@ def test_a_number_that_another_process_has_by_now_is_not_ours():
 
 
 def test_program_that_does_not_exist_is_named(run):
-    process = Process("gateway", ("/no/such/program",), {"HETRL_RUN": run.id}, "alpha/alpha-0")
+    command = Command(member("alpha", "gateway"), ("/no/such/program",), {"HETRL_RUN": run.id})
     with pytest.raises(HetrlError, match="alpha: cannot start gateway: No such file or directory: /no/such/program"):
-        LocalExecutor(run).start(Job("alpha", "gang", "gang", (process,)))
+        started(run, Job("alpha", "gang", "gang", (command,)))
+
+
+def test_gateway_that_is_killed_stays_down_once_the_run_is_stopped(run):
+    executor = started(run, job(run, "alpha", gateway=SLEEPER))
+    executor.stop()
+    assert exits(executor) == [("alpha", "gateway", -15)]
+    assert left_of(run) == []
 
 
 def test_free_ports_differ_and_sites_get_their_fixed_or_a_free_one():

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetrl.errors import UsageError
 from hetrl.plan.plan import Group, Replica, Stage, TaskPlan
-from launch.render import Store, render, spoken, tasks_with_store
+from launch.render import Process, Store, World, commands, render, tasks_with_store
 from tests.launch.launch_cases import quick_gpus, quick_plan
 from tests.plan import plan_cases
 
@@ -17,25 +17,27 @@ STORES = {name: Store("127.0.0.1", 29500 + index) for index, name in enumerate(t
 
 
 def rendered(plan, gpus):
-    return render(plan, gpus, "quick-20260101-000000", STORES)
+    jobs = render(plan, gpus, STORES)
+    return commands(jobs, "quick-20260101-000000", gpus, dict.fromkeys(plan.site_order, ()))
 
 
 def test_jobs_of_a_plan_over_three_gpu_sites_equal_the_golden_file():
     gpus = {device.id: device.gpu for device in plan_cases.topology().devices}
     jobs = rendered(plan_cases.plan(), gpus)
-    assert json.loads(json.dumps([asdict(job) for job in jobs])) == json.loads(GOLDEN.read_text())
+    documents = [{**vars(job), "tasks": [command.to_json() for command in job.tasks]} for job in jobs]
+    assert json.loads(json.dumps(documents)) == json.loads(GOLDEN.read_text())
 
 
 def test_cpu_devices_get_one_thread_and_no_cuda_variable():
     jobs = rendered(quick_plan(), quick_gpus(quick_plan()))
-    assert [(job.site, job.name, [process.name for process in job.tasks]) for job in jobs] == [
+    assert [(job.site, job.name, [command.process.name for command in job.tasks]) for job in jobs] == [
         ("alpha", "gang", ["gateway", "controller", "actor_training-0", "actor_training-1"]),
         ("beta", "gang", ["gateway"]),
         ("gamma", "gang", ["gateway"]),
         ("beta", "array-cpu", ["actor_generation-0"]),
         ("gamma", "array-cpu", ["actor_generation-1"]),
     ]
-    environments = [process.environment for job in jobs for process in job.tasks]
+    environments = [command.environment for job in jobs for command in job.tasks]
     assert all(environment["OMP_NUM_THREADS"] == "1" for environment in environments)
     assert all(environment["HETRL_RUN"] == "quick-20260101-000000" for environment in environments)
     assert not any("CUDA_VISIBLE_DEVICES" in environment for environment in environments)
@@ -44,7 +46,7 @@ def test_cpu_devices_get_one_thread_and_no_cuda_variable():
 def test_replicas_of_a_gang_group_join_the_gang_of_their_site():
     plan = quick_plan()
     plan = replace(plan, groups=tuple(replace(group, job="gang") for group in plan.groups))
-    jobs = {job.site: [process.name for process in job.tasks] for job in rendered(plan, quick_gpus(plan))}
+    jobs = {job.site: [command.process.name for command in job.tasks] for job in rendered(plan, quick_gpus(plan))}
     assert jobs["beta"] == ["gateway", "actor_generation-0"]
     assert jobs["gamma"] == ["gateway", "actor_generation-1"]
 
@@ -89,13 +91,17 @@ def test_site_without_a_device_is_refused():
         rendered(replace(quick_plan(), site_order=("alpha", "beta", "gamma", "delta")), quick_gpus(quick_plan()))
 
 
+NODE = "alpha/alpha-0"
+WORLD = World("actor_training", (f"{NODE}/0", f"{NODE}/1"))
+
+
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("process", "name", "said"),
     [
-        ("actor_training-1", "actor_training rank 1"),
-        ("actor_generation-0", "actor_generation replica 0"),
-        ("gateway", "gateway"),
+        (Process("actor_training", 1, (f"{NODE}/1",), WORLD, NODE), "actor_training-1", "actor_training rank 1"),
+        (Process("actor_generation", 0, (), None, NODE), "actor_generation-0", "actor_generation replica 0"),
+        (Process("gateway", None, (), None, NODE), "gateway", "gateway"),
     ],
 )
-def test_processes_are_spoken_of_as_ranks_and_replicas(name, said):
-    assert spoken(name) == said
+def test_processes_are_spoken_of_as_ranks_and_replicas(process, name, said):
+    assert (process.name, process.spoken) == (name, said)

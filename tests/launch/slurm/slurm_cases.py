@@ -17,8 +17,9 @@ from rich.console import Console
 from hetrl.errors import HetrlError
 from hetrl.events import EventLog, append_line, read_lines
 from hetrl.problem import read_problem
+from launch.life import begin
 from launch.run_directory import Run
-from launch.slurm.follow import submit_slurm
+from launch.verbs.submit import prepare
 from tests.launch.launch_cases import plain_console, quick_plan
 from tests.launch.slurm import fake_slurm
 
@@ -138,15 +139,18 @@ def environment(clusters: Clusters) -> Iterator[None]:
 
 def submit(clusters: Clusters, detach: bool = True) -> int:
     """Submit the run from this process; returns the exit code, raises what `hetrl submit` prints as an error."""
-    problem = read_problem(clusters.config)
-    return submit_slurm(problem, quick_plan(), clusters.config, plain_console(), yes=True, detach=detach)
+    return submit_slurm(clusters.config, plain_console(), detach)
+
+
+def submit_slurm(config: Path, console: Console, detach: bool) -> int:
+    prepared = prepare(read_problem(config), quick_plan(), config, "slurm", console)
+    return begin(prepared, quick_plan(), console, yes=True, detach=detach)
 
 
 def submit_here() -> None:
     """Submit the experiment of the working directory, and follow it."""
-    config = Path("config.yaml")
     try:
-        sys.exit(submit_slurm(read_problem(config), quick_plan(), config, Console(), yes=True, detach=False))
+        sys.exit(submit_slurm(Path("config.yaml"), Console(), detach=False))
     except HetrlError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

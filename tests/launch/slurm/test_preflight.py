@@ -13,7 +13,7 @@ from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.problem import read_problem
 from launch.slurm.preflight import Answer, preflight, preview_table
-from launch.slurm.stage import prepare_slurm
+from launch.slurm.stage import stage_slurm
 from tests.launch.launch_cases import quick_plan
 from tests.launch.slurm.slurm_cases import environment, make_clusters
 
@@ -28,7 +28,7 @@ def clusters(tmp_path):
 def prepared(clusters, gpus: int = 0):
     """Return the problem, and its scripts as if each job had so many GPUs."""
     problem = read_problem(clusters.config)
-    scripts = prepare_slurm(problem, quick_plan(), clusters.config).scripts
+    scripts = stage_slurm(problem, quick_plan(), clusters.config).scripts
     return problem, [replace(script, gpus=gpus) for script in scripts]
 
 

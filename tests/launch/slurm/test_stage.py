@@ -18,7 +18,7 @@ from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.gateway.ways import SiteLinks, Way, open_ways
 from hetrl.runtime.run.context import read_context
 from launch import cli
-from launch.slurm.stage import Carried, carried_files, dry_run_text, prepare_slurm, with_endpoint_files
+from launch.slurm.stage import Carried, carried_files, dry_run_text, stage_slurm, with_endpoint_files
 from tests.launch.slurm.slurm_plans import lab, plan, problem
 from tests.launch.slurm.test_render import inventory
 
@@ -49,7 +49,7 @@ def two_sites(**changes: object):
 
 def test_a_sites_directory_holds_scripts_rows_and_what_its_processes_read():
     asked, given = two_sites()
-    prepared = prepare_slurm(asked, given, Path("config.yaml"))
+    prepared = stage_slurm(asked, given, Path("config.yaml"))
     run = prepared.run
     assert prepared.directories == {site: f"/scratch/ada/hetrl/{run.id}/{site}" for site in ("a", "b")}
     assert {str(path.relative_to(run.site("b"))) for path in run.site("b").rglob("*")} == {
@@ -68,7 +68,7 @@ def test_a_site_without_a_shared_directory_is_refused_before_anything_is_written
     for scratch, said in ((None, "not set"), ("scratch/ada", "scratch/ada")):
         asked, given = two_sites(scratch=scratch)
         with pytest.raises(UsageError, match=f"b: scratch is {said}; set it in the site's file to the absolute path"):
-            prepare_slurm(asked, given, Path("config.yaml"))
+            stage_slurm(asked, given, Path("config.yaml"))
     assert not Path("runs").exists()
 
 
@@ -76,7 +76,7 @@ def test_a_site_without_a_shared_directory_is_refused_before_anything_is_written
 def test_what_discover_measured_decides_what_is_asked_for(path, named):
     asked, given = two_sites(gres={"ada": "l4"}, **named)
     write_inventory(Path(path), inventory("b", {"": 2}, ("ada",)))
-    scripts = {f"{one.site}/{one.name}": one.text for one in prepare_slurm(asked, given, Path("config.yaml")).scripts}
+    scripts = {f"{one.site}/{one.name}": one.text for one in stage_slurm(asked, given, Path("config.yaml")).scripts}
     assert "#SBATCH --gres=gpu:1\n#SBATCH --constraint=ada\n" in scripts["b/array-l4"]
 
 
@@ -86,10 +86,10 @@ def test_templates_are_found_beside_the_experiment(tmp_path):
     asked, given = two_sites()
     launch = asked.experiment.launch.model_copy(update={"templates": "mine"})
     asked = replace(asked, experiment=asked.experiment.model_copy(update={"launch": launch}))
-    assert prepare_slurm(asked, given, Path("config.yaml")).scripts[-1].text == "#!/bin/bash\n# array-l4\n"
+    assert stage_slurm(asked, given, Path("config.yaml")).scripts[-1].text == "#!/bin/bash\n# array-l4\n"
     shutil.rmtree(tmp_path / "mine")
     with pytest.raises(UsageError, match=r"config\.yaml: launch\.templates.*mine"):
-        prepare_slurm(asked, given, Path("config.yaml"))
+        stage_slurm(asked, given, Path("config.yaml"))
 
 
 def test_a_dry_run_needs_neither_scratch_nor_secrets_and_says_what_it_assumes(capsys):
@@ -98,7 +98,7 @@ def test_a_dry_run_needs_neither_scratch_nor_secrets_and_says_what_it_assumes(ca
         site.model_copy(update={"scratch": None, "relay": "relay.example.org:7443"}) for site in asked.scenario.sites
     ]
     asked = replace(asked, scenario=asked.scenario.model_copy(update={"sites": tuple(sites)}))
-    prepared = prepare_slurm(asked, given, Path("config.yaml"), dry_run=True)
+    prepared = stage_slurm(asked, given, Path("config.yaml"), dry_run=True)
     assert "alpha: no `scratch` in the site's file, /scratch stands for it" in capsys.readouterr().err
     lines = dry_run_text(prepared, {site.name: site for site in sites}).splitlines()
     at = f"/scratch/hetrl/{prepared.run.id}"
@@ -160,7 +160,7 @@ def test_each_way_is_told_where_the_other_gateway_listens():
 def test_members_wait_for_the_address_of_their_gateway(tmp_path):
     asked, given = two_sites()
     asked = replace(asked, experiment=asked.experiment.model_copy(update={"launch": Launch(gang_timeout="00:00:00")}))
-    directory = prepare_slurm(asked, given, Path("config.yaml")).run.site("b")
+    directory = stage_slurm(asked, given, Path("config.yaml")).run.site("b")
     with pytest.raises(GangTimeoutError, match="gateway.endpoint: the gateway of b did not start"):
         read_context(directory)
     (directory / "gateway.endpoint").write_text("tcp://10.0.0.7:4711\n")

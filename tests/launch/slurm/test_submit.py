@@ -22,7 +22,7 @@ from launch.slurm.files import pack, send
 from launch.slurm.poll import GROWING, REPLACED
 from launch.slurm.run import read_slurm_run
 from launch.slurm.submit import submit_everywhere
-from launch.slurm.verbs import refresh
+from launch.slurm.watch import refresh
 from tests.launch.launch_cases import ROOT
 from tests.launch.slurm.slurm_cases import SITES, Clusters, environment, kinds, make_clusters, submit
 

@@ -18,7 +18,7 @@ from hetrl.runtime.gateway import tcp
 from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys, write_keys
-from launch.links import links_of
+from launch.site_ways import links_of
 
 ROOT = Path(__file__).parents[3]
 ALPHA, BETA = "alpha/controller/0", "beta/actor_generation/0"

@@ -13,7 +13,7 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.files import write_private
 from hetrl.plan.plan import Route
 from hetrl.runtime.gateway.ways import Offer, SiteLinks, Way
-from launch.links import OFFERS_PER_PEER, STREAMS, links_of, relay_secrets
+from launch.site_ways import OFFERS_PER_PEER, STREAMS, links_of, relay_secrets
 
 RELAY, PROXY, LOGIN = "relay.example.org:7443", "proxy.example.org:3128", "ada@login.example.org"
 

@@ -1,0 +1,94 @@
+"""The Slurm executor: every site is a cluster. Its jobs go on without this process.
+
+start()                                  submit what is not submitted yet
+thread of a site, every poll_seconds:    one command: its jobs, and the new bytes of its files
+                                         files into the copies here; endpoints on to the sites that wait for them
+poll(), whenever the follower likes:     looks that came in -> events, and the jobs that ended
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from hetrl.events import EventLog
+from launch.executor import Exit, Member
+from launch.run_directory import LAUNCHER, Run
+from launch.slurm.jobs import Jobs, jobs_of
+from launch.slurm.poll import Look
+from launch.slurm.run import SlurmRun, SlurmSite
+from launch.slurm.submit import submit_everywhere
+from launch.slurm.watch import cancel_everywhere, carry, look_at, refresh
+from launch.state import State
+
+
+class SlurmExecutor:
+    """Submits, watches and stops the jobs of one run; `state` returns what its events say by then."""
+
+    outlives = True
+
+    def __init__(self, run: Run, slurm: SlurmRun, events: EventLog, state: Callable[[], State]) -> None:
+        """Look at nothing yet."""
+        self.lag_seconds = slurm.poll_seconds
+        lead = slurm.lead
+        self.elsewhere = f"checkpoints of the run, if any, are at {lead.name}: {lead.directory}/checkpoints"
+        self._run, self._slurm, self._events, self._state = run, slurm, events, state
+        self._jobs: Jobs | None = None
+        self._submitted = False
+        self._looks: queue.SimpleQueue[tuple[SlurmSite, Look]] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, interrupted: Callable[[], int | None]) -> None:
+        """Submit the jobs that are not submitted yet; a run that could not be submitted everywhere is nowhere."""
+        submit_everywhere(self._run, self._slurm, self._events, self._state(), interrupted)
+        self._submitted = True
+
+    def poll(self) -> list[Exit]:
+        """Return the jobs whose end was seen since the last call.
+
+        Raises GangTimeoutError where some have waited with their nodes for others for too long.
+        """
+        if self._over.is_set():
+            return []
+        if self._jobs is None:
+            self._jobs = jobs_of(self._slurm, self._events, self._state())
+            self._threads = [
+                threading.Thread(target=self._watch, args=(site,), daemon=True) for site in self._slurm.sites
+            ]
+            for thread in self._threads:
+                thread.start()
+        if self._state().phase == "starting":  # before the looks: what came with the last ones has been collected
+            self._jobs.check_start(self._slurm.gang_timeout_seconds)
+        exits: list[Exit] = []
+        while not self._looks.empty():
+            exits += self._jobs.note(*self._looks.get())
+        return exits
+
+    def alive(self) -> list[Member]:
+        """Return the jobs that have not ended as far as is known."""
+        return self._jobs.alive() if self._jobs is not None else []
+
+    def leave(self) -> None:
+        """Look no more; the jobs go on."""
+        self._over.set()
+
+    def stop(self) -> list[str]:
+        """Cancel every job at every site, look once more, and return a line for each site where some may live on.
+
+        What could not be submitted is withdrawn already.
+        """
+        self.leave()
+        if not self._submitted:
+            return []
+        _, remains = cancel_everywhere(self._slurm)
+        refresh(self._run, self._slurm, LAUNCHER, logs=True)
+        return remains
+
+    def _watch(self, site: SlurmSite) -> None:
+        carried: dict[str, bytes] = {}
+        while not self._over.is_set():
+            self._looks.put((site, look_at(self._run, site)))
+            carry(self._run, self._slurm, site, carried)
+            self._over.wait(self._slurm.poll_seconds)
