@@ -187,7 +187,7 @@ def stage(
         (directory / "config.yaml").write_text(document)
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
-        described = {**shared, "lead_site": plan.lead_site, "gateways": dict(gateways), "gpus": dict(gpu_by_device)}
+        described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device)}
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
