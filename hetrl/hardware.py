@@ -51,8 +51,8 @@ def gpu_type(name: str, where: str = "") -> GpuType:
 
 
 @dataclass(frozen=True, order=True)
-class DeviceClass:
-    """Devices that the planner may exchange for each other."""
+class NodeKind:
+    """A site's nodes of one GPU type and size; the planner's device classes are finer (`hetrl.search.space`)."""
 
     site: str
     gpu: str
@@ -178,16 +178,16 @@ class Topology:
         return {f"{site.name}/{node.name}": node for site in self.sites for node in site.nodes}
 
     @cached_property
-    def classes(self) -> Mapping[DeviceClass, tuple[Device, ...]]:
-        """Return the devices of each class, classes in the order of their first device."""
-        found: dict[DeviceClass, list[Device]] = {}
+    def devices_by_kind(self) -> Mapping[NodeKind, tuple[Device, ...]]:
+        """Return the devices in each kind of node, kinds in the order of their first device."""
+        found: dict[NodeKind, list[Device]] = {}
         for device in self.devices:
-            found.setdefault(self.class_of(device), []).append(device)
+            found.setdefault(self.kind_of(device), []).append(device)
         return {key: tuple(devices) for key, devices in found.items()}
 
-    def class_of(self, device: Device) -> DeviceClass:
-        """Return the class of a device: its site, GPU type and node size."""
-        return DeviceClass(device.site, device.gpu, self.node_by_id[f"{device.site}/{device.node}"].gpus)
+    def kind_of(self, device: Device) -> NodeKind:
+        """Return the kind of node that a device is in: its site, GPU type and size."""
+        return NodeKind(device.site, device.gpu, self.node_by_id[f"{device.site}/{device.node}"].gpus)
 
     @cached_property
     def _link_by_sites(self) -> Mapping[frozenset[str], Link]:
@@ -196,6 +196,11 @@ class Topology:
     def link(self, site: str, other: str) -> Link | None:
         """Return the link between two sites, None where nobody measured or wrote one."""
         return self._link_by_sites.get(frozenset((site, other)))
+
+    def linked(self, site: str, other: str) -> bool:
+        """Return whether two sites are one, or have a link that carries anything."""
+        link = self.link(site, other)
+        return site == other or (link is not None and link.gbps > 0)
 
     def path(self, device: Device, other: Device) -> Path | None:
         """Return what lies between two devices: inside a node, inside a site or over a link; None: no link."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hetrl.errors import UsageError
-from hetrl.hardware import DeviceClass, Link, Node, Path, Site, Topology, gpu_catalogue, gpu_type
+from hetrl.hardware import Link, Node, NodeKind, Path, Site, Topology, gpu_catalogue, gpu_type
 
 PUBLISHED_GPUS = {
     # name: TFLOPS, GB, GB/s, peer and host in gbps of one direction
@@ -103,16 +103,16 @@ def test_devices_are_named_in_order() -> None:
 
 
 def test_classes_are_site_type_and_node_size() -> None:
-    sizes = {key: len(devices) for key, devices in THREE.classes.items()}
+    sizes = {key: len(devices) for key, devices in THREE.devices_by_kind.items()}
     assert sizes == {
-        DeviceClass("alps", "a100-80gb", 4): 8,
-        DeviceClass("alps", "a100-80gb", 2): 2,
-        DeviceClass("jsc", "l40s", 8): 8,
-        DeviceClass("jsc", "l4", 1): 1,
-        DeviceClass("bsc", "v100", 4): 4,
-        DeviceClass("lone", "v100", 4): 4,
+        NodeKind("alps", "a100-80gb", 4): 8,
+        NodeKind("alps", "a100-80gb", 2): 2,
+        NodeKind("jsc", "l40s", 8): 8,
+        NodeKind("jsc", "l4", 1): 1,
+        NodeKind("bsc", "v100", 4): 4,
+        NodeKind("lone", "v100", 4): 4,
     }
-    assert next(iter(THREE.classes)).name == "alps:a100-80gbx4"
+    assert next(iter(THREE.devices_by_kind)).name == "alps:a100-80gbx4"
 
 
 @pytest.mark.parametrize(

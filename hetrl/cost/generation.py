@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
+from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
 from hetrl.cost.compute import StageShape, decode_seconds, prefill_seconds
 from hetrl.cost.memory import kv_cache_gb
@@ -140,8 +141,8 @@ def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> Replic
     whole, prompt, last, refill = (
         max(getattr(one, name) for _, one in replicas) for name in ("whole", "prompt", "last", "refill")
     )
-    rate = sum(samples / one.busy for samples, one in replicas)
-    return ReplicaSeconds(whole, sum(samples for samples, _ in replicas) / rate, prompt, last, refill)
+    busy = formulas.steady_seconds([samples for samples, _ in replicas], [one.busy for _, one in replicas])
+    return ReplicaSeconds(whole, busy, prompt, last, refill)
 
 
 def rollout_seconds(task: TaskPlan, model: CostModel) -> ReplicaSeconds:

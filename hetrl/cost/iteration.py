@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
-from hetrl.cost.admission import Stations, period_seconds
-from hetrl.cost.charges import held_devices, price_per_hour
+from hetrl.cost import formulas
+from hetrl.cost.charges import held_by_site, price_per_hour
 from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
@@ -20,7 +20,6 @@ from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS, Workload
 
 WEIGHT_SYNC = "weight_sync"
-HOUR = 3600.0  # seconds
 _NOBODY: Mapping[Direction, int] = {}
 
 
@@ -36,38 +35,26 @@ class GroupTimes:
     trainings: float
     rollouts: ReplicaSeconds | None = None
 
-    @property
-    def total(self) -> float:
-        """Return the time in which the group is busy."""
-        return self.generation + self.inferences + self.trainings
-
 
 def iteration_seconds(
     groups: Sequence[GroupTimes], transfer: float, pause: float, workload: Workload, links: float = 0.0
 ) -> float:
-    """Return the time between two weight versions.
-
-    sync:  T_gen + max_g sum inferences + max_g sum trainings + transfer + pause
-    async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
-           than the transfer, or than what crosses the busiest link (`links`), since versions follow one another; and
-           that the rule of admission sustains (`hetrl.cost.admission`). Generation stops for the other tasks of its
-           group, and fills its cache again after them, and for the pause; a batch passes, besides, inferences and
-           trainings of other groups beyond those, and the transfer.
-    `max_staleness` 0 equals sync. Source: HetRL (arXiv 2512.12476) section 3.
-    """
-    inferences, trainings = max(group.inferences for group in groups), max(group.trainings for group in groups)
-    own = max(groups, key=lambda group: group.generation)
-    if workload.staleness == 0 or own.rollouts is None:
-        return own.generation + inferences + trainings + transfer + pause
-    if math.isinf(inferences + trainings + transfer):
-        return math.inf
-    stops = (own.inferences > 0) + (own.trainings > 0)
-    if stops == 2 and own.inferences == inferences:
-        stops = 1  # the trainings follow at once, where no other group's inferences take longer
-    stopped = own.inferences + own.trainings + pause + stops * own.rollouts.refill
-    rest = inferences - own.inferences + trainings - own.trainings + transfer
-    least = max(own.generation + stopped, transfer, links, *(group.total for group in groups))
-    return max(least, period_seconds(own.rollouts, Stations(stopped, rest), workload))
+    """Return the time between two weight versions (`formulas.iteration_seconds`)."""
+    own = max(range(len(groups)), key=lambda index: groups[index].generation)
+    rollouts = groups[own].rollouts
+    return formulas.iteration_seconds(
+        groups[own].generation,
+        [group.inferences for group in groups],
+        [group.trainings for group in groups],
+        own,
+        astuple(rollouts) if rollouts else (),
+        transfer,
+        pause,
+        links,
+        workload.staleness if rollouts else 0,
+        workload.samples_per_prompt,
+        workload.samples,
+    )
 
 
 def task_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[Direction, int] = _NOBODY) -> Cost:
@@ -117,9 +104,9 @@ def predict(plan: Plan, model: CostModel) -> Predicted:
         tasks={**{name: cost.seconds for name, cost in costs.items()}, WEIGHT_SYNC: sync.seconds},
         peak_memory_gb=peak_memory_gb(plan, model),
         wan_gb_per_iteration={f"{a}-{b}": moved / 1e9 for (a, b), moved in sorted(wan.items()) if moved > 0},
-        gpu_hours_per_iteration=len(held_devices(plan, model.topology)) * seconds / HOUR,
+        gpu_hours_per_iteration=formulas.gpu_hours(sum(held_by_site(plan, model.topology).values()), 0.0, seconds),
         price_per_hour=price,
-        cost_per_iteration=None if price is None else price * seconds / HOUR,
+        cost_per_iteration=None if price is None else formulas.price_of(price, seconds),
     )
 
 

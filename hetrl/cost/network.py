@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetrl.cost import formulas
 from hetrl.hardware import Device, Path, Topology, gpu_type
 
 Direction = tuple[str, str]  # (from site, to site)
@@ -75,14 +76,14 @@ def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mappin
       between nodes  the same, over the node's NIC, summed over all rings that leave the node
       between sites  `wan_reduction_bytes` of all rings, over the link between neighbouring sites
     plus 2 (n-1) alpha of the slowest kind of edge on its level. A sharded optimiser replaces the all-gather of
-    gradients inside a site by that of the (smaller) parameters. Source: ring bounds of Thakur et al., IJHPCA 2005.
+    gradients inside a site by that of the (smaller) parameters (`formulas.ring_bytes`).
     """
     lanes, latency = 0.0, 0.0
     uplinks: defaultdict[str, float] = defaultdict(float)
     for ring in rings:
         if len(ring.devices) < 2:
             continue
-        moved = _ring_bytes(ring)
+        moved = formulas.ring_bytes(len(ring.devices), ring.gradient_bytes, ring.parameter_bytes, ring.sharded)
         nodes = _one_per_node(ring.devices)
         if len(nodes) < len(ring.devices):
             lanes = max(lanes, max(moved * 8 / (_peer_gbps(topology, node) * 1e9) for node in nodes))
@@ -90,12 +91,7 @@ def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mappin
             uplinks[f"{node.site}/{node.node}"] += moved
         latency = max(latency, _latency_seconds(topology, ring))
     nics = max((load * 8 / (topology.node_by_id[n].nic_gbps * 1e9) for n, load in uplinks.items()), default=0.0)
-    return max(lanes, nics, _wan_seconds(topology, rings, sharing)) + latency
-
-
-def _ring_bytes(ring: Ring) -> float:
-    second = ring.parameter_bytes if ring.sharded else ring.gradient_bytes
-    return (len(ring.devices) - 1) / len(ring.devices) * (ring.gradient_bytes + second)
+    return formulas.reduction_seconds(lanes, nics, _wan_seconds(topology, rings, sharing), latency)
 
 
 def _peer_gbps(topology: Topology, device: Device) -> float:
@@ -103,13 +99,12 @@ def _peer_gbps(topology: Topology, device: Device) -> float:
 
 
 def _latency_seconds(topology: Topology, ring: Ring) -> float:
-    """Return 2 (n-1) alpha for the ranks of the largest site and again for the sites."""
-    sites = Counter(device.site for device in ring.devices)
-    local = max(2 * (count - 1) * topology.site_by_name[site].delay_ms for site, count in sites.items())
-    if len(_one_per_node(ring.devices)) == len(sites):
-        local = max(2 * (count - 1) * topology.site_by_name[site].node_delay_ms for site, count in sites.items())
-    delays = [_delay_ms(topology, pair) for pair in pairwise(sites)]
-    return (local + 2 * (len(sites) - 1) * max(delays, default=0.0)) / 1e3
+    members = Counter(device.site for device in ring.devices)
+    sites = [topology.site_by_name[name] for name in members]
+    alone = len(_one_per_node(ring.devices)) == len(sites)  # in one node of each site
+    delays = [site.node_delay_ms if alone else site.delay_ms for site in sites]
+    between = max((_delay_ms(topology, pair) for pair in pairwise(members)), default=0.0)
+    return formulas.ring_latency([*members.values()], delays, between) / 1e3
 
 
 def _delay_ms(topology: Topology, pair: Direction) -> float:
@@ -118,19 +113,13 @@ def _delay_ms(topology: Topology, pair: Direction) -> float:
 
 
 def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
-    """Return the bytes of one reduction per direction between neighbouring sites of the rings.
-
-    The reduction is hierarchical: each site reduces first, then the sites pass the sum round, 2 (s-1)/s of the whole
-    gradient per direction (with two sites: the whole gradient once, 33 GB for 8B in fp32). A sharded optimiser adds
-    the all-gather of the parameters, (s-1)/s.
-    """
+    """Return the bytes of one reduction per direction between neighbouring sites of the rings."""
     loads: defaultdict[Direction, float] = defaultdict(float)
     for ring in rings:
         sites = list(dict.fromkeys(device.site for device in ring.devices))
         if len(sites) < 2:
             continue
-        share = (len(sites) - 1) / len(sites)
-        moved = 2 * share * ring.gradient_bytes + (share * ring.parameter_bytes if ring.sharded else 0.0)
+        moved = formulas.wan_ring_bytes(len(sites), ring.gradient_bytes, ring.parameter_bytes, ring.sharded)
         circle = [*pairwise(sites), (sites[-1], sites[0])]
         for direction in circle:
             loads[direction] += moved

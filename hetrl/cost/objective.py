@@ -16,15 +16,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hetrl.cost import formulas
 from hetrl.cost.charges import held_by_site, price_per_hour
-from hetrl.cost.iteration import HOUR
+from hetrl.cost.formulas import HOUR
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
 
 THROUGHPUT, COST, TIME_TO_RESULT = "throughput", "cost", "time-to-result"
 KINDS = (THROUGHPUT, COST, TIME_TO_RESULT)
-ROUNDING = 1e-9  # relative excess that is none
-TIE = 1e-6  # price of a second: of plans that cost the same, or nothing, the faster one is better
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class Bound:
     @property
     def excess(self) -> float:
         """Return by what share of the limit the plan is above it, 0 where it keeps it."""
-        return max(self.found / self.limit * (1 - ROUNDING) - 1, 0.0)
+        return formulas.share_beyond(self.found, self.limit)
 
 
 def rate_per_hour(plan: Plan, topology: Topology) -> float:
@@ -83,7 +82,7 @@ def rate_per_hour(plan: Plan, topology: Topology) -> float:
 def result_seconds(plan: Plan, topology: Topology, objective: Objective) -> float:
     """Return the time from the submission to the end of the last step."""
     latest = max(topology.site_by_name[site].queue_hours for site in held_by_site(plan, topology))
-    return latest * HOUR + objective.steps * plan.predicted.iteration_seconds
+    return formulas.result_seconds(latest * HOUR, objective.steps, plan.predicted.iteration_seconds)
 
 
 def bounds(plan: Plan, topology: Topology, objective: Objective) -> tuple[Bound, ...]:
@@ -109,7 +108,7 @@ def _run_bounds(plan: Plan, topology: Topology, objective: Objective) -> Iterato
     waits = max(starts.values()) - min(starts.values())
     yield Bound("launch.gang_timeout", "s", waits, objective.gang_timeout_seconds)
     yield Bound("launch.walltime", "s", end - min(starts.values()), objective.walltime_seconds)
-    hours = {site: held[site] * (end - starts[site]) / HOUR for site in held}
+    hours = {site: formulas.gpu_hours(held[site], starts[site], end) for site in held}
     yield Bound("planner.budget_gpu_hours", "GPU-hours", sum(hours.values()), objective.budget_gpu_hours)
     for site in held:
         limit = topology.site_by_name[site].budget_gpu_hours
@@ -134,5 +133,5 @@ def plan_value(plan: Plan, topology: Topology, objective: Objective) -> float:
     if objective.kind == TIME_TO_RESULT:
         return result_seconds(plan, topology, objective)
     if objective.kind == COST and math.isinf(objective.budget_per_hour):
-        return rate_per_hour(plan, topology) * seconds / HOUR + TIE * seconds
+        return formulas.price_value(rate_per_hour(plan, topology), seconds)
     return seconds

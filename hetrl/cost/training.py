@@ -10,6 +10,7 @@ from functools import cache
 from itertools import pairwise
 from statistics import NormalDist
 
+from hetrl.cost import formulas
 from hetrl.cost.compute import StageShape, optimizer_seconds, prefill_seconds, training_seconds
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
@@ -57,29 +58,10 @@ class Times:
 
 
 def pipeline_seconds(stages: Sequence[Times], micro_batches: int, variation: float = 0.0) -> float:
-    """Return the time of m micro-batches through an unequal 1F1B pipeline whose hops may cross sites.
-
-    sum (f+b)_i + 2 sum hops + (m-1) max(max over windows [i..j] of (round trip of the window / (j-i+1)),
-                                         max over n of (n-th largest f+b) (1 + x_n variation))
-    The round trip of a window of consecutive stages is their f+b and twice the hops between them. Strict 1F1B lets
-    stage i run j-i micro-batches further ahead of their backwards than stage j: a forward that goes from i to j and
-    comes back as a backward is followed at stage i by the forward j-i+1 micro-batches later. Windows of one stage are
-    the slowest stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
-    Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
-    stages wait for the longest of n, x_n (`expected_largest`) deviations above the mean.
-    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulator` plays the same schedule.
-    """
-    period = 0.0
-    for first in range(len(stages)):
-        round_trip = 0.0
-        for length, stage in enumerate(stages[first:], start=1):
-            period = max(period, (round_trip + stage.both) / min(length, micro_batches))
-            round_trip += stage.both + 2 * stage.hop_seconds
-    busy = sorted((stage.both for stage in stages), reverse=True)
-    for count, both in enumerate(busy[:micro_batches], start=1):
-        period = max(period, both * (1 + expected_largest(count) * variation))
-    filling = sum(stage.both + 2 * stage.hop_seconds for stage in stages)
-    return filling + (micro_batches - 1) * period
+    """Return the time of m micro-batches through these stages, in sequence (`formulas.pipeline_seconds`)."""
+    both, hops = [stage.both for stage in stages], [stage.hop_seconds for stage in stages]
+    largest = [expected_largest(count) for count in range(len(stages) + 1)]
+    return formulas.pipeline_seconds(both, hops, micro_batches, variation, largest)
 
 
 @cache

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hetrl.cost import formulas
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
@@ -90,7 +91,7 @@ def weight_sync_cost(
     stages = zip(training.replicas[0].stages, sizes, strict=True)
     encode = max(_copy_seconds(stage.devices, size, model) for stage, size in stages)
     fan_out = sent * _fan_out_seconds(held, generation, topology)
-    transfer = max(encode, _uplink_seconds(wan, by_site, topology), fan_out)
+    transfer = formulas.transfer_seconds(encode, _uplink_seconds(wan, by_site, topology), fan_out)
     return SyncCost(transfer, _pause_seconds(generation, sent * sum(sizes), model), dict(wan))
 
 
@@ -107,15 +108,13 @@ def _copy_seconds(devices: tuple[str, ...], size: float, model: CostModel) -> fl
 
 
 def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: Topology) -> float:
-    """Return the slowest NIC: of a rollout node what it lacks, of a node with weights all it has, for its site."""
+    """Return the slowest NIC, of rollout nodes and of nodes with weights (`formulas.interface_bytes`)."""
     total, times = sum(held.values()), [0.0]
     nodes = dict.fromkeys(node_of(device) for device in generation.devices)
     for node in dict.fromkeys((*nodes, *held)):
         nic = topology.node_by_id[node].nic_gbps * 1e9 / 8
-        if node in nodes:
-            times.append((total - held.get(node, 0.0)) / nic)
-        if any(site_of(other) == site_of(node) for other in nodes if other != node):
-            times.append(held.get(node, 0.0) / nic)
+        forwards = any(site_of(other) == site_of(node) for other in nodes if other != node)
+        times.append(formulas.interface_bytes(total, held.get(node, 0.0), node in nodes, forwards) / nic)
     return max(times)
 
 

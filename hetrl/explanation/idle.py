@@ -14,7 +14,7 @@ from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, plan_of
-from hetrl.search.space import linked, powers_of_two
+from hetrl.search.space import powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES
 
 
@@ -37,10 +37,10 @@ class Idle:
 
 
 def idle(plan: Plan, problem: Problem, waits: Sequence[Part]) -> tuple[Idle, ...]:
-    """Return the idle devices of each class that has any; `waits` are the resources' parts of the plan's iteration."""
+    """Return the idle devices by kind of node; `waits` are the resources' parts of the plan's iteration."""
     used = {device for task in plan.tasks.values() for device in task.devices}
     found = []
-    for kind, devices in problem.topology.classes.items():
+    for kind, devices in problem.topology.devices_by_kind.items():
         free = [device for device in devices if device.id not in used]
         if free:
             found.append(_idle(kind.gpu, free, plan, problem, waits))
@@ -66,7 +66,7 @@ def _idle(gpu: str, free: list[Device], plan: Plan, problem: Problem, waits: Seq
 
 def _no_way(device: Device, plan: Plan, problem: Problem) -> str:
     site = problem.topology.site_by_name[device.site]
-    if not linked(problem.topology, plan.lead_site, device.site):
+    if not problem.topology.linked(plan.lead_site, device.site):
         return f"no link between {plan.lead_site} and {device.site}"
     return f"{device.site} has only {', '.join(site.engines)}" if len(site.engines) < 2 else "no task fits there"
 
@@ -75,7 +75,7 @@ def _extended(plan: Plan, name: str, free: list[Device], problem: Problem) -> It
     """Yield the plan with more replicas of one task on the free devices, for each tensor-parallel degree."""
     topology, workload = problem.topology, problem.workload
     site = topology.site_by_name[free[0].site]
-    if ENGINE_OF_TASK[name] not in site.engines or not linked(topology, plan.lead_site, site.name):
+    if ENGINE_OF_TASK[name] not in site.engines or not topology.linked(plan.lead_site, site.name):
         return
     by_node: dict[str, list[str]] = {}
     for device in free:

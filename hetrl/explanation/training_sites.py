@@ -21,12 +21,12 @@ from hetrl.cost.memory import task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.explanation.resources import Part, derivatives, resources
 from hetrl.hardware import Device, Site
-from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan, site_of
+from hetrl.plan.plan import RECOMPUTES, Plan, Replica, Stage, TaskPlan, site_of
 from hetrl.search.balance import balance
-from hetrl.search.space import linked, powers_of_two
+from hetrl.search.core.tables import MAX_STAGES
+from hetrl.search.space import powers_of_two
 from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK
 
-MOST_STAGES = 8
 MICRO_BATCHES = (1, 4)
 Block = tuple[Device, ...]  # the tensor-parallel ranks of one stage, in one node
 
@@ -62,7 +62,7 @@ def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
         (site, other)
         for site in able
         for other in able
-        if site.name in here and site != other and linked(model.topology, site.name, other.name)
+        if site.name in here and site != other and model.topology.linked(site.name, other.name)
     ]
     return TrainingSites(
         sites=here,
@@ -100,7 +100,7 @@ def _grids(sites: tuple[Site, ...], like: TaskPlan, model: CostModel) -> Iterato
         if actor.heads % tensor:
             continue
         for blocks in product(*(_block_sets(site, tensor, model) for site in sites)):
-            for stages in powers_of_two(min(MOST_STAGES, actor.layers)):
+            for stages in powers_of_two(min(MAX_STAGES, actor.layers)):
                 for chains in _chains(blocks, stages):
                     if len({block[0].site for chain in chains for block in chain}) == len(sites):
                         yield from _sized(chains, like, model)
@@ -109,7 +109,7 @@ def _grids(sites: tuple[Site, ...], like: TaskPlan, model: CostModel) -> Iterato
 def _sized(chains: Sequence[tuple[Block, ...]], like: TaskPlan, model: CostModel) -> Iterator[TaskPlan]:
     """Yield the task for each micro-batch, recomputed in full only where it does not fit otherwise."""
     for micro_batch in MICRO_BATCHES:
-        for recompute in ("none", "full"):
+        for recompute in RECOMPUTES:
             changed = replace(like, micro_batch=micro_batch, recompute=recompute, idle_state="resident")
             task = _task(chains, changed, model)
             if task is not None and _fits(task, model):

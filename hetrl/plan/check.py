@@ -12,14 +12,14 @@ from itertools import combinations, pairwise
 
 from hetrl.errors import UsageError
 from hetrl.hardware import Topology, gpu_type
-from hetrl.plan.plan import IDLE_STATES, Group, Plan, Replica, TaskPlan, node_of, site_of
+from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Group, Plan, Replica, TaskPlan, node_of, site_of
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Workload
 
 _CHOICES = {
     "idle_state": IDLE_STATES,
-    "recompute": ("none", "full"),
+    "recompute": RECOMPUTES,
     "gradient_dtype": ("fp32", "bf16"),
-    "optimizer_sharding": ("none", "data_parallel"),
+    "optimizer_sharding": SHARDINGS,
 }
 _ROUNDING = 1 + 1e-9
 
@@ -285,7 +285,7 @@ def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
         if route.target in targets.setdefault(route.source, []):
             yield f"{where}: is there twice"
         targets[route.source].append(route.target)
-        if not _linked(topology, route.source, route.target):
+        if route.source == route.target or not topology.linked(route.source, route.target):
             yield f"{where}: the topology has no link between {route.source} and {route.target}"
     reached = [lead := _lead_site(plan)]
     for site in reached:  # grows while it is read: breadth first
@@ -295,21 +295,16 @@ def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
             yield f"weight_sync: no route from {lead}, where {ACTOR_TRAINING} starts, to {site}, which generates"
 
 
-def _linked(topology: Topology, site: str, other: str) -> bool:
-    link = topology.link(site, other)
-    return link is not None and link.gbps > 0
-
-
 def _links(plan: Plan, topology: Topology) -> Iterator[str]:
     """Samples pass the lead site's controller; the sites of a training task form one torch world."""
     lead = _lead_site(plan)
     for site in _sites(_used_devices(plan)):
-        if site != lead and not _linked(topology, lead, site):
+        if site != lead and not topology.linked(lead, site):
             yield f"site {site}: has no link to {lead}, where the controller runs"
     for name in TRAININGS:
         sites = _sites(plan.tasks[name].devices) if name in plan.tasks else []
         for site, other in combinations(sites, 2):
-            if not _linked(topology, site, other):
+            if not topology.linked(site, other):
                 yield f"{name}: trains over {site} and {other}, which have no link"
 
 

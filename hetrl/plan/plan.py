@@ -13,6 +13,8 @@ from typing import Any
 
 FORMAT = "hetrl-plan/1"
 IDLE_STATES = ("resident", "offload", "sleep")
+RECOMPUTES = ("none", "full")
+SHARDINGS = ("none", "data_parallel")
 
 
 def site_of(device: str) -> str:

@@ -7,17 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Replica, Stage, TaskPlan
 from hetrl.search.core.encoding import CACHE, IDLE, MICRO_BATCH, PIPELINE, RECOMPUTE, SHARDING, TENSOR, Vector, views
 from hetrl.search.core.functions import value_task
 from hetrl.search.core.tables import Tables
-from hetrl.search.core.tables_serving import IDLE_STATES, equal_stages, serving_task
-from hetrl.search.core.tables_training import RECOMPUTE as RECOMPUTE_NAMES
-from hetrl.search.core.value import Bench
+from hetrl.search.core.tables_serving import equal_stages, serving_task
+from hetrl.search.core.workspace import Bench
 from hetrl.search.space import Chunk, Space
 
 Unit = tuple[str, ...]  # device ids of the ranks of one stage
-SHARDINGS = ("none", "data_parallel")
 
 
 def decode(x: Vector, space: Space, bench: Bench) -> list[dict[str, TaskPlan]]:
@@ -55,29 +53,29 @@ def _units(chunks: Sequence[Chunk], kind: int, size: int) -> list[Unit]:
 
 
 def _training(count: int, choice: Vector, chunks: Sequence[Chunk], space: Space, bench: Bench) -> TaskPlan:
-    workload, columns = space.problem.workload, bench.room.columns
+    workload, cohorts = space.problem.workload, bench.room.cohorts
     stages, ranks = int(choice[PIPELINE]), 1 << int(choice[TENSOR])
-    ends = np.cumsum(columns.layers[:stages]).tolist()
-    units = {int(kind): _units(chunks, kind, ranks) for kind in np.unique(columns.kind[:count, :stages])}
-    left = workload.samples - int((columns.samples * columns.replicas)[:count].sum())
-    unit = left // max(int(columns.extra[:count].sum()), 1)
+    ends = np.cumsum(cohorts.layers[:stages]).tolist()
+    units = {int(kind): _units(chunks, kind, ranks) for kind in np.unique(cohorts.kind[:count, :stages])}
+    left = workload.samples - int((cohorts.samples * cohorts.replicas)[:count].sum())
+    unit = left // max(int(cohorts.extra[:count].sum()), 1)
     replicas = []
     for q in range(count):
-        for r in range(columns.replicas[q]):
+        for r in range(cohorts.replicas[q]):
             placed = tuple(
                 Stage(
-                    units[columns.kind[q, i]][columns.offset[q, i] + r * columns.stride[q, i]],
-                    (ends[i] - int(columns.layers[i]), ends[i]),
+                    units[cohorts.kind[q, i]][cohorts.offset[q, i] + r * cohorts.stride[q, i]],
+                    (ends[i] - int(cohorts.layers[i]), ends[i]),
                 )
                 for i in range(stages)
             )
-            replicas.append(Replica(int(columns.samples[q]) + (unit if r < columns.extra[q] else 0), placed))
+            replicas.append(Replica(int(cohorts.samples[q]) + (unit if r < cohorts.extra[q] else 0), placed))
     return TaskPlan(
         "megatron",
         tuple(replicas),
         IDLE_STATES[choice[IDLE]],
         micro_batch=int(bench.tables.training.micro_batches[choice[MICRO_BATCH]]),
-        recompute=RECOMPUTE_NAMES[choice[RECOMPUTE]],
+        recompute=RECOMPUTES[choice[RECOMPUTE]],
         gradient_dtype=workload.gradient_dtype,
         optimizer_sharding=SHARDINGS[choice[SHARDING]],
     )

@@ -10,13 +10,10 @@ import numpy.typing as npt
 from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made, plan_of
 from hetrl.search.core import functions as core
-from hetrl.search.core.chance import seeded
 from hetrl.search.core.encoding import Vector, bounds as encoding_bounds, size_of
-from hetrl.search.core.parts import Parts
-from hetrl.search.core.population import Population
 from hetrl.search.core.records import Packed, Words1
 from hetrl.search.core.tables import make_tables
-from hetrl.search.core.value import INFEASIBLE, VALUED, Bench
+from hetrl.search.core.workspace import INFEASIBLE, VALUED, Bench, Parts, Population, seeded
 from hetrl.search.decode import decode
 from hetrl.search.space import Space
 

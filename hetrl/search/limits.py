@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetrl.search.core.encoding import Vector
-from hetrl.search.core.value import INFEASIBLE, UNFIT
+from hetrl.search.core.workspace import INFEASIBLE, UNFIT
 from hetrl.search.evaluate import Evaluator
 
 AT_ONCE = 2000  # children between two looks at the clock
+SEEDS_APART = 1 << 32  # more than a run draws plans, or anybody counts seeds up to: no two share one
 
 
 def _never() -> bool:

@@ -20,10 +20,9 @@ from multiprocessing.synchronize import Event
 
 from hetrl.errors import HetrlError
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.limits import Best, Limits, Progress, Search
+from hetrl.search.limits import SEEDS_APART, Best, Limits, Progress, Search
 from hetrl.search.space import Space
 
-SEEDS_APART = 1 << 32  # more than anybody counts seeds up to: no two processes of two searches share one
 Told = Progress | tuple[Best, int] | Exception  # how far a process is, what it found or why it found nothing
 
 

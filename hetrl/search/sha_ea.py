@@ -28,10 +28,8 @@ from hetrl.cost.objective import plan_value
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
-from hetrl.search.core.chance import seeded
-from hetrl.search.core.population import Population, new_population
 from hetrl.search.core.records import Packed, Words1
-from hetrl.search.core.value import INFEASIBLE
+from hetrl.search.core.workspace import INFEASIBLE, Population, new_population, seeded
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
 from hetrl.search.limits import Best, Limits, Progress, Search

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hetrl.hardware import Device, DeviceClass, Topology
+from hetrl.cost.formulas import deal_remainders
+from hetrl.hardware import Device, NodeKind, Topology
 from hetrl.problem import Problem
 from hetrl.workload import ENGINE_OF_TASK
 
@@ -50,9 +51,9 @@ class Space:
         return tuple(tuple(nodes) for nodes in found.values())
 
     @cached_property
-    def classes(self) -> tuple[DeviceClass, ...]:
-        """Return the device classes; two may look alike where their nodes' networks or host memories differ."""
-        return tuple(self.problem.topology.class_of(nodes[0][0]) for nodes in self.nodes)
+    def classes(self) -> tuple[NodeKind, ...]:
+        """Return each device class's kind of node; two may be of one where their networks or host memories differ."""
+        return tuple(self.problem.topology.kind_of(nodes[0][0]) for nodes in self.nodes)
 
     @cached_property
     def sizes(self) -> Allotment:
@@ -67,37 +68,34 @@ class Space:
     def pack(self, allotments: Sequence[Allotment]) -> list[list[Chunk]] | None:
         """Return each group's chunks on disjoint devices; None where a remainder would be torn over two nodes.
 
-        Whole nodes go first; the remainders follow, largest first, each into the first node with room.
+        Whole nodes go first; the remainders follow (`deal_remainders`).
         """
         packed: list[list[Chunk]] = [[] for _ in allotments]
         for kind, nodes in enumerate(self.nodes):
+            size = self.classes[kind].gpus_per_node
             free = [list(node) for node in nodes]
-            wanted = []
             for group, allotment in enumerate(allotments):
-                size = self.classes[kind].gpus_per_node
-                wanted += [(size, group)] * (allotment[kind] // size) + [(allotment[kind] % size, group)]
-            for count, group in sorted(wanted, key=lambda want: (-want[0], want[1])):
-                room = next((node for node in free if len(node) >= count), None)
-                if room is None:
+                for _ in range(allotment[kind] // size):
+                    if not free:
+                        return None
+                    packed[group].append(Chunk(kind, tuple(free.pop(0))))
+            remainders = [allotment[kind] % size for allotment in allotments]
+            places = deal_remainders(remainders, size, len(free))
+            for group in sorted(range(len(places)), key=lambda group: (-remainders[group], group)):
+                if remainders[group] == 0:
+                    break
+                if places[group] < 0:
                     return None
-                if count:
-                    packed[group].append(Chunk(kind, tuple(room[:count])))
-                    del room[:count]
+                room = free[places[group]]
+                packed[group].append(Chunk(kind, tuple(room[: remainders[group]])))
+                del room[: remainders[group]]
         return packed
-
-
-def linked(topology: Topology, site: str, other: str) -> bool:
-    """Return whether two sites are one, or have a link that carries anything."""
-    if site == other:
-        return True
-    link = topology.link(site, other)
-    return link is not None and link.gbps > 0
 
 
 def stars(topology: Topology) -> list[frozenset[str]]:
     """Return the largest sets of sites that have a link to one of them, which may lead; one set if all are linked."""
     names = [site.name for site in topology.sites]
-    found = dict.fromkeys(frozenset(other for other in names if linked(topology, name, other)) for name in names)
+    found = dict.fromkeys(frozenset(other for other in names if topology.linked(name, other)) for name in names)
     return [star for star in found if not any(star < other for other in found)]
 
 
@@ -105,7 +103,7 @@ def clique(topology: Topology) -> frozenset[str]:
     """Return sites that are all linked with each other: each in turn, in the topology's order, if it fits in."""
     chosen: list[str] = []
     for site in topology.sites:
-        if all(linked(topology, site.name, other) for other in chosen):
+        if all(topology.linked(site.name, other) for other in chosen):
             chosen.append(site.name)
     return frozenset(chosen)
 
@@ -113,7 +111,7 @@ def clique(topology: Topology) -> frozenset[str]:
 def linked_sets(topology: Topology) -> Iterator[frozenset[str]]:
     """Yield the largest sets of sites that are all linked with each other (Bron and Kerbosch, CACM 16, 1973)."""
     names = [site.name for site in topology.sites]
-    near = {name: {other for other in names if other != name and linked(topology, name, other)} for name in names}
+    near = {name: {other for other in names if other != name and topology.linked(name, other)} for name in names}
 
     def grow(chosen: set[str], left: set[str], done: set[str]) -> Iterator[frozenset[str]]:
         if not left and not done:

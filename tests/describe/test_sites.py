@@ -59,7 +59,7 @@ def test_equal_nodes_are_numbered_and_a_single_one_is_not() -> None:
 
 
 def test_classes_are_site_type_and_node_size() -> None:
-    found = {key.name: len(devices) for key, devices in both().classes.items()}
+    found = {key.name: len(devices) for key, devices in both().devices_by_kind.items()}
     assert found == {"alps:a100-40gbx4": 8, "jsc:l40sx2": 2, "jsc:l4x1": 1}
 
 

@@ -182,7 +182,7 @@ def test_idle_devices_are_worth_nothing_where_they_break_the_budget() -> None:
     given_back = {"jsc/l40s-1/1"}
     groups = (replace(one, devices=tuple(d for d in one.devices if d not in given_back)) for one in found.groups)
     found = replace(found, groups=tuple(groups))
-    own = float(len(held_devices(found, by_gpu)))
+    own = float(sum(held_devices(found, by_gpu).values()))
     for budget, better in ((own, False), (own + 1, True)):
         (one,) = idle(found, Problem(by_gpu, job, Objective(COST, budget_per_hour=budget)), ())
         assert set(one.devices) == given_back and one.better == better

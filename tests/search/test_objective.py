@@ -15,7 +15,7 @@ from hetrl.errors import InfeasibleError, UsageError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Plan, node_of, site_of
 from hetrl.search import SOLVERS, Objective, Problem, solve
-from hetrl.search.core.value import INFEASIBLE, UNFIT
+from hetrl.search.core.workspace import INFEASIBLE, UNFIT
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Space
 from hetrl.workload import Workload

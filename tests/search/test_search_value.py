@@ -13,7 +13,7 @@ from hetrl.hardware import Node, Site, Topology
 from hetrl.plan.check import violations
 from hetrl.problem import Problem
 from hetrl.search.core.functions import mutate, regroup, value
-from hetrl.search.core.value import VALUED
+from hetrl.search.core.workspace import VALUED, seeded
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Space
 from hetrl.workload import Workload
@@ -63,8 +63,6 @@ def test_memory_is_never_less_than_what_the_plan_needs(topology: Topology, workl
 def test_what_a_change_did_not_touch_need_not_be_valued_again(
     topology: Topology, workload: Workload, seed: int
 ) -> None:
-    from hetrl.search.core.chance import seeded
-
     evaluator = Evaluator(Space(Problem(topology, workload)))
     x = evaluator.random(seed)
     evaluator.graded(x)
@@ -133,5 +131,5 @@ def test_work_per_plan_grows_with_classes_and_not_with_gpus() -> None:
     for nodes in (2, 512):
         topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 8) for index in range(nodes))),))
         evaluator = Evaluator(Space(Problem(topology, job())))
-        sizes.append((evaluator.size, evaluator.bench.parts.floats.size, evaluator.bench.room.columns.kind.shape))
+        sizes.append((evaluator.size, evaluator.bench.parts.floats.size, evaluator.bench.room.cohorts.kind.shape))
     assert sizes[0] == sizes[1]

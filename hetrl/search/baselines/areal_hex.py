@@ -30,16 +30,14 @@ from hetrl.cost.iteration import task_cost
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Device
-from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.plan.plan import RECOMPUTES, SHARDINGS, Plan, Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.areal_hex_milp import Column, Counts, Pool, Rollout, choose
 from hetrl.search.baselines.by_speed import by_speed, samples_by_rate
 from hetrl.search.baselines.memory import with_kv_cache
 from hetrl.search.baselines.uniform import (
-    IDLE_STATES,
-    MAX_SEQUENCES,
-    MOST_STAGES,
+    OFFLOADED,
     Nodes,
     by_node,
     fastest_inference,
@@ -48,6 +46,8 @@ from hetrl.search.baselines.uniform import (
     training_layout,
 )
 from hetrl.search.baselines.verl_expert import nearest_first
+from hetrl.search.core.tables import MAX_STAGES
+from hetrl.search.core.tables_serving import MAX_SEQUENCES
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
 
@@ -178,9 +178,9 @@ Strategy = tuple[Nodes, int, int, tuple[str, str, int, str]]  # nodes in order, 
 def _strategies(orders: list[Nodes]) -> Iterator[Strategy]:
     largest = max(len(node) for node in orders[0])
     sites = {node[0].site for node in orders[0]}
-    shardings = ("none", "data_parallel") if len(sites) > 1 else ("data_parallel",)
-    settings = list(product(("stages", "replicas"), shardings, MICRO_BATCHES, ("none", "full")))
-    yield from product(orders, powers_of_two(largest), range(1, MOST_STAGES + 1), settings)
+    shardings = SHARDINGS if len(sites) > 1 else ("data_parallel",)
+    settings = list(product(("stages", "replicas"), shardings, MICRO_BATCHES, RECOMPUTES))
+    yield from product(orders, powers_of_two(largest), range(1, MAX_STAGES + 1), settings)
 
 
 def _node_orders(problem: Problem, pools: list[Pool], counts: Counts) -> list[Nodes]:
@@ -247,7 +247,7 @@ def _assembled(
     """Return the fastest plan over the idle states; None where none fits."""
     generation = _placed(problem, pools, column.counts, numbers)
     found = []
-    for offloaded in IDLE_STATES:
+    for offloaded in OFFLOADED:
         tasks = {n: replace(t, idle_state="offload" if n in offloaded else "resident") for n, t in column.tasks.items()}
         whole = with_kv_cache({**tasks, ACTOR_GENERATION: generation}, problem)
         if whole is not None:

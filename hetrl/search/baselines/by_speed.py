@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from hetrl.cost.compute import has_language_head
+from hetrl.cost.formulas import split_layers
 from hetrl.cost.memory import training_footprint
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.plan.plan import Replica, Stage, TaskPlan
@@ -27,8 +28,10 @@ def by_speed(name: str, task: TaskPlan, problem: Problem) -> TaskPlan | None:
     extra = [0.0] * stages
     extra[-1] = model.head_parameters / model.layer_matrix_parameters if has_language_head(name) else 0.0
     room = [_most_layers(name, task, index, problem) for index in range(stages)]
-    split = _layers([min(column) for column in zip(*speeds, strict=True)], extra, room, model.layers)
-    if split is None:
+    slowest = [min(column) for column in zip(*speeds, strict=True)]
+    beside = [more / speed for more, speed in zip(extra, slowest, strict=True)]
+    split = split_layers([1 / speed for speed in slowest], beside, room, model.layers)
+    if not split:
         return None
     spans = list(pairwise(accumulate(split, initial=0)))
     rate = [
@@ -67,17 +70,6 @@ def _most_layers(name: str, task: TaskPlan, index: int, problem: Problem) -> int
         )
         most.append(1 + int((rates.usable_gb - one) // (two - one)))
     return min(most)
-
-
-def _layers(speeds: Sequence[float], extra: Sequence[float], room: Sequence[int], layers: int) -> list[int] | None:
-    """Return the layers of each stage: the stage that would end first gets the next one, while it has room."""
-    if min(room) < 1 or sum(room) < layers:
-        return None
-    split = [1] * len(speeds)
-    for _ in range(layers - len(speeds)):
-        with_room = [i for i in range(len(speeds)) if split[i] < room[i]]
-        split[min(with_room, key=lambda i: (split[i] + 1 + extra[i]) / speeds[i])] += 1
-    return split
 
 
 def _sample_unit(task: TaskPlan, workload: Workload) -> int:

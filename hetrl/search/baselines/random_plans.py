@@ -12,10 +12,9 @@ from itertools import count
 
 from hetrl.search import sha_ea
 from hetrl.search.evaluate import Evaluator
-from hetrl.search.limits import Best, Limits, Progress
+from hetrl.search.limits import SEEDS_APART, Best, Limits, Progress
 
 TUNING = "nothing: the best of independent random plans, in the encoding of sha-ea"
-SEEDS_APART = 1 << 32  # more plans than a run draws: no two seeds share one
 
 
 def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:

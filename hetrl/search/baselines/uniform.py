@@ -22,19 +22,19 @@ from itertools import product
 from hetrl.cost.iteration import task_cost
 from hetrl.cost.stages import model_of
 from hetrl.hardware import Device
-from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.plan.plan import RECOMPUTES, Plan, Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.memory import fits_alone, with_kv_cache
+from hetrl.search.core.tables import MAX_STAGES
+from hetrl.search.core.tables_serving import MAX_SEQUENCES
 from hetrl.search.space import clique, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES, TASKS, TRAININGS, Architecture
 
-MOST_STAGES = 8
 MICRO_BATCHES = (1, 2, 4, 8)
-MAX_SEQUENCES = 256  # vLLM's max_num_seqs (documentation, engine arguments)
 LEAST_PIECES = 8
 KEPT = 6  # training layouts that are valued as whole plans, for each choice of idle states
-IDLE_STATES: tuple[frozenset[str], ...] = (frozenset(), frozenset(TRAININGS), frozenset(TASKS))  # what is offloaded
+OFFLOADED: tuple[frozenset[str], ...] = (frozenset(), frozenset(TRAININGS), frozenset(TASKS))  # in turn
 
 Nodes = tuple[tuple[Device, ...], ...]  # the devices of each node, in the order of the ranks
 
@@ -117,7 +117,7 @@ def tuned(
     if any(task is None for task in inferences.values()):
         return Tuned(None, compared)
     forward = {name: task for name, task in inferences.items() if task is not None}
-    for offloaded in IDLE_STATES:
+    for offloaded in OFFLOADED:
         kept = 0
         for chosen in trainings:
             found = _valued(problem, {**forward, **chosen}, generations, offloaded, made)
@@ -152,8 +152,8 @@ def ranked_trainings(problem: Problem, nodes: Mapping[str, Nodes], trials: Trial
     names = [name for name in problem.workload.tasks if name in TRAININGS]
     ranked: list[tuple[float, int, dict[str, TaskPlan]]] = []
     tensors = powers_of_two(max(len(node) for name in names for node in nodes[name]))
-    settings = product(trials.orders, trials.shardings, trials.micro_batches, ("none", "full"))
-    for tensor, pipeline, setting in product(tensors, range(1, MOST_STAGES + 1), list(settings)):
+    settings = product(trials.orders, trials.shardings, trials.micro_batches, RECOMPUTES)
+    for tensor, pipeline, setting in product(tensors, range(1, MAX_STAGES + 1), list(settings)):
         tasks = {n: training_layout(n, nodes[n], tensor, pipeline, setting, problem) for n in names}
         fitting = {n: task for n, task in tasks.items() if task is not None and fits_alone(n, task, problem)}
         if len(fitting) == len(names):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 
 from hetrl.errors import InfeasibleError
 from hetrl.hardware import Topology
-from hetrl.plan.plan import Plan
+from hetrl.plan.plan import SHARDINGS, Plan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made
 from hetrl.search.baselines.uniform import Nodes, Trials, Tuned, listed_nodes, tuned
@@ -29,8 +29,8 @@ TUNING = (
     "the fastest of all uniform layouts on a chosen set of hosts (slow GPU types and far sites left out or not), "
     "ordered by site and speed: TP, PP, DP, rank order, micro-batch, recomputation, sharding, offloading, rollouts' TP"
 )
-PLAIN = Trials(orders=("stages", "replicas"), micro_batches=(1,), shardings=("none", "data_parallel"), kept=1)
-WHOLE = Trials(orders=("stages", "replicas"), shardings=("none", "data_parallel"))
+PLAIN = Trials(orders=("stages", "replicas"), micro_batches=(1,), shardings=SHARDINGS, kept=1)
+WHOLE = Trials(orders=("stages", "replicas"), shardings=SHARDINGS)
 TUNED_SETS = 6
 
 

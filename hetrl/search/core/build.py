@@ -22,8 +22,10 @@ from hetrl.errors import HetrlError
 
 SOURCES = Path(__file__).parents[1] / "cpp"
 COMPILERS = ("c++", "g++", "clang++")
-# No contraction to fused operations: the same seed gives the same plan on every machine.
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-shared", "-fPIC")
+# No contraction to fused operations: the same seed gives the same plan on every machine. What is exported is inlined
+# like the rest (no interposition).
+OPTIMISED = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-semantic-interposition")
+FLAGS = ("-std=c++17", *OPTIMISED, "-fvisibility=hidden", "-shared", "-fPIC")
 CHECKED = "HETRL_CHECKED"  # set in the environment: every index is checked (slow; for tests)
 
 

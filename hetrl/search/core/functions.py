@@ -1,6 +1,6 @@
 """The functions of the compiled core, `hetrl/search/cpp`: their types here are those of the C++ prototypes.
 
-Arrays are changed in place. `state` is that of `chance`. Where a row of `ServingTables.seconds` is missing
+Arrays are changed in place. `state` is that of `workspace.seeded`. Where a row of `ServingTables.seconds` is missing
 its index is returned instead of `VALUED`: fill it and call again.
 """
 
@@ -9,16 +9,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache, wraps
+from inspect import isfunction
 from typing import Annotated, Any, TypeVar, get_origin
 
-from hetrl.cost import objective
-from hetrl.cost.iteration import HOUR
-from hetrl.search.core import build, encoding, ilp_states, tables_serving, value as values
+from hetrl.cost import formulas, objective
+from hetrl.search.core import build, encoding, ilp_states, tables_serving, workspace
 from hetrl.search.core.ilp_states import Fixed
-from hetrl.search.core.parts import Parts
-from hetrl.search.core.population import Population
 from hetrl.search.core.records import (
     SCALARS,
+    SEQUENCES,
     Flags1,
     Floats1,
     Floats2,
@@ -35,11 +34,12 @@ from hetrl.search.core.records import (
     records_in,
 )
 from hetrl.search.core.tables import MAX_STAGES, Tables
-from hetrl.search.core.value import Room
+from hetrl.search.core.workspace import Parts, Population, Room
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _functions: dict[str, Any] = {}
+FORMULAS = tuple(one for one in vars(formulas).values() if isfunction(one))  # each has its twin in formulas.h
 
 
 def _compiled(function: Function) -> Function:
@@ -101,9 +101,9 @@ def remember(x: Genes1, tables: Packed[Tables], seen: Words1) -> bool:
 
 @_compiled
 def value_task(task: int, x: Genes1, tables: Packed[Tables], room: Packed[Room], parts: Packed[Parts]) -> int:
-    """Fill the parts of one task, and its columns or shares in the workspace.
+    """Fill the parts of one task, and its cohorts or shares in the workspace.
 
-    Return a training's number of columns; for another task `VALUED` or a missing row.
+    Return a training's number of cohorts; for another task `VALUED` or a missing row.
     """
 
 
@@ -195,23 +195,25 @@ def choose_states(
 def _constants() -> dict[str, int | float]:
     """Return the numbers that both languages know by the same name."""
     named: dict[str, Any] = {}
-    for module in (encoding, ilp_states, tables_serving, values):
+    for module in (formulas, encoding, ilp_states, tables_serving, workspace):
         named |= {name: number for name, number in vars(module).items() if type(number) in (int, float)}
-    named |= {"MAX_STAGES": MAX_STAGES, "HOUR": float(HOUR), "ROUNDING": objective.ROUNDING, "TIE": objective.TIE}
+    named["MAX_STAGES"] = MAX_STAGES
     for kind in (objective.THROUGHPUT, objective.COST):
         named[f"FOR_{kind.upper()}"] = objective.KINDS.index(kind)
     return {name: number for name, number in named.items() if name.isupper()}
 
 
-def _prototype(name: str, function: Any) -> str:
+def _prototype(function: Any) -> str:
     hints = dict(hints_of(function))
     returned = hints.pop("return")
+    if returned in SEQUENCES:  # written into a last argument
+        hints["found"], returned = returned, int
     parameters = []
     for parameter, hint in hints.items():
-        inner = hint.__args__[0] if get_origin(hint) is Packed else hint
+        inner = hint.__args__[0] if get_origin(hint) is Packed else SEQUENCES.get(hint, hint)
         kind = cpp_type(inner) if inner in SCALARS else f"const {cpp_type(inner)}&"
         parameters.append(f"{kind} {parameter}")
-    return f"{cpp_type(returned)} {name}({', '.join(parameters)});\n"
+    return f"{cpp_type(returned)} {function.__name__}({', '.join(parameters)});\n"
 
 
 def header() -> str:
@@ -221,7 +223,7 @@ def header() -> str:
         for name, number in _constants().items()
     ]
     structs = dict.fromkeys(part for record in (Tables, Room, Parts, Population, Fixed) for part in records_in(record))
-    prototypes = [_prototype(name, function) for name, function in _functions.items()]
+    prototypes = [_prototype(function) for function in (*_functions.values(), *FORMULAS)]
     return "\n".join(
         [
             '// Written by `functions.py` from the Python sources.\n#pragma once\n\n#include "array.h"\n',

@@ -8,7 +8,7 @@ arrays, so each side sees what the other writes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
@@ -38,6 +38,7 @@ SCALARS: dict[Any, tuple[str, Any]] = {  # as C++ and ctypes know them
     bool: ("bool", ctypes.c_bool),
     type(None): ("void", None),
 }
+SEQUENCES: dict[Any, Any] = {Sequence[float]: Floats1, Sequence[int]: Ints1, list[int]: Ints1}
 
 Values = TypeVar("Values")
 

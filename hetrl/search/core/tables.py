@@ -22,7 +22,7 @@ from hetrl.search.core.records import Flags1, Flags2, Floats1, Floats2, Ints1
 from hetrl.search.core.tables_objective import ObjectiveTables, objective_tables
 from hetrl.search.core.tables_serving import Rows, ServingTables, serving_tables
 from hetrl.search.core.tables_training import MAX_STAGES, TrainingTables, training_tables
-from hetrl.search.space import Space, linked
+from hetrl.search.space import Space
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
 
 __all__ = ["MAX_STAGES", "Tables", "make_tables"]
@@ -124,7 +124,7 @@ def _network(space: Space, nodes: list[Node]) -> NetworkTables:
         uplink=_per_byte([min(node.nic_gbps, node.wan_gbps or node.nic_gbps) for node in nodes]),
         link_delay=np.array([[link.delay_ms / 1e3 if link else 0.0 for link in row] for row in links]),
         link_byte=np.array([[1 / max(link.gbps / 8 * 1e9, 1e-9) if link else 0.0 for link in row] for row in links]),
-        linked=np.array([[linked(topology, a, b) for b in names] for a in names]),
+        linked=np.array([[topology.linked(a, b) for b in names] for a in names]),
         site_delay=np.array([site.delay_ms / 1e3 for site in topology.sites]),
     )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetrl.cost.charges import has_prices
-from hetrl.cost.iteration import HOUR
+from hetrl.cost.formulas import HOUR
 from hetrl.cost.objective import KINDS
 from hetrl.search.core.records import Flags1, Floats1
 from hetrl.search.space import Space

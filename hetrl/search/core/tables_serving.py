@@ -22,7 +22,7 @@ from hetrl.cost.generation import batch_limit, replica_seconds, server_of
 from hetrl.cost.memory import footprint, kv_cache_gb
 from hetrl.cost.stages import Placed, model_of, place
 from hetrl.cost.training import forward_pipeline_seconds
-from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.plan.plan import IDLE_STATES, Replica, Stage, TaskPlan
 from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats3, Floats5, Ints1, Ints2, Ints3, Ints4
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Architecture, Workload
@@ -33,7 +33,6 @@ LEAST_SEQUENCES = 2  # a rollout replica that holds fewer at once is not worth i
 FORWARD_TOKENS = 4096  # tokens per micro-batch of a forward pass: enough to fill a GPU
 MOST_UNITS = 512
 CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a hundredth of it
-IDLE_STATES = ("resident", "offload", "sleep")
 
 # Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
 WHOLE, BUSY, PROMPT, LAST, REFILL = range(5)

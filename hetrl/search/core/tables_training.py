@@ -16,6 +16,7 @@ from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import GRADIENT_BYTES, activation_bytes, expected_largest, micro_batch_times, variation
 from hetrl.hardware import Path
+from hetrl.plan.plan import RECOMPUTES
 from hetrl.search.core.records import Floats1, Floats2, Floats5, Floats6, Ints1
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import TRAININGS, Workload
@@ -23,7 +24,6 @@ from hetrl.workload import TRAININGS, Workload
 MAX_STAGES = 8
 MICRO_BATCH_TOKENS = 8192  # larger micro-batches gain nothing on a GPU
 MAX_MICRO_BATCH = 64
-RECOMPUTE = ("none", "full")
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -135,7 +135,7 @@ def _parameters(shape: StageShape) -> Floats:
 
 def _active(shape: StageShape) -> Floats:
     found = np.zeros((2, 2, 4))
-    for r, recompute in enumerate(RECOMPUTE):
+    for r, recompute in enumerate(RECOMPUTES):
         for last in (0, 1):
             stage = replace(shape, last=bool(last))
 
@@ -155,7 +155,7 @@ def _both(space: Space, shape: StageShape, kind: int) -> Floats:
 @lru_cache(maxsize=200_000)
 def _both_of(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
     found = np.zeros((2, 2, 4))
-    for r, recompute in enumerate(RECOMPUTE):
+    for r, recompute in enumerate(RECOMPUTES):
         for last in (0, 1):
             stage = replace(shape, last=bool(last))
 

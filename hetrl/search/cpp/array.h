@@ -87,6 +87,13 @@ T sum(const Array<T, 1>& array, Int count) {
     return total;
 }
 
+// Return the first so many elements.
+template <class T>
+Array<T, 1> head(const Array<T, 1>& array, Int count) {
+    check_index(count, array.size() + 1);
+    return {array.data, {count}};
+}
+
 inline Int clamp(Int value, Int least, Int most) {
     return std::min(std::max(value, least), most);
 }

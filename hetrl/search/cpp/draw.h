@@ -161,12 +161,12 @@ inline void draw_task(Int task, const View& x, const Hashes& state, const Tables
     draw_order(task, x.devices[x.group[task]], classes, choice, state, tables);
 }
 
-// Draw all but the grouping of a vector.
-inline void draw_vector(const Genes& x, const Hashes& state, const Tables& tables) {
+// See `hetrl.search.core.functions.draw`.
+void draw(const Genes& x, const Hashes& state, const Tables& tables) {
     const View parts = view(x, tables);
     deal(parts.group, parts.devices, state, tables);
     for (Int task = 0; task < tables.tasks; ++task) {
         draw_task(task, parts, state, tables);
     }
-    repair_vector(x, tables);
+    repair(x, tables);
 }

@@ -1,7 +1,7 @@
 // The vector of `hetrl.search.core.encoding`, and the vectors that are legal.
 #pragma once
 
-#include "records.h"
+#include "formulas.h"
 
 // A vector's parts; they share its memory.
 struct View {
@@ -22,6 +22,11 @@ inline View view(const Genes& x, const Tables& tables) {
 // Return the ranks of a replica of a serving task's option.
 inline Int ranks_of(Int task, Int kind, Int option, const Tables& tables) {
     return tables.serving.tensor[task][kind][option] * tables.serving.pipeline[task][kind][option];
+}
+
+// Return how many units of so many ranks so many devices of a class have room for: in whole nodes and the remainder.
+inline Int units_on(Int devices, Int node, Int ranks) {
+    return (devices / node) * (node / ranks) + devices % node / ranks;
 }
 
 // Number the groups by their first task, move their rows along, and return how many there are.
@@ -56,48 +61,21 @@ inline Int renumber(const Genes& group, const Genes2& devices) {
     return count;
 }
 
-// Deal the remainders of a class (devices beyond whole nodes) to shared nodes, as `Space.pack` does: largest first,
-// each into the first room. `take(g, node)` is told where that of a group goes and returns whether it may.
-template <class Take>
-void deal_remainders(const Genes2& devices, Int groups, Int kind, Int size, Take take) {
-    Local<Int> rooms(groups, 0);
-    Local<bool> done(groups, false);
-    Int opened = 0;
-    for (Int turn = 0; turn < groups; ++turn) {
-        Int largest = -1;
-        for (Int g = 0; g < groups; ++g) {
-            if (!done[g] && (largest < 0 || devices[g][kind] % size > devices[largest][kind] % size)) {
-                largest = g;
-            }
-        }
-        done[largest] = true;
-        const Int rest = devices[largest][kind] % size;
-        if (rest == 0) {
-            return;  // so have all that are left
-        }
-        Int place = 0;
-        while (place < opened && rooms[place] < rest) {
-            ++place;
-        }
-        if (!take(largest, place)) {
-            continue;
-        }
-        if (place == opened) {
-            rooms[place] = size;
-            ++opened;
-        }
-        rooms[place] -= rest;
+// Set which of so many shared nodes of a class holds each group's remainder (devices beyond whole nodes); -1 for none.
+inline void deal_class(const Genes2& devices, Int groups, Int kind, Int size, Int nodes, Local<Int>& place) {
+    Local<Int> rest(groups, 0);
+    for (Int g = 0; g < groups; ++g) {
+        rest[g] = devices[g][kind] % size;
     }
+    deal_remainders(rest.all(), size, nodes, place.all());
 }
 
 // Return which of the shared nodes of a class holds a group's remainder; -1 where it has none.
 inline Int remainder_node(Int wanted, Int kind, const Genes2& devices, Int size) {
-    Int found = -1;
-    deal_remainders(devices, devices.size(), kind, size, [&](Int g, Int node) {
-        found = g == wanted ? node : found;
-        return true;
-    });
-    return found;
+    const Int groups = devices.size();
+    Local<Int> place(groups, -1);
+    deal_class(devices, groups, kind, size, groups, place);
+    return place[wanted];
 }
 
 // Drop the remainders that find no node.
@@ -111,12 +89,11 @@ inline void fit_remainders(const Genes2& devices, Int count, Int kind, const Tab
     if (torn <= free) {
         return;
     }
-    deal_remainders(devices, count, kind, node, [&](Int g, Int place) {
-        if (place == free) {
-            devices[g][kind] -= std::int32_t(devices[g][kind] % node);
-        }
-        return place < free;
-    });
+    Local<Int> place(count, -1);
+    deal_class(devices, count, kind, node, free, place);
+    for (Int g = 0; g < count; ++g) {
+        devices[g][kind] -= std::int32_t(place[g] < 0 ? devices[g][kind] % node : 0);
+    }
 }
 
 // Cut what is too much of each class, and remainders that would be torn over two nodes.
@@ -201,9 +178,8 @@ inline void repair_serving(Int task, const Genes& devices, const Genes& options,
     choice[CACHE] = std::int32_t(clamp(choice[CACHE], 0, caches - 1));
 }
 
-// Make a vector legal in place: every gene within its range, groups numbered in order, devices within the classes. A
-// legal vector is left as it is.
-inline void repair_vector(const Genes& x, const Tables& tables) {
+// See `hetrl.search.core.functions.repair`.
+void repair(const Genes& x, const Tables& tables) {
     const auto [group, devices, classes, choice] = view(x, tables);
     fit_devices(devices, renumber(group, devices), tables);
     if (tables.narrow) {

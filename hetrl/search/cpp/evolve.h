@@ -42,9 +42,10 @@ inline Word hash_vector(const Genes& x, const Tables& tables) {
     return state | 1;
 }
 
-// Insert a hash into the set (open addressing, 0 is empty); false where it was there. A full set forgets.
-inline bool insert_hash(Word mark, const Hashes& seen) {
+// See `hetrl.search.core.functions.remember`. Open addressing, 0 is empty; a full set forgets.
+bool remember(const Genes& x, const Tables& tables, const Hashes& seen) {
     constexpr Int TRIES = 32;
+    const Word mark = hash_vector(x, tables);
     Int slot = Int(mark >> 20) % (seen.size() - 1);
     for (Int tries = 0; tries < TRIES; ++tries) {
         if (seen[slot] == mark) {
@@ -81,25 +82,25 @@ inline Int draw_parent(const Population& population, bool annealing, const Hashe
 }
 
 // Make the next child and bring its parent's parts along; false where it is a known plan.
-inline bool next_child(const Population& population, double regroup, double temperature, const Hashes& state,
+inline bool next_child(const Population& population, double regrouped, double temperature, const Hashes& state,
                        const Tables& tables, const Parts& parts, const Hashes& seen) {
     const Genes& child = population.child;
     if (!is_full(population)) {
         std::copy_n(population.x[0].begin(), tables.tasks, child.begin());
-        draw_vector(child, state, tables);
+        draw(child, state, tables);
         fill(population.stale, true);
-        return insert_hash(hash_vector(child, tables), seen);
+        return remember(child, tables, seen);
     }
     const Int parent = draw_parent(population, temperature > 0, state);
     population.counters[PARENT] = parent;
     copy(population.x[parent], child);
     fill(population.stale, false);
-    if (uniform(state) < regroup) {
-        regroup_vector(child, population.stale, state, tables);
+    if (uniform(state) < regrouped) {
+        regroup(child, population.stale, state, tables);
     } else {
-        mutate_vector(child, population.stale, state, tables);
+        mutate(child, population.stale, state, tables);
     }
-    if (!insert_hash(hash_vector(child, tables), seen)) {
+    if (!remember(child, tables, seen)) {
         return false;
     }
     copy(population.floats[parent], parts.floats);
@@ -145,19 +146,17 @@ inline void admit_annealed(const Population& population, double found, double te
 }
 
 // See `hetrl.search.core.functions.evolve`.
-inline Int evolve_population(const Population& population, Int budget, double regroup, double temperature,
-                             const Hashes& state, const Tables& tables, const Room& room, const Parts& parts,
-                             const Hashes& seen) {
-    const View child = view(population.child, tables);
+Int evolve(const Population& population, Int budget, double regrouped, double temperature, const Hashes& state,
+           const Tables& tables, const Room& room, const Parts& parts, const Hashes& seen) {
     for (Int tries = 0; population.counters[CHILDREN] < budget && tries < 20 * budget;) {
         if (!population.counters[WAITS]) {
             ++tries;
-            if (!next_child(population, regroup, temperature, state, tables, parts, seen)) {
+            if (!next_child(population, regrouped, temperature, state, tables, parts, seen)) {
                 continue;
             }
             population.counters[WAITS] = 1;
         }
-        const Int row = value_plan(child, population.stale, tables, room, parts);
+        const Int row = value(population.child, population.stale, tables, room, parts);
         if (row != VALUED) {
             return row;
         }

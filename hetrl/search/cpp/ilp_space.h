@@ -83,13 +83,14 @@ inline void note_option(Int task, const View& x, const Tables& tables, const Par
 }
 
 // See `hetrl.search.core.functions.value_options`.
-inline Int value_all_options(Int task, const View& x, const Genes2& genes, const Ints& place, const Tables& tables,
-                             const Room& room, const Parts& parts, const Numbers& out) {
+Int value_options(Int task, const Genes& vector, const Genes2& genes, const Ints& place, const Tables& tables,
+                  const Room& room, const Parts& parts, const Numbers& out) {
+    const View x = view(vector, tables);
     for (Int& n = place[0]; n < genes.size(); ++n) {
         const std::int32_t* row = genes[n].begin();
         std::copy_n(row, tables.classes, x.classes[task].begin());
         std::copy_n(row + tables.classes, CHOICES, x.choice[task].begin());
-        const Int missing = value_one_task(task, x, tables, room, parts);
+        const Int missing = value_task(task, vector, tables, room, parts);
         if (missing != VALUED && !tables.is_training[task]) {
             return missing;
         }
@@ -119,7 +120,7 @@ struct Kept {
 };
 
 // See `hetrl.search.core.functions.undominated`.
-inline Int keep_undominated(const Numbers& rows, const Ints& order, const Ints& places) {
+Int undominated(const Numbers& rows, const Ints& order, const Ints& places) {
     Kept kept(order.size(), rows.sizes[1], places);
     for (const Int n : order) {
         kept.offer(n, rows[n], 0);
@@ -128,8 +129,8 @@ inline Int keep_undominated(const Numbers& rows, const Ints& order, const Ints& 
 }
 
 // See `hetrl.search.core.functions.choose_states`.
-inline Int choose_from_pool(const Floats& rest_least, const Fixed& fixed, const Numbers& pool, const Numbers& noticed,
-                            const Ints& order, const Ints& starts, const Ints& places) {
+Int choose_states(const Floats& rest_least, const Fixed& fixed, const Numbers& pool, const Numbers& noticed,
+                  const Ints& order, const Ints& starts, const Ints& places) {
     Local<double> nowhere(rest_least.size(), INFINITE);
     Kept kept(order.size(), noticed.sizes[1], places);
     for (Int members = 1; members + 1 < starts.size(); ++members) {

@@ -159,8 +159,8 @@ inline Int insert_state(const Floats& row, Int parent, Int option, Int begin, In
 }
 
 // See `hetrl.search.core.functions.fill_states`.
-inline Int fill_pool(const Numbers& numbers, const Ints& first, const Floats& own_least, const Floats& rest_least,
-                     const Fixed& fixed, const Numbers& pool, const Array<Int, 2>& trace, const Ints& starts) {
+Int fill_states(const Numbers& numbers, const Ints& first, const Floats& own_least, const Floats& rest_least,
+                const Fixed& fixed, const Numbers& pool, const Array<Int, 2>& trace, const Ints& starts) {
     const Int tasks = fixed.phase.size(), width = pool.sizes[1];
     Local<double> row_memory(width, 0.0), most_memory((tasks + 1) * 3 * fixed.classes, 0.0);
     Local<bool> alive(numbers.size(), false);

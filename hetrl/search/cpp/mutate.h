@@ -217,15 +217,15 @@ inline void repair_changed(const Genes& x, const Flags& stale, const Tables& tab
         const Genes own = devices[group[task]];
         std::copy(own.begin(), own.end(), before.begin() + task * kinds);
     }
-    repair_vector(x, tables);
+    repair(x, tables);
     for (Int task = 0; task < tasks; ++task) {
         const Genes own = devices[group[task]];
         stale[task] = stale[task] || !std::equal(own.begin(), own.end(), before.begin() + task * kinds);
     }
 }
 
-// Change a vector in place once, sometimes twice or more; flag the touched tasks as stale.
-inline void mutate_vector(const Genes& x, const Flags& stale, const Hashes& state, const Tables& tables) {
+// See `hetrl.search.core.functions.mutate`.
+void mutate(const Genes& x, const Flags& stale, const Hashes& state, const Tables& tables) {
     const View parts = view(x, tables);
     do {
         if (uniform(state) < MOVES) {
@@ -239,9 +239,8 @@ inline void mutate_vector(const Genes& x, const Flags& stale, const Hashes& stat
     repair_changed(x, stale, tables);
 }
 
-// Move a task in place to another group, or to one of its own with some of its group's devices; flag both groups. A
-// group that is left without a task gives its devices to the other one.
-inline void regroup_vector(const Genes& x, const Flags& stale, const Hashes& state, const Tables& tables) {
+// See `hetrl.search.core.functions.regroup`. A group that is left without a task gives its devices to the other one.
+void regroup(const Genes& x, const Flags& stale, const Hashes& state, const Tables& tables) {
     const View parts = view(x, tables);
     const auto& [group, devices, classes, choice] = parts;
     const Int groups = count_groups(group), task = below(state, tables.tasks), source = group[task];

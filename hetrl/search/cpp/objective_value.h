@@ -71,33 +71,27 @@ inline Used used_by(Int g, Int kind, const View& x, const Tables& tables, const 
     }
 }
 
-// Return how many devices of a class the jobs hold: `hetrl.cost.charges.held_devices`.
-inline Int held_devices(Int kind, const View& x, const Tables& tables, const Parts& parts) {
+// Return how many devices of a class the jobs hold.
+inline Int held_of_class(Int kind, const View& x, const Tables& tables, const Parts& parts) {
     const Int size = tables.per_node[kind];
-    Int held = 0, shared = 0;
+    const bool whole_nodes = tables.objective.whole_nodes[kind];
+    Int devices = 0, nodes = 0, shared = 0;
     for (Int g = 0; g < tables.tasks; ++g) {
         if (x.devices[g][kind] == 0) {
             continue;
         }
         const Used used = used_by(g, kind, x, tables, parts);
-        if (!tables.objective.whole_nodes[kind]) {
-            held += used.devices;
-            continue;
-        }
         const Int whole = x.devices[g][kind] / size;
-        held += std::min(used.nodes, whole) * size;
-        if (used.nodes > whole) {  // groups may share the node that has what they own beyond whole nodes
+        devices += used.devices;
+        nodes += std::min(used.nodes, whole);
+        if (whole_nodes && used.nodes > whole) {  // groups may share the node that has what they own beyond whole nodes
             shared |= Int(1) << remainder_node(g, kind, x.devices, size);
         }
     }
     for (; shared > 0; shared >>= 1) {
-        held += size * (shared & 1);
+        nodes += shared & 1;
     }
-    return held;
-}
-
-inline double share_beyond(double found, double limit) {
-    return std::max(found / limit * (1 - ROUNDING) - 1, 0.0);
+    return held_devices(devices, nodes, size, whole_nodes);
 }
 
 inline Found time_to_result(double seconds, Local<Int>& held, const Tables& tables) {
@@ -109,11 +103,11 @@ inline Found time_to_result(double seconds, Local<Int>& held, const Tables& tabl
             latest = std::max(latest, objective.start[tables.site[kind]]);
         }
     }
-    const double end = latest + double(objective.steps) * seconds;
+    const double end = result_seconds(latest, objective.steps, seconds);
     Local<double> hours(tables.sites, 0.0);
     for (Int kind = 0; kind < tables.classes; ++kind) {
         const Int site = tables.site[kind];
-        hours[site] += double(held[kind]) * (end - objective.start[site]) / HOUR;
+        hours[site] += gpu_hours(held[kind], objective.start[site], end);
     }
     double excess = share_beyond(latest - earliest, objective.gang_timeout_seconds);
     excess += share_beyond(end - earliest, objective.walltime_seconds);
@@ -130,18 +124,17 @@ inline Found objective_value(double seconds, const View& x, const Tables& tables
         return {seconds, 0.0};
     }
     Local<Int> held(tables.classes, 0);
-    double per_hour = 0.0;
     for (Int kind = 0; kind < tables.classes; ++kind) {
-        held[kind] = held_devices(kind, x, tables, parts);
-        per_hour += objective.price[kind] * double(held[kind]);
+        held[kind] = held_of_class(kind, x, tables, parts);
     }
     if (objective.kind != FOR_COST) {
         return time_to_result(seconds, held, tables);
     }
+    const double per_hour = price_per_hour(held.all(), objective.price);
     const double excess =
         share_beyond(seconds, objective.max_iteration_seconds) + share_beyond(per_hour, objective.budget_per_hour);
     if (std::isinf(objective.budget_per_hour)) {
-        return {per_hour * seconds / HOUR + TIE * seconds, excess};
+        return {price_value(per_hour, seconds), excess};
     }
     return {seconds, excess};
 }

@@ -1,4 +1,4 @@
-// What a task costs and needs, as `hetrl.search.core.parts` holds it.
+// What a task costs and needs, as `hetrl.search.core.workspace` holds it.
 #pragma once
 
 #include "records.h"

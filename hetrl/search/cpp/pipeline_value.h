@@ -1,9 +1,9 @@
-// Seconds of the pipelines of a training laid out in columns.
+// Seconds of the pipelines of a training laid out in cohorts.
 #pragma once
 
 #include <numeric>
 
-#include "columns.h"
+#include "cohorts.h"
 #include "parts.h"
 
 // A training whose devices are laid out.
@@ -11,8 +11,8 @@ struct Training {
     Int task;
     Genes choice;
     const Tables& tables;
-    Int found;     // columns
-    Int replicas;  // of all columns
+    Int found;     // cohorts
+    Int replicas;  // of all cohorts
 
     // Return by how many ranks the optimiser's state is shared.
     double shards() const { return choice[SHARDING] ? double(replicas) : 1.0; }
@@ -28,110 +28,89 @@ inline double stage_parameters(const Training& training, Int i, double layers) {
     return parameters[0] + parameters[1] * layers;
 }
 
-// Set forward plus backward of one micro-batch on each stage of a column.
-inline void set_stages(const Training& training, Int q, double tokens, const Columns& columns) {
+// Set forward plus backward of one micro-batch on each stage of a cohort.
+inline void set_stages(const Training& training, Int q, double tokens, const Cohorts& cohorts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const Int stages = choice[PIPELINE];
     for (Int i = 0; i < stages; ++i) {
         const auto both =
-            tables.training.both[task][columns.kind[q][i]][choice[TENSOR]][choice[RECOMPUTE]][i == stages - 1];
-        const double layers = double(columns.layers[i]);
-        columns.both[i] = both[0] + both[1] * layers + tokens * (both[2] + both[3] * layers);
+            tables.training.both[task][cohorts.kind[q][i]][choice[TENSOR]][choice[RECOMPUTE]][i == stages - 1];
+        const double layers = double(cohorts.layers[i]);
+        cohorts.both[i] = both[0] + both[1] * layers + tokens * (both[2] + both[3] * layers);
     }
-    columns.hop[stages - 1] = 0.0;
+    cohorts.hop[stages - 1] = 0.0;
 }
 
-// Return whether the hop behind stage i leaves the node, for one replica of a column inside one class.
-inline bool crosses_node(const Training& training, Int q, Int i, Int instance, const Columns& columns) {
-    const Int units = training.units_per_node(columns.kind[q][i]);
-    const Int here = columns.offset[q][i] + instance * columns.stride[q][i];
-    const Int there = columns.offset[q][i + 1] + instance * columns.stride[q][i + 1];
+// Return whether the hop behind stage i leaves the node, for one replica of a cohort inside one class.
+inline bool crosses_node(const Training& training, Int q, Int i, Int instance, const Cohorts& cohorts) {
+    const Int units = training.units_per_node(cohorts.kind[q][i]);
+    const Int here = cohorts.offset[q][i] + instance * cohorts.stride[q][i];
+    const Int there = cohorts.offset[q][i + 1] + instance * cohorts.stride[q][i + 1];
     return here / units != there / units;
 }
 
 // Return alpha + bytes / beta from stage i to the next one; `sharing` flows divide a link between sites.
 inline double hop_seconds(const Training& training, Int q, Int i, Int instance, double tokens, double sharing,
-                          const Columns& columns) {
-    const Int kind = columns.kind[q][i], following = columns.kind[q][i + 1];
+                          const Cohorts& cohorts) {
+    const Int kind = cohorts.kind[q][i], following = cohorts.kind[q][i + 1];
     const double moved = tokens * training.tables.training.hop_bytes[training.task] * sharing;
     const NetworkTables& network = training.tables.network;
-    if (kind == following && !crosses_node(training, q, i, instance, columns)) {
+    if (kind == following && !crosses_node(training, q, i, instance, cohorts)) {
         return network.node_delay[kind] + moved * network.peer[kind];
     }
     return network.delay[kind][following] + moved * network.byte[kind][following];
 }
 
-// Count the hops, forward or backward, that use the link behind stage i of column q in one direction.
-inline Int count_flows(const Training& training, Int q, Int i, const Columns& columns) {
+// Count the hops, forward or backward, that use the link behind stage i of cohort q in one direction.
+inline Int count_flows(const Training& training, Int q, Int i, const Cohorts& cohorts) {
     const Ints& site = training.tables.site;
-    const Int here = site[columns.kind[q][i]], following = site[columns.kind[q][i + 1]];
+    const Int here = site[cohorts.kind[q][i]], following = site[cohorts.kind[q][i + 1]];
     if (here == following) {
         return 1;
     }
     Int count = 0;
     for (Int other = 0; other < training.found; ++other) {
         for (Int j = 0; j + 1 < training.choice[PIPELINE]; ++j) {
-            const Int a = site[columns.kind[other][j]], b = site[columns.kind[other][j + 1]];
+            const Int a = site[cohorts.kind[other][j]], b = site[cohorts.kind[other][j + 1]];
             if ((a == here && b == following) || (a == following && b == here)) {
-                count += columns.replicas[other];
+                count += cohorts.replicas[other];
             }
         }
     }
     return count;
 }
 
-// Return the time of so many micro-batches: `hetrl.cost.training.pipeline_seconds`.
-inline double pipeline_seconds(Int stages, Int micro_batches, double variation, const Tables& tables,
-                               const Columns& columns) {
-    const Floats &both = columns.both, &hop = columns.hop;
-    double period = 0.0, filling = 0.0;
-    for (Int first = 0; first < stages; ++first) {
-        filling += both[first] + 2 * hop[first];
-        double round_trip = 0.0;
-        for (Int last = first; last < stages; ++last) {
-            const Int length = std::min(last - first + 1, micro_batches);
-            period = std::max(period, (round_trip + both[last]) / double(length));
-            round_trip += both[last] + 2 * hop[last];
-        }
-    }
-    if (variation > 0 && stages > 1) {
-        for (Int i = 0; i < stages; ++i) {
-            Int longer = 1;  // stages that take at least as long
-            for (Int j = 0; j < stages; ++j) {
-                longer += both[j] > both[i] || (both[j] == both[i] && j < i);
-            }
-            if (longer <= micro_batches) {
-                period = std::max(period, both[i] * (1 + tables.training.largest[longer] * variation));
-            }
-        }
-    }
-    return filling + double(micro_batches - 1) * period;
+// Return the time of so many micro-batches through the stages that are set.
+inline double stages_seconds(Int stages, Int micro_batches, double variation, const Tables& tables,
+                             const Cohorts& cohorts) {
+    const Floats& largest = tables.training.largest;
+    return pipeline_seconds(head(cohorts.both, stages), head(cohorts.hop, stages), micro_batches, variation, largest);
 }
 
-// Return the time of one minibatch on the slowest of the replicas first .. end - 1 of a column. They differ in which of
+// Return the time of one minibatch on the slowest of the replicas first .. end - 1 of a cohort. They differ in which of
 // their hops leave a node, and that repeats with the units of a node.
 inline double slowest_instance(const Training& training, Int q, Int first, Int end, double share,
-                               const Columns& columns, const Parts& parts, Int other) {
+                               const Cohorts& cohorts, const Parts& parts, Int other) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int stages = choice[PIPELINE];
     const Int micro_batches = Int(std::ceil(share / double(numbers.micro_batches[choice[MICRO_BATCH]])));
     const double tokens = share / double(micro_batches) * numbers.mean_tokens;
     const double variation = numbers.variation / std::sqrt(share / double(micro_batches));
-    set_stages(training, q, tokens, columns);
+    set_stages(training, q, tokens, cohorts);
     Int inner = 0, repeats = 1;  // hops inside a class, as bits
     for (Int i = 0; i + 1 < stages; ++i) {
-        const Int kind = columns.kind[q][i], following = columns.kind[q][i + 1];
+        const Int kind = cohorts.kind[q][i], following = cohorts.kind[q][i + 1];
         if (kind == following) {
             inner |= Int(1) << i;
             repeats = std::lcm(repeats, training.units_per_node(kind));
             continue;
         }
-        double sharing = double(count_flows(training, q, i, columns));
+        double sharing = double(count_flows(training, q, i, cohorts));
         if (other != task && uses(other, tables.site[kind] * tables.sites + tables.site[following], parts)) {
             sharing *= 2;
         }
-        columns.hop[i] = hop_seconds(training, q, i, 0, tokens, sharing, columns);
+        cohorts.hop[i] = hop_seconds(training, q, i, 0, tokens, sharing, cohorts);
     }
     double slowest = 0.0;
     Int seen = -1;
@@ -139,12 +118,12 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
         Int leaving = 0;
         for (Int i = 0; i + 1 < stages; ++i) {
             if (inner >> i & 1) {
-                columns.hop[i] = hop_seconds(training, q, i, instance, tokens, 1.0, columns);
-                leaving |= Int(crosses_node(training, q, i, instance, columns)) << i;
+                cohorts.hop[i] = hop_seconds(training, q, i, instance, tokens, 1.0, cohorts);
+                leaving |= Int(crosses_node(training, q, i, instance, cohorts)) << i;
             }
         }
         if (leaving != seen) {
-            slowest = std::max(slowest, pipeline_seconds(stages, micro_batches, variation, tables, columns));
+            slowest = std::max(slowest, stages_seconds(stages, micro_batches, variation, tables, cohorts));
         }
         seen = leaving;
     }

@@ -15,8 +15,7 @@ inline Int replicas_of(Int task, Int kind, Int option, Int devices, const Tables
     if (nodes > 1) {
         return devices / size / nodes;
     }
-    const Int needed = ranks_of(task, kind, option, tables);
-    return (devices / size) * (size / needed) + devices % size / needed;
+    return units_on(devices, size, ranks_of(task, kind, option, tables));
 }
 
 // Return how many units a replica does by `end`, where it is known to be from `low` to `high`.
@@ -123,7 +122,10 @@ inline void note_serving(Int task, const Genes& options, Int cache, Int idle, co
     if (generates) {
         fill(parts.rollouts, 0.0);
     }
-    double whole = 0.0, rate = 0.0;
+    double whole = 0.0;
+    Local<Int> done(2 * tables.classes, 0);
+    Local<double> busy(2 * tables.classes, 0.0);
+    Int servers = 0;
     for (Int kind = 0; kind < tables.classes; ++kind) {
         if (parts.runs[task][kind] == 0) {
             continue;
@@ -149,12 +151,15 @@ inline void note_serving(Int task, const Genes& options, Int cache, Int idle, co
             for (Int column = 0; generates && column < ROLLOUTS; ++column) {
                 parts.rollouts[column] = std::max(parts.rollouts[column], row[units][column]);
             }
-            rate += double(replicas * units) / row[units][BUSY];
+            done[servers] = replicas * units;
+            busy[servers] = row[units][BUSY];
+            ++servers;
         }
     }
     parts.seconds[task] = whole;
     if (generates && tables.staleness > 0) {
-        parts.seconds[task] = parts.rollouts[BUSY] = double(serving.units[task]) / rate;
+        parts.rollouts[BUSY] = steady_seconds(head(done.all(), servers), head(busy.all(), servers));
+        parts.seconds[task] = parts.rollouts[BUSY];
     }
     if (generates && idle == RESIDENT) {
         parts.rollouts[REFILL] = 0.0;

@@ -114,11 +114,11 @@ inline double fan_out_seconds(const View& x, const Tables& tables, const Parts& 
         for (Int i = 0; i < held.size(); ++i) {
             if (held[i] > 0 && parts.stage_kind[i] == kind && generates_too(i, nodes, x, tables, parts)) {
                 ++with_weights;
-                slowest = std::max(slowest, (total - held[i]) * nic[kind]);
+                slowest = std::max(slowest, interface_bytes(total, held[i], true, false) * nic[kind]);
             }
         }
         if (with_weights < nodes) {
-            slowest = std::max(slowest, total * nic[kind]);
+            slowest = std::max(slowest, interface_bytes(total, 0.0, true, false) * nic[kind]);
         }
     }
     for (Int i = 0; i < held.size(); ++i) {
@@ -134,7 +134,7 @@ inline double fan_out_seconds(const View& x, const Tables& tables, const Parts& 
             }
         }
         if (others > 0) {
-            slowest = std::max(slowest, held[i] * nic[here]);
+            slowest = std::max(slowest, interface_bytes(total, held[i], false, true) * nic[here]);
         }
     }
     return slowest;
@@ -150,6 +150,6 @@ inline Sync sync_seconds(const View& x, const Tables& tables, const Parts& parts
             pause = std::max(pause, load + tables.version_seconds[kind]);
         }
     }
-    const double links = uplink_seconds(tables, parts), inside = fan_out_seconds(x, tables, parts);
-    return {std::max({parts.version[1], links, inside}), pause};
+    const double uplinks = uplink_seconds(tables, parts), fan_out = fan_out_seconds(x, tables, parts);
+    return {transfer_seconds(parts.version[1], uplinks, fan_out), pause};
 }

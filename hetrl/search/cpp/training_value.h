@@ -1,7 +1,7 @@
-// Seconds and memory of a training laid out in columns: `hetrl.cost.training` and `.memory`, summed up by classes.
+// Seconds and memory of a training laid out in cohorts: `hetrl.cost.training` and `.memory`, summed up by classes.
 //
 // Each formula's source stands at its function in `hetrl.cost`; here they are put together from `TrainingTables` for
-// columns instead of single replicas. `tests/search/test_search_value.py` holds both against each other.
+// cohorts instead of single replicas. `tests/search/test_search_value.py` holds both against each other.
 #pragma once
 
 #include "pipeline_value.h"
@@ -26,7 +26,7 @@ inline Held held_bytes(const Training& training, Int i, double layers) {
 }
 
 // Set for each stage the most layers that its smallest device holds, and the seconds of its slowest one.
-inline void limit_stages(const Training& training, const Columns& columns) {
+inline void limit_stages(const Training& training, const Cohorts& cohorts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const double tokens = double(numbers.micro_batches[choice[MICRO_BATCH]]) * numbers.mean_tokens;
@@ -34,26 +34,26 @@ inline void limit_stages(const Training& training, const Columns& columns) {
         const Int last = i == choice[PIPELINE] - 1;
         double usable = INFINITE, layer = 0.0, beside = 0.0;
         for (Int q = 0; q < found; ++q) {
-            const Int kind = columns.kind[q][i];
+            const Int kind = cohorts.kind[q][i];
             const auto both = numbers.both[task][kind][choice[TENSOR]][choice[RECOMPUTE]][last];
             layer = std::max(layer, both[1] + both[3] * tokens);
             beside = std::max(beside, both[0] + both[2] * tokens);
             usable = std::min(usable, tables.usable_gb[kind]);
         }
-        columns.layer[i] = layer;
-        columns.beside[i] = beside;
+        cohorts.layer[i] = layer;
+        cohorts.beside[i] = beside;
         const Held none = held_bytes(training, i, 0.0), one = held_bytes(training, i, 1.0);
-        columns.capacity[i] =
+        cohorts.capacity[i] =
             std::floor((usable * 1e9 - none.state - none.active) / (one.state + one.active - none.state - none.active));
     }
 }
 
-inline void hold_memory(const Training& training, const Columns& columns, const Parts& parts) {
+inline void hold_memory(const Training& training, const Cohorts& cohorts, const Parts& parts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const double shards = training.shards();
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
-        const double layers = double(columns.layers[i]);
+        const double layers = double(cohorts.layers[i]);
         const Held held = held_bytes(training, i, layers);
         const double peak = (held.state + held.active) / 1e9;
         double resident = held.state / 1e9, host = 0.0;
@@ -63,9 +63,9 @@ inline void hold_memory(const Training& training, const Columns& columns, const 
                 stage_parameters(training, i, layers) * (numbers.weight_bytes + numbers.state_bytes[1] / shards) / 1e9;
         }
         for (Int q = 0; q < found; ++q) {
-            const Int kind = columns.kind[q][i];
+            const Int kind = cohorts.kind[q][i];
             hold(task, kind, resident, peak, host, parts);
-            parts.runs[task][kind] += columns.replicas[q];
+            parts.runs[task][kind] += cohorts.replicas[q];
             const double seconds = 2 * host * 1e9 * tables.host_byte[kind];
             parts.switch_seconds[task] = std::max(parts.switch_seconds[task], seconds);
         }
@@ -80,8 +80,8 @@ inline Int unit_of(const Training& training) {
     return numbers.samples % unit == 0 && numbers.samples / unit >= training.replicas ? unit : micro_batch;
 }
 
-// Share the samples out by the time of a full micro-batch on each column, alone on its links.
-inline void share_by_pipelines(const Training& training, const Columns& columns) {
+// Share the samples out by the time of a full micro-batch on each cohort, alone on its links.
+inline void share_by_pipelines(const Training& training, const Cohorts& cohorts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int micro_batch = numbers.micro_batches[choice[MICRO_BATCH]], stages = choice[PIPELINE];
@@ -89,30 +89,30 @@ inline void share_by_pipelines(const Training& training, const Columns& columns)
     const double variation = numbers.variation / std::sqrt(double(micro_batch));
     const double tokens = double(micro_batch) * numbers.mean_tokens;
     for (Int q = 0; q < found; ++q) {
-        set_stages(training, q, tokens, columns);
+        set_stages(training, q, tokens, cohorts);
         for (Int i = 0; i + 1 < stages; ++i) {
-            const double flows = double(count_flows(training, q, i, columns));
-            columns.hop[i] = hop_seconds(training, q, i, 0, tokens, flows, columns);
+            const double flows = double(count_flows(training, q, i, cohorts));
+            cohorts.hop[i] = hop_seconds(training, q, i, 0, tokens, flows, cohorts);
         }
-        const double one = pipeline_seconds(stages, stages, variation, tables, columns);
-        const double two = pipeline_seconds(stages, stages + 1, variation, tables, columns);
-        columns.slope[q] = (two - one) * double(unit) / double(micro_batch * numbers.minibatches);
-        columns.start[q] = one - double(stages) * (two - one);
+        const double one = stages_seconds(stages, stages, variation, tables, cohorts);
+        const double two = stages_seconds(stages, stages + 1, variation, tables, cohorts);
+        cohorts.slope[q] = (two - one) * double(unit) / double(micro_batch * numbers.minibatches);
+        cohorts.start[q] = one - double(stages) * (two - one);
     }
-    share_samples(found, numbers.samples / unit, unit, columns);
+    share_samples(found, numbers.samples / unit, unit, cohorts);
 }
 
 // Add what the hops between sites send in an iteration, forward and back.
-inline void add_activations(const Training& training, const Columns& columns, const Parts& parts) {
+inline void add_activations(const Training& training, const Cohorts& cohorts, const Parts& parts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int unit = unit_of(training);
     for (Int q = 0; q < found; ++q) {
-        const double samples = double(columns.samples[q] * columns.replicas[q] + columns.extra[q] * unit);
+        const double samples = double(cohorts.samples[q] * cohorts.replicas[q] + cohorts.extra[q] * unit);
         const double moved = double(numbers.steps) * samples / double(numbers.minibatches) * numbers.mean_tokens *
                              numbers.hop_bytes[task];
         for (Int i = 0; i + 1 < choice[PIPELINE]; ++i) {
-            const Int a = tables.site[columns.kind[q][i]], b = tables.site[columns.kind[q][i + 1]];
+            const Int a = tables.site[cohorts.kind[q][i]], b = tables.site[cohorts.kind[q][i + 1]];
             if (a != b) {
                 add_bytes(task, a * tables.sites + b, moved, parts);
                 add_bytes(task, b * tables.sites + a, moved, parts);
@@ -122,7 +122,7 @@ inline void add_activations(const Training& training, const Columns& columns, co
 }
 
 // Take note of where the trainer's first replica holds which weights: they are sent from there.
-inline void note_first_replica(const Training& training, const Columns& columns, const Parts& parts) {
+inline void note_first_replica(const Training& training, const Cohorts& cohorts, const Parts& parts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const double ranks = double(Int(1) << choice[TENSOR]);
     fill(parts.stage_kind, Int(-1));
@@ -130,10 +130,10 @@ inline void note_first_replica(const Training& training, const Columns& columns,
     fill(parts.site_bytes, 0.0);
     fill(parts.version, 0.0);
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
-        const Int kind = columns.kind[0][i];
+        const Int kind = cohorts.kind[0][i];
         parts.stage_kind[i] = kind;
-        parts.stage_node[i] = columns.offset[0][i] / training.units_per_node(kind);
-        double share = stage_parameters(training, i, double(columns.layers[i])) * tables.training.weight_bytes;
+        parts.stage_node[i] = cohorts.offset[0][i] / training.units_per_node(kind);
+        double share = stage_parameters(training, i, double(cohorts.layers[i])) * tables.training.weight_bytes;
         if (i > 0 && i == choice[PIPELINE] - 1) {  // the copy of a tied embedding is not sent
             share -= tables.training.tied_bytes / ranks;
         }
@@ -152,7 +152,7 @@ inline void note_first_replica(const Training& training, const Columns& columns,
 
 // Return the seconds of a laid-out training beside `other`, which uses its directions too (itself: alone). `fresh`: the
 // bytes of its reduction are added to its parts.
-inline double training_seconds(const Training& training, const Columns& columns, const Parts& parts, Int other,
+inline double training_seconds(const Training& training, const Cohorts& cohorts, const Parts& parts, Int other,
                                bool fresh) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
@@ -160,21 +160,21 @@ inline double training_seconds(const Training& training, const Columns& columns,
     double slowest = 0.0;
     for (Int q = 0; q < found; ++q) {
         for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
-            const Int first = more ? 0 : columns.extra[q], end = more ? columns.extra[q] : columns.replicas[q];
+            const Int first = more ? 0 : cohorts.extra[q], end = more ? cohorts.extra[q] : cohorts.replicas[q];
             if (first < end) {
-                const double share = double(columns.samples[q] + more * unit) / double(numbers.minibatches);
-                const double seconds = slowest_instance(training, q, first, end, share, columns, parts, other);
+                const double share = double(cohorts.samples[q] + more * unit) / double(numbers.minibatches);
+                const double seconds = slowest_instance(training, q, first, end, share, cohorts, parts, other);
                 const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
                 slowest = std::max(slowest, seconds * (1 + behind));
             }
         }
     }
-    const double reduction = reduction_seconds(training, columns, parts, other, fresh);
+    const double reduction = rings_seconds(training, cohorts, parts, other, fresh);
     double update = 0.0;
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
-        const double parameters = stage_parameters(training, i, double(columns.layers[i]));
+        const double parameters = stage_parameters(training, i, double(cohorts.layers[i]));
         for (Int q = 0; q < found; ++q) {
-            const auto step = numbers.update[columns.kind[q][i]];
+            const auto step = numbers.update[cohorts.kind[q][i]];
             update = std::max(update, step[0] + step[1] * parameters / training.shards());
         }
     }
@@ -182,29 +182,31 @@ inline double training_seconds(const Training& training, const Columns& columns,
 }
 
 // Return a training with what is laid out of it.
-inline Training laid_out(Int task, const Genes& choice, const Tables& tables, Int found, const Columns& columns) {
-    return {task, choice, tables, found, sum(columns.replicas, found)};
+inline Training laid_out(Int task, const Genes& choice, const Tables& tables, Int found, const Cohorts& cohorts) {
+    return {task, choice, tables, found, sum(cohorts.replicas, found)};
 }
 
-// Fill a training's parts, alone on its links; return its number of columns, 0 where it does not fit.
+// Fill a training's parts, alone on its links; return its number of cohorts, 0 where it does not fit.
 inline Int value_training(Int task, const Genes& devices, const Genes& order, const Genes& choice, const Tables& tables,
-                          const Columns& columns, const Parts& parts) {
+                          const Cohorts& cohorts, const Parts& parts) {
     clear_task(task, parts);
-    const Int found = lay_out(task, devices, order, choice, tables, columns);
+    const Int found = lay_out(task, devices, order, choice, tables, cohorts);
     if (found == 0) {
         return 0;
     }
-    const Training training = laid_out(task, choice, tables, found, columns);
-    limit_stages(training, columns);
-    if (!split_layers(choice[PIPELINE], tables.layers[task], columns)) {
+    const Training training = laid_out(task, choice, tables, found, cohorts);
+    limit_stages(training, cohorts);
+    const Int stages = choice[PIPELINE];
+    if (split_layers(head(cohorts.layer, stages), head(cohorts.beside, stages), head(cohorts.capacity, stages),
+                     tables.layers[task], cohorts.layers) == 0) {
         return 0;
     }
-    hold_memory(training, columns, parts);
-    share_by_pipelines(training, columns);
-    add_activations(training, columns, parts);
+    hold_memory(training, cohorts, parts);
+    share_by_pipelines(training, cohorts);
+    add_activations(training, cohorts, parts);
     if (task == tables.trainer) {
-        note_first_replica(training, columns, parts);
+        note_first_replica(training, cohorts, parts);
     }
-    parts.seconds[task] = training_seconds(training, columns, parts, task, true);
+    parts.seconds[task] = training_seconds(training, cohorts, parts, task, true);
     return found;
 }

@@ -17,12 +17,13 @@
 
 constexpr double NOT_CARRIED = 100.0;  // excess of a task that its devices do not carry at all
 
-// Fill the parts of one task, and its columns or shares in the workspace. Return a training's number of columns; for
+// Fill the parts of one task, and its cohorts or shares in the workspace. Return a training's number of cohorts; for
 // another task `VALUED`, or the row that must be filled first.
-inline Int value_one_task(Int task, const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+Int value_task(Int task, const Genes& vector, const Tables& tables, const Room& room, const Parts& parts) {
+    const View x = view(vector, tables);
     const Genes own = x.devices[x.group[task]];
     if (tables.is_training[task]) {
-        return value_training(task, own, x.classes[task], x.choice[task], tables, room.columns, parts);
+        return value_training(task, own, x.classes[task], x.choice[task], tables, room.cohorts, parts);
     }
     return value_serving(task, own, x.classes[task], x.choice[task], tables, room.shares, parts);
 }
@@ -88,7 +89,8 @@ inline bool all_joined(const Tables& tables, const Parts& parts) {
 }
 
 // Value trainings of different groups anew that use the same directions between sites: each gets half of a link.
-inline void slow_down(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+inline void slow_down(const Genes& vector, const Tables& tables, const Room& room, const Parts& parts) {
+    const View x = view(vector, tables);
     for (Int task = 0; task < tables.tasks; ++task) {
         for (Int other = 0; other < tables.tasks; ++other) {
             if (!tables.is_training[task] || !tables.is_training[other] || x.group[task] == x.group[other]) {
@@ -99,29 +101,12 @@ inline void slow_down(const View& x, const Tables& tables, const Room& room, con
                 meet = meet || uses(other, parts.direction[task][d], parts);
             }
             if (meet) {
-                const Int found = value_one_task(task, x, tables, room, parts);
-                const Training training = laid_out(task, x.choice[task], tables, found, room.columns);
-                room.seconds[task] = training_seconds(training, room.columns, parts, other, false);
+                const Int found = value_task(task, vector, tables, room, parts);
+                const Training training = laid_out(task, x.choice[task], tables, found, room.cohorts);
+                room.seconds[task] = training_seconds(training, room.cohorts, parts, other, false);
             }
         }
     }
-}
-
-// Return the least time of generation: `hetrl.cost.admission._least_running`.
-inline double least_running(double ways, double needed, double stopped, double rest) {
-    const double linear = ways * stopped - rest - needed;
-    return (std::sqrt(linear * linear + 4 * ways * needed * stopped) - linear) / (2 * ways);
-}
-
-// Return the period that the rule of admission sustains: `hetrl.cost.admission.period_seconds`.
-inline double admitted_period(double stopped, double rest, const Tables& tables, const Parts& parts) {
-    const double ways = 1.0 + double(tables.staleness);
-    const Floats& rollouts = parts.rollouts;
-    const double waiting = (1 - double(tables.samples_per_prompt) / double(tables.training.samples)) / 2;
-    const double whole = std::max(least_running(ways, rollouts[WHOLE], stopped, rest), rollouts[WHOLE]);
-    const double running = std::min({least_running(ways, rollouts[LAST], stopped, rest),
-                                     least_running(ways - waiting, rollouts[PROMPT], stopped, rest), whole});
-    return stopped + std::max(running, rollouts[BUSY]);
 }
 
 // Return the time of all that crosses the busiest link in an iteration, in one direction: trainings and weights.
@@ -153,50 +138,34 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
     return slowest;
 }
 
-// Return the seconds between two weight versions: `hetrl.cost.iteration.iteration_seconds`.
-inline double iteration_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+// Return the seconds between two weight versions: `hetrl.cost.iteration.plan_seconds`.
+inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     const Sync sync = sync_seconds(x, tables, parts);
     const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
-    double inferences = 0.0, trainings = 0.0, busiest = 0.0, own_inferences = 0.0, own_trainings = 0.0;
-    for (Int g = 0; g < tables.tasks; ++g) {
-        double inference = 0.0, training = 0.0;
-        for (Int task = 0; task < tables.tasks; ++task) {
-            if (x.group[task] == g && tables.is_training[task]) {
-                training += room.seconds[task] + parts.switch_seconds[task];
-            } else if (x.group[task] == g && tables.is_inference[task]) {
-                inference += room.seconds[task] + parts.switch_seconds[task];
-            }
+    Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0);
+    for (Int task = 0; task < tables.tasks; ++task) {
+        const double seconds = room.seconds[task] + parts.switch_seconds[task];
+        if (tables.is_training[task]) {
+            trainings[x.group[task]] += seconds;
+        } else if (tables.is_inference[task]) {
+            inferences[x.group[task]] += seconds;
         }
-        inferences = std::max(inferences, inference);
-        trainings = std::max(trainings, training);
-        if (g == x.group[tables.generation]) {
-            own_inferences = inference;
-            own_trainings = training;
-        }
-        busiest = std::max(busiest, inference + training);
     }
-    if (tables.staleness == 0) {
-        return generation + inferences + trainings + sync.transfer + sync.pause;
-    }
-    Int stops = Int(own_inferences > 0) + Int(own_trainings > 0);
-    if (stops == 2 && own_inferences == inferences) {
-        stops = 1;
-    }
-    const double stopped = own_inferences + own_trainings + sync.pause + double(stops) * parts.rollouts[REFILL];
-    const double rest = inferences - own_inferences + trainings - own_trainings + sync.transfer;
-    const double least = std::max({generation + stopped, sync.transfer, busiest_link(tables, parts), busiest,
-                                   generation + own_inferences + own_trainings});
-    return std::max(least, admitted_period(stopped, rest, tables, parts));
+    const double links = tables.staleness > 0 ? busiest_link(tables, parts) : 0.0;
+    return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
+                             sync.transfer, sync.pause, links, tables.staleness, tables.samples_per_prompt,
+                             tables.training.samples);
 }
 
 // Set `room.result` to what the objective wants least and the seconds of an iteration; see
 // `hetrl.search.core.functions.value`.
-inline Int value_plan(const View& x, const Flags& stale, const Tables& tables, const Room& room, const Parts& parts) {
+Int value(const Genes& vector, const Flags& stale, const Tables& tables, const Room& room, const Parts& parts) {
+    const View x = view(vector, tables);
     for (Int task = 0; task < tables.tasks; ++task) {
         if (!stale[task]) {
             continue;
         }
-        const Int row = value_one_task(task, x, tables, room, parts);
+        const Int row = value_task(task, vector, tables, room, parts);
         if (row != VALUED && !tables.is_training[task]) {
             return row;
         }
@@ -213,8 +182,8 @@ inline Int value_plan(const View& x, const Flags& stale, const Tables& tables, c
     room.result[1] = INFINITE;
     if (missing == 0.0) {
         copy(parts.seconds, room.seconds);
-        slow_down(x, tables, room, parts);
-        const double seconds = iteration_seconds(x, tables, room, parts);
+        slow_down(vector, tables, room, parts);
+        const double seconds = plan_seconds(x, tables, room, parts);
         const Found found = objective_value(seconds, x, tables, parts);
         room.result[0] = found.excess == 0.0 ? found.value : INFEASIBLE * (1 + found.excess / (1 + found.excess));
         room.result[1] = seconds;

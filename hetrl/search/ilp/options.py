@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hetrl.cost.formulas import waiting_share
 from hetrl.search.core.encoding import CHOICES, views
 from hetrl.search.core.functions import value_options
 from hetrl.search.core.ilp_states import BLOCKS, CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRANSFER
 from hetrl.search.core.tables import Tables
-from hetrl.search.core.value import VALUED
+from hetrl.search.core.workspace import VALUED
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.ilp.space import Floats, Genes, Ints, device_counts, genes_of, pareto
 
@@ -78,17 +79,17 @@ def _task_options(task: int, allotments: Ints, evaluator: Evaluator, limit: floa
 def _all_ways(numbers: Floats, limit: float, tables: Tables) -> Floats:
     """Return the options of generation three times, once for each way in which the rule of admission may be met.
 
-    `hetrl.cost.admission` asks w P >= rest + n P / (P - S) of a period P in which generation stops for S, with w one
-    more than the staleness and n the time to a batch's last sample; or with a smaller w (by EARLY) and n the mean time
-    to a prompt's last sample; or with n the time of a batch alone, which generation then runs for. S is taken as the
-    pause of a version, P / (P - S) at the limit, where it is least.
+    `hetrl.cost.formulas.admitted_period` asks w P >= rest + n P / (P - S) of a period P in which generation stops for
+    S, with w one more than the staleness and n the time to a batch's last sample; or with a smaller w (by EARLY) and n
+    the mean time to a prompt's last sample; or with n the time of a batch alone, which generation then runs for. S is
+    taken as the pause of a version, P / (P - S) at the limit, where it is least.
     """
     whole, pause = numbers[:, INFERENCES], numbers[:, TRANSFER]
     longer = limit / np.maximum(limit - pause, 1e-9 * limit)
     last = numbers.copy()
     last[:, INFERENCES] = last[:, TRANSFER] = last[:, EARLY] = 0.0
     early, alone = last.copy(), last.copy()
-    early[:, EARLY] = (1 - tables.samples_per_prompt / tables.training.samples) / 2
+    early[:, EARLY] = waiting_share(tables.samples_per_prompt, tables.training.samples)
     early[:, CHAIN], alone[:, CHAIN] = numbers[:, EARLY], whole
     alone[:, GENERATION] = np.maximum(alone[:, GENERATION], whole + pause)
     found = np.concatenate([last, early, alone])

@@ -1,4 +1,4 @@
-"""From a training's genes to columns: equal replicas, counted, with their places in the nodes.
+"""From a training's genes to cohorts: equal replicas, counted, with their places in the nodes.
 
 A *unit* is the tensor-parallel ranks of one stage of one replica, inside one node. The units of a group's devices stand
 in a chain: class by class in the training's order, whole nodes first, then the remainder. With p stages and r replicas
@@ -7,7 +7,7 @@ in a chain: class by class in the training's order, whole nodes first, then the 
     replicas by class   replica i takes the units i p .. i p + p - 1         a replica does
     whole replicas      the same, but no replica has units of two classes
 
-A *column* stands for `count` replicas whose stages lie on the same classes. Inside a class its replicas follow each
+A *cohort* stands for `count` replicas whose stages lie on the same classes. Inside a class its replicas follow each
 other, either with the stages of one replica side by side, or with one stage of all replicas side by side (`ALIKE`):
 the first keeps activations inside nodes, the second gradients. Stage i of replica r is unit `offset[i] + r stride[i]`
 of its class. So the work grows with classes and stages, not with devices.
@@ -24,8 +24,8 @@ from hetrl.search.core.records import Floats1, Ints1, Ints2
 from hetrl.search.core.tables import MAX_STAGES, Tables
 
 
-class Columns(NamedTuple):
-    """One training's columns (q) of stages (i); written by the functions of columns.h in `cpp`."""
+class Cohorts(NamedTuple):
+    """One training's cohorts (q) of stages (i); written by the functions of cohorts.h in `cpp`."""
 
     kind: Ints2  # [q, i]
     offset: Ints2  # [q, i]
@@ -49,15 +49,15 @@ class Columns(NamedTuple):
     load: Floats1  # [i] bytes that all rings of a stage send through a node
 
 
-def make_columns(tables: Tables) -> Columns:
-    """Return room for the columns of any training of a problem."""
+def make_cohorts(tables: Tables) -> Cohorts:
+    """Return room for the cohorts of any training of a problem."""
     kinds = tables.classes
     most = 2 * kinds + MAX_STAGES
 
     def ints(*sizes: int) -> npt.NDArray[np.int64]:
         return np.zeros(sizes, np.int64)
 
-    return Columns(
+    return Cohorts(
         ints(most, MAX_STAGES),
         ints(most, MAX_STAGES),
         ints(most, MAX_STAGES),

@@ -1,0 +1,263 @@
+"""The cost model's formulas of numbers: each is here once for Python and once, alike, in `search/cpp/formulas.h`.
+
+The other modules of `hetrl.cost` find the numbers in a plan and a topology, the search finds the same ones in its
+tables. Both files define the same functions in the same order with the same arguments; `tests/search/test_formulas.py`
+holds each pair against each other. A `list[int]` that is returned here is written into a last argument there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+HOUR = 3600.0  # seconds
+ROUNDING = 1e-9  # relative excess that is none
+TIE = 1e-6  # price of a second: of plans that cost the same, or nothing, the faster one is better
+
+
+def pipeline_period(
+    both: Sequence[float], hops: Sequence[float], micro_batches: int, variation: float, largest: Sequence[float]
+) -> float:
+    """Return the seconds between two micro-batches of an unequal 1F1B pipeline whose hops may cross sites.
+
+    max(max over windows [i..j] of (round trip of the window / (j-i+1)),
+        max over n of (n-th largest f+b) (1 + x_n variation))
+    `both` is f+b of each stage, `hops` the hop behind it (0 behind the last). The round trip of a window of consecutive
+    stages is their f+b and twice the hops between them. Strict 1F1B lets stage i run j-i micro-batches further ahead of
+    their backwards than stage j: a forward that goes from i to j and comes back as a backward is followed at stage i by
+    the forward j-i+1 micro-batches later. Windows of one stage are the slowest stage; longer ones bind over slow links,
+    and a hop's bytes / beta is never more than that of its two.
+    Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
+    stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean.
+    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulator` plays the same schedule.
+    """
+    period = 0.0
+    for first in range(len(both)):
+        round_trip = 0.0
+        for last in range(first, len(both)):
+            period = max(period, (round_trip + both[last]) / min(last - first + 1, micro_batches))
+            round_trip += both[last] + 2 * hops[last]
+    slowest = sorted(both, reverse=True)
+    for count, seconds in enumerate(slowest[:micro_batches], start=1):
+        period = max(period, seconds * (1 + largest[count] * variation))
+    return period
+
+
+def pipeline_seconds(
+    both: Sequence[float], hops: Sequence[float], micro_batches: int, variation: float, largest: Sequence[float]
+) -> float:
+    """Return the time of m micro-batches through an unequal 1F1B pipeline: sum (f+b)_i + 2 sum hops + (m-1) period."""
+    filling = sum(stage + 2 * hop for stage, hop in zip(both, hops, strict=True))
+    return filling + (micro_batches - 1) * pipeline_period(both, hops, micro_batches, variation, largest)
+
+
+def split_layers(layer: Sequence[float], beside: Sequence[float], capacity: Sequence[float], layers: int) -> list[int]:
+    """Return the layers of each stage: the stage that would end first gets the next one, while it has room.
+
+    A stage takes `beside` + n `layer` seconds for n layers and holds `capacity` of them, at least one. Empty where the
+    stages do not hold all layers.
+    """
+    if min(capacity) < 1 or sum(min(most, layers) for most in capacity) < layers:
+        return []
+    split = [1] * len(layer)
+    for _ in range(layers - len(layer)):
+        with_room = [i for i in range(len(layer)) if split[i] + 1 <= capacity[i]]
+        split[min(with_room, key=lambda i: beside[i] + (split[i] + 1) * layer[i])] += 1
+    return split
+
+
+def ring_bytes(ranks: int, gradient: float, parameters: float, sharded: bool) -> float:
+    """Return the bytes that each of n ranks sends in a reduction: (n-1)/n of the gradient, twice.
+
+    A sharded optimiser replaces the all-gather of gradients by that of the (smaller) parameters. Source: ring bounds of
+    Thakur et al., IJHPCA 2005.
+    """
+    return (ranks - 1) / ranks * (gradient + (parameters if sharded else gradient))
+
+
+def wan_ring_bytes(sites: int, gradient: float, parameters: float, sharded: bool) -> float:
+    """Return the bytes of a ring's reduction per direction between neighbours of s sites.
+
+    The reduction is hierarchical: each site reduces first, then the sites pass the sum round, 2 (s-1)/s of the whole
+    gradient per direction (with two sites: the whole gradient once, 33 GB for 8B in fp32). A sharded optimiser adds
+    the all-gather of the parameters, (s-1)/s.
+    """
+    share = (sites - 1) / sites
+    return 2 * share * gradient + (share * parameters if sharded else 0.0)
+
+
+def ring_latency(members: Sequence[int], delays: Sequence[float], between: float) -> float:
+    """Return 2 (n-1) alpha for the ranks of the largest site and again for the sites.
+
+    Each site has so many `members` with its delay between them; `between` is the largest delay between neighbouring
+    sites. The unit is that of the delays.
+    """
+    local = max(2 * (count - 1) * delay for count, delay in zip(members, delays, strict=True))
+    return local + 2 * (len(members) - 1) * between
+
+
+def reduction_seconds(lanes: float, interfaces: float, links: float, latency: float) -> float:
+    """Return the time of all rings, which run at the same time: the slowest of their edges, and the latency."""
+    return max(lanes, interfaces, links) + latency
+
+
+def steady_seconds(units: Sequence[int], busy: Sequence[float]) -> float:
+    """Return in which time servers do all units together, each of which is `busy` so long with its own.
+
+    sum of units / sum over servers of (units / busy): one that is ahead is given the next units.
+    """
+    return sum(units) / sum(count / seconds for count, seconds in zip(units, busy, strict=True))
+
+
+def interface_bytes(total: float, held: float, generates: bool, forwards: bool) -> float:
+    """Return the bytes of a weight version that pass a node's interface in one direction.
+
+    A rollout node receives what it does not hold itself; a node with weights sends them once into its site.
+    """
+    return max(total - held if generates else 0.0, held if forwards else 0.0)
+
+
+def transfer_seconds(encode: float, uplinks: float, fan_out: float) -> float:
+    """Return the time of a weight version's way, whose chunks overlap: the slowest of its parts."""
+    return max(encode, uplinks, fan_out)
+
+
+def least_running(ways: float, needed: float, stopped: float, rest: float) -> float:
+    """Return the least G with ways x G - rest x G / (G + stopped) = needed: the root of a quadratic equation."""
+    linear = ways * stopped - rest - needed
+    return (math.sqrt(linear * linear + 4 * ways * needed * stopped) - linear) / (2 * ways)
+
+
+def waiting_share(samples_per_prompt: int, samples: int) -> float:
+    """Return which part of a period a prompt's samples wait until their batch is full: half of it without its own.
+
+    (1 - 1/n) / 2 of n prompts per batch, where batches fill up with whatever ends first (Little's law).
+    """
+    return (1 - samples_per_prompt / samples) / 2
+
+
+def admitted_period(
+    stopped: float, rest: float, rollouts: Sequence[float], staleness: int, samples_per_prompt: int, samples: int
+) -> float:
+    """Return the shortest time between two versions that the rule of admission sustains where generation runs ahead.
+
+    start prompts while (max_staleness + version + 1) x batch - (accepted + running) > 0; train on the oldest complete
+    ones                                                              (AReaL, arXiv 2505.24298, section 5.1)
+
+    Generation cannot run while `stopped`; `rest` is what a batch passes outside generation while it can run; `rollouts`
+    are the fields of `hetrl.cost.generation.ReplicaSeconds`, in order. With staleness s, 1 + s batches are under way.
+    Over a period P between versions, generation runs for G = P - stopped; of what a batch passes outside of it the part
+    rest x G / P falls into that. A batch has way(G) = (1 + s) G - rest x G / P to be generated in. The least G, at
+    least `busy`, that suffices for one of:
+
+        way(G) >= last            its samples, at the speed that they have with those of other batches
+        way(G) - h G >= prompt    the samples of one prompt, and what they wait until their batch is full, h =
+                                  `waiting_share`
+        min(way(G), G) >= whole   its samples alone, where a batch has ended before the next one starts
+
+    Prompts that end too late to be trained on are drawn again; that is left out.
+    """
+    whole, busy, prompt, last, _ = rollouts
+    ways = 1 + staleness
+    waiting = waiting_share(samples_per_prompt, samples)
+    running = min(
+        least_running(ways, last, stopped, rest),
+        least_running(ways - waiting, prompt, stopped, rest),
+        max(least_running(ways, whole, stopped, rest), whole),
+    )
+    return stopped + max(running, busy)
+
+
+def iteration_seconds(
+    generation: float,
+    inferences: Sequence[float],
+    trainings: Sequence[float],
+    own: int,
+    rollouts: Sequence[float],
+    transfer: float,
+    pause: float,
+    links: float,
+    staleness: int,
+    samples_per_prompt: int,
+    samples: int,
+) -> float:
+    """Return the time between two weight versions, from the seconds of each group; group `own` generates.
+
+    sync:  T_gen + max_g sum inferences + max_g sum trainings + transfer + pause
+    async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
+           than the transfer, or than what crosses the busiest link (`links`), since versions follow one another; and
+           that the rule of admission sustains (`admitted_period`). Generation stops for the other tasks of its
+           group, and fills its cache again after them, and for the pause; a batch passes, besides, inferences and
+           trainings of other groups beyond those, and the transfer.
+    Staleness 0 is sync. Source: HetRL (arXiv 2512.12476) section 3.
+    """
+    inference, training = max(inferences), max(trainings)
+    if staleness == 0:
+        return generation + inference + training + transfer + pause
+    if math.isinf(inference + training + transfer):
+        return math.inf
+    own_inference, own_training = inferences[own], trainings[own]
+    stops = (own_inference > 0) + (own_training > 0)
+    if stops == 2 and own_inference == inference:
+        stops = 1  # the trainings follow at once, where no other group's inferences take longer
+    stopped = own_inference + own_training + pause + stops * rollouts[-1]
+    rest = inference - own_inference + training - own_training + transfer
+    least = max(generation + stopped, transfer, links, generation + own_inference + own_training)
+    for one, other in zip(inferences, trainings, strict=True):
+        least = max(least, one + other)
+    return max(least, admitted_period(stopped, rest, rollouts, staleness, samples_per_prompt, samples))
+
+
+def deal_remainders(remainders: Sequence[int], size: int, nodes: int) -> list[int]:
+    """Return the node, of so many of this size, that each group's remainder is dealt to: -1 without one, or room.
+
+    A remainder is what a group has of a class beyond whole nodes. The largest goes first, each into the first node with
+    room.
+    """
+    found, rooms = [-1] * len(remainders), [size] * nodes
+    for group in sorted(range(len(remainders)), key=lambda group: (-remainders[group], group)):
+        if remainders[group] == 0:
+            break  # so have all that are left
+        place = next((place for place, room in enumerate(rooms) if room >= remainders[group]), -1)
+        if place >= 0:
+            rooms[place] -= remainders[group]
+            found[group] = place
+    return found
+
+
+def held_devices(used: int, nodes: int, size: int, whole_nodes: bool) -> int:
+    """Return how many devices jobs hold that use so many on so many nodes of this size.
+
+    Where nodes are granted as a whole, the rest of each is held, and paid for, too.
+    """
+    return nodes * size if whole_nodes else used
+
+
+def price_per_hour(held: Sequence[int], prices: Sequence[float]) -> float:
+    """Return the price of an hour of all held devices, from their numbers and the price of a device and hour each."""
+    return float(sum(count * price for count, price in zip(held, prices, strict=True)))
+
+
+def price_of(per_hour: float, seconds: float) -> float:
+    """Return the price of so many seconds."""
+    return per_hour * seconds / HOUR
+
+
+def price_value(per_hour: float, seconds: float) -> float:
+    """Return the price of an iteration, with `TIE` for each second: what is to be least where price is."""
+    return price_of(per_hour, seconds) + TIE * seconds
+
+
+def result_seconds(latest: float, steps: int, seconds: float) -> float:
+    """Return the time from the submission to the end of the last step, from when the latest site starts."""
+    return latest + steps * seconds
+
+
+def gpu_hours(held: int, start: float, end: float) -> float:
+    """Return the GPU-hours of so many devices from start to end, both in seconds."""
+    return held * (end - start) / HOUR
+
+
+def share_beyond(found: float, limit: float) -> float:
+    """Return by what share of the limit something is above it, 0 where it keeps it."""
+    return max(found / limit * (1 - ROUNDING) - 1, 0.0)

@@ -1,0 +1,213 @@
+// The cost model's formulas of numbers: see formulas.py in `hetrl/cost`, which has the same functions in the same order
+// with their documentation and sources. records.h declares them, so that a test can call each one; a list that Python
+// returns is written into the last argument here, and its length is returned.
+#pragma once
+
+#include "records.h"
+
+double pipeline_period(const Floats& both, const Floats& hops, Int micro_batches, double variation,
+                       const Floats& largest) {
+    const Int stages = both.size();
+    double period = 0.0;
+    for (Int first = 0; first < stages; ++first) {
+        double round_trip = 0.0;
+        for (Int last = first; last < stages; ++last) {
+            const Int length = std::min(last - first + 1, micro_batches);
+            period = std::max(period, (round_trip + both[last]) / double(length));
+            round_trip += both[last] + 2 * hops[last];
+        }
+    }
+    if (variation > 0) {
+        for (Int i = 0; i < stages; ++i) {
+            Int longer = 1;  // stages that take at least as long
+            for (Int j = 0; j < stages; ++j) {
+                longer += both[j] > both[i] || (both[j] == both[i] && j < i);
+            }
+            if (longer <= micro_batches) {
+                period = std::max(period, both[i] * (1 + largest[longer] * variation));
+            }
+        }
+    }
+    return period;
+}
+
+double pipeline_seconds(const Floats& both, const Floats& hops, Int micro_batches, double variation,
+                        const Floats& largest) {
+    double filling = 0.0;
+    for (Int i = 0; i < both.size(); ++i) {
+        filling += both[i] + 2 * hops[i];
+    }
+    return filling + double(micro_batches - 1) * pipeline_period(both, hops, micro_batches, variation, largest);
+}
+
+Int split_layers(const Floats& layer, const Floats& beside, const Floats& capacity, Int layers, const Ints& found) {
+    const Int stages = layer.size();
+    double room = 0.0;
+    for (Int i = 0; i < stages; ++i) {
+        if (capacity[i] < 1) {
+            return 0;
+        }
+        room += std::min(capacity[i], double(layers));
+        found[i] = 1;
+    }
+    if (room < double(layers)) {
+        return 0;
+    }
+    for (Int left = layers - stages; left > 0; --left) {
+        Int chosen = -1;
+        double least = INFINITE;
+        for (Int i = 0; i < stages; ++i) {
+            const double more = double(found[i] + 1), ends = beside[i] + more * layer[i];
+            if (more <= capacity[i] && ends < least) {
+                chosen = i;
+                least = ends;
+            }
+        }
+        ++found[chosen];
+    }
+    return stages;
+}
+
+double ring_bytes(Int ranks, double gradient, double parameters, bool sharded) {
+    return double(ranks - 1) / double(ranks) * (gradient + (sharded ? parameters : gradient));
+}
+
+double wan_ring_bytes(Int sites, double gradient, double parameters, bool sharded) {
+    const double share = double(sites - 1) / double(sites);
+    return 2 * share * gradient + (sharded ? share * parameters : 0.0);
+}
+
+double ring_latency(const Ints& members, const Floats& delays, double between) {
+    double local = 0.0;
+    for (Int site = 0; site < members.size(); ++site) {
+        local = std::max(local, double(2 * (members[site] - 1)) * delays[site]);
+    }
+    return local + double(2 * (members.size() - 1)) * between;
+}
+
+double reduction_seconds(double lanes, double interfaces, double links, double latency) {
+    return std::max({lanes, interfaces, links}) + latency;
+}
+
+double steady_seconds(const Ints& units, const Floats& busy) {
+    Int all = 0;
+    double rate = 0.0;
+    for (Int server = 0; server < units.size(); ++server) {
+        all += units[server];
+        rate += double(units[server]) / busy[server];
+    }
+    return double(all) / rate;
+}
+
+double interface_bytes(double total, double held, bool generates, bool forwards) {
+    return std::max(generates ? total - held : 0.0, forwards ? held : 0.0);
+}
+
+double transfer_seconds(double encode, double uplinks, double fan_out) {
+    return std::max({encode, uplinks, fan_out});
+}
+
+double least_running(double ways, double needed, double stopped, double rest) {
+    const double linear = ways * stopped - rest - needed;
+    return (std::sqrt(linear * linear + 4 * ways * needed * stopped) - linear) / (2 * ways);
+}
+
+double waiting_share(Int samples_per_prompt, Int samples) {
+    return (1 - double(samples_per_prompt) / double(samples)) / 2;
+}
+
+double admitted_period(double stopped, double rest, const Floats& rollouts, Int staleness, Int samples_per_prompt,
+                       Int samples) {
+    const double ways = 1.0 + double(staleness);
+    const double waiting = waiting_share(samples_per_prompt, samples);
+    const double running = std::min({least_running(ways, rollouts[LAST], stopped, rest),
+                                     least_running(ways - waiting, rollouts[PROMPT], stopped, rest),
+                                     std::max(least_running(ways, rollouts[WHOLE], stopped, rest), rollouts[WHOLE])});
+    return stopped + std::max(running, rollouts[BUSY]);
+}
+
+double iteration_seconds(double generation, const Floats& inferences, const Floats& trainings, Int own,
+                         const Floats& rollouts, double transfer, double pause, double links, Int staleness,
+                         Int samples_per_prompt, Int samples) {
+    const double inference = *std::max_element(inferences.begin(), inferences.end());
+    const double training = *std::max_element(trainings.begin(), trainings.end());
+    if (staleness == 0) {
+        return generation + inference + training + transfer + pause;
+    }
+    if (std::isinf(inference + training + transfer)) {
+        return INFINITE;
+    }
+    const double own_inference = inferences[own], own_training = trainings[own];
+    Int stops = Int(own_inference > 0) + Int(own_training > 0);
+    if (stops == 2 && own_inference == inference) {
+        stops = 1;
+    }
+    const double stopped = own_inference + own_training + pause + double(stops) * rollouts[REFILL];
+    const double rest = inference - own_inference + training - own_training + transfer;
+    double least = std::max({generation + stopped, transfer, links, generation + own_inference + own_training});
+    for (Int group = 0; group < inferences.size(); ++group) {
+        least = std::max(least, inferences[group] + trainings[group]);
+    }
+    return std::max(least, admitted_period(stopped, rest, rollouts, staleness, samples_per_prompt, samples));
+}
+
+Int deal_remainders(const Ints& remainders, Int size, Int nodes, const Ints& found) {
+    const Int groups = remainders.size(), most = clamp(nodes, 0, groups);
+    Local<Int> rooms(most, size);
+    Local<bool> done(groups, false);
+    fill(found, Int(-1));
+    for (Int turn = 0; turn < groups; ++turn) {
+        Int largest = -1;
+        for (Int g = 0; g < groups; ++g) {
+            if (!done[g] && (largest < 0 || remainders[g] > remainders[largest])) {
+                largest = g;
+            }
+        }
+        done[largest] = true;
+        const Int rest = remainders[largest];
+        if (rest == 0) {
+            break;
+        }
+        Int place = 0;
+        while (place < most && rooms[place] < rest) {
+            ++place;
+        }
+        if (place < most) {
+            rooms[place] -= rest;
+            found[largest] = place;
+        }
+    }
+    return groups;
+}
+
+Int held_devices(Int used, Int nodes, Int size, bool whole_nodes) {
+    return whole_nodes ? nodes * size : used;
+}
+
+double price_per_hour(const Ints& held, const Floats& prices) {
+    double price = 0.0;
+    for (Int kind = 0; kind < held.size(); ++kind) {
+        price += double(held[kind]) * prices[kind];
+    }
+    return price;
+}
+
+double price_of(double per_hour, double seconds) {
+    return per_hour * seconds / HOUR;
+}
+
+double price_value(double per_hour, double seconds) {
+    return price_of(per_hour, seconds) + TIE * seconds;
+}
+
+double result_seconds(double latest, Int steps, double seconds) {
+    return latest + double(steps) * seconds;
+}
+
+double gpu_hours(Int held, double start, double end) {
+    return double(held) * (end - start) / HOUR;
+}
+
+double share_beyond(double found, double limit) {
+    return std::max(found / limit * (1 - ROUNDING) - 1, 0.0);
+}

@@ -1,0 +1,145 @@
+"""Each formula of the cost model in Python against its twin in the compiled core, with the same numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from hetrl.search.core.build import SOURCES
+from hetrl.search.core.functions import FORMULAS, library
+from hetrl.search.core.records import SCALARS, SEQUENCES, array_struct, hints_of
+
+Formula = Callable[..., Any]
+
+seconds = st.one_of(st.just(0.0), st.floats(1e-6, 1e6))
+positive = st.floats(1e-6, 1e6)
+moved = st.one_of(st.just(0.0), st.floats(1.0, 1e12))
+counts = st.integers(1, 4096)
+flags = st.booleans()
+rollouts = st.lists(positive, min_size=5, max_size=5)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Stages, some of them alike, their hops, micro-batches, and micro-batches' variation."""
+    few = draw(st.lists(positive, min_size=1, max_size=3))
+    both = draw(st.lists(st.sampled_from(few), min_size=1, max_size=8))
+    hops = draw(st.lists(seconds, min_size=len(both) - 1, max_size=len(both) - 1))
+    largest = sorted(draw(st.lists(st.floats(0, 4), min_size=len(both) + 1, max_size=len(both) + 1)))
+    return both, [*hops, 0.0], draw(st.integers(1, 64)), draw(st.one_of(st.just(0.0), st.floats(0.01, 2))), largest
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Seconds per layer and beside the layers, room, and layers that may be too many."""
+    count = draw(st.integers(1, 8))
+    few = st.sampled_from(draw(st.lists(positive, min_size=1, max_size=3)))
+    room = [float(most) for most in draw(st.lists(st.integers(0, 40), min_size=count, max_size=count))]
+    layer, beside = (draw(st.lists(few, min_size=count, max_size=count)) for _ in range(2))
+    return layer, beside, room, draw(st.integers(count, 100))
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[Any, ...]:
+    """What an iteration is put together from, of one to six groups; sometimes over a link that is missing."""
+    count = draw(st.integers(1, 6))
+    inferences, trainings = (draw(st.lists(seconds, min_size=count, max_size=count)) for _ in range(2))
+    own, transfer = draw(st.integers(0, count - 1)), draw(st.one_of(seconds, st.just(float("inf"))))
+    rest = (transfer, draw(seconds), draw(seconds), draw(st.integers(0, 8)))
+    return draw(positive), inferences, trainings, own, draw(rollouts), *rest, *draw(batches)
+
+
+@st.composite
+def remainders(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Remainders of groups in nodes of a size, and how many nodes there are for them."""
+    size = draw(st.integers(1, 16))
+    return draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=8)), size, draw(st.integers(0, 8))
+
+
+def pairs(one: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    """Draw two lists of one length."""
+    both = st.lists(st.tuples(one, other), min_size=1, max_size=8)
+    return both.map(lambda drawn: tuple(map(list, zip(*drawn, strict=True))))
+
+
+batches = st.tuples(st.integers(1, 16), st.integers(1, 256)).map(lambda drawn: (drawn[0], drawn[0] * drawn[1]))
+CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
+    "pipeline_period": pipelines(),
+    "pipeline_seconds": pipelines(),
+    "split_layers": stages(),
+    "ring_bytes": st.tuples(counts, moved, moved, flags),
+    "wan_ring_bytes": st.tuples(counts, moved, moved, flags),
+    "ring_latency": st.builds(lambda some, between: (*some, between), pairs(counts, seconds), seconds),
+    "reduction_seconds": st.tuples(seconds, seconds, seconds, seconds),
+    "steady_seconds": pairs(counts, positive),
+    "interface_bytes": st.tuples(moved, moved, flags, flags),
+    "transfer_seconds": st.tuples(seconds, seconds, seconds),
+    "least_running": st.tuples(st.floats(1, 9), positive, seconds, seconds),
+    "waiting_share": batches,
+    "admitted_period": st.builds(
+        lambda stopped, rest, own, staleness, batch: (stopped, rest, own, staleness, *batch),
+        seconds,
+        seconds,
+        rollouts,
+        st.integers(1, 8),
+        batches,
+    ),
+    "iteration_seconds": groups(),
+    "deal_remainders": remainders(),
+    "held_devices": st.tuples(counts, counts, counts, flags),
+    "price_per_hour": pairs(st.integers(0, 4096), seconds),
+    "price_of": st.tuples(seconds, seconds),
+    "price_value": st.tuples(seconds, seconds),
+    "result_seconds": st.tuples(seconds, counts, positive),
+    "gpu_hours": st.tuples(counts, seconds, positive),
+    "share_beyond": st.tuples(seconds, st.one_of(positive, st.just(float("inf")))),
+}
+
+
+def compiled(formula: Formula, *arguments: Any) -> Any:
+    """Return what the compiled twin of a formula says."""
+    hints = dict(hints_of(formula))
+    returned = hints.pop("return")
+    if returned in SEQUENCES:
+        hints["found"], arguments = returned, (*arguments, [0] * len(arguments[0]))
+    found = getattr(library(), formula.__name__)
+    found.restype = SCALARS[int if returned in SEQUENCES else returned][1]
+    kept = []  # the arrays must outlive the call
+    passed = []
+    for hint, argument in zip(hints.values(), arguments, strict=True):
+        if hint in SEQUENCES:
+            kept.append(np.array(argument, np.float64 if hint == Sequence[float] else np.int64))
+            passed.append(ctypes.byref(array_struct(SEQUENCES[hint])(kept[-1])))
+        else:
+            passed.append(SCALARS[hint][1](argument))
+    value = found(*passed)
+    return kept[-1][:value].tolist() if returned in SEQUENCES else value
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.__name__)
+def test_both_languages_say_the_same(formula: Formula) -> None:
+    @settings(max_examples=300)
+    @given(CASES[formula.__name__])
+    def same(arguments: tuple[Any, ...]) -> None:
+        assert compiled(formula, *arguments) == formula(*arguments), formula.__name__
+
+    same()
+
+
+def test_both_files_define_the_same_formulas_in_one_order_with_the_same_arguments() -> None:
+    header = (SOURCES / "formulas.h").read_text()
+    found = re.findall(r"^(?:inline )?\w+ (\w+)\(([^)]*)\) \{", header, re.MULTILINE)
+    theirs = [(name, [part.split()[-1].lstrip("&") for part in given.split(",")]) for name, given in found]
+    assert theirs == [(formula.__name__, _arguments(formula)) for formula in FORMULAS]
+
+
+def _arguments(formula: Formula) -> list[str]:
+    returns_list = hints_of(formula)["return"] in SEQUENCES
+    return [*signature(formula).parameters, *(["found"] if returns_list else [])]
