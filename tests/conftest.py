@@ -18,7 +18,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 # The layers of tests that start services, and the seconds that one test of each may take.
-LAYER_SECONDS = {"engines": 300, "end_to_end": 900, "lab": 600, "slurm": 600}
+LAYER_SECONDS = {"engines": 600, "end_to_end": 900, "lab": 900, "slurm": 900}
 REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
 
 

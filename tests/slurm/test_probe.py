@@ -142,10 +142,10 @@ def test_a_site_whose_job_does_not_start_is_named_and_the_rest_is_written(lab: L
     for path in (home / "topology" / "measured").glob("links-*.json"):
         path.unlink()
     drain(lab, "drain")
-    probed = hetrl(lab, "probe", "try.yaml", *PROBE[:-1], "30")  # enough for alpha on a busy machine
+    probed = hetrl(lab, "probe", "try.yaml", *PROBE[:-1], "60")  # enough for alpha on a busy machine
     drain(lab, "resume")
     assert probed.returncode == 5, probed.stderr
-    assert "beta: its task did not start within 30 s" in probed.stderr
+    assert "beta: its task did not start within 60 s" in probed.stderr
     measured = measured_links(home)
     assert not measured.links and [one.source for one in measured.nodes] == ["alpha"]
     assert [one.what for one in measured.skipped] == ["beta"]

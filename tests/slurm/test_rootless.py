@@ -17,7 +17,7 @@ from lab.rootless import NODES, TOOLS, rootless_cluster
 from lab.shape import JOB_USER
 
 STEPS = 2
-RUN_SECONDS = 300
+RUN_SECONDS = 600
 
 
 @pytest.fixture(scope="module")

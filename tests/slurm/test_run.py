@@ -20,7 +20,7 @@ from lab.shape import JOB_USER, RUN_SITES as SITES
 from lab.submission import CONFIG, SITE_FILES
 
 STEPS = 12
-RUN_SECONDS = 400
+RUN_SECONDS = 600
 
 
 @pytest.fixture(scope="module")
