@@ -71,7 +71,7 @@ def topology() -> Topology:
 def test_grown_topologies_have_as_many_times_the_gpus(bench: ModuleType, factor: int) -> None:
     nodes, sites = bench.more_nodes(topology(), factor), bench.more_sites(topology(), factor)
     assert len(nodes.devices) == len(sites.devices) == factor * len(topology().devices)
-    assert (len(nodes.classes), len(sites.classes)) == (3, 3 * factor)
+    assert (len(nodes.devices_by_kind), len(sites.devices_by_kind)) == (3, 3 * factor)
     names = [site.name for site in sites.sites]
     links = [sites.link(one, other) for one in names for other in names if one != other]
     assert all(link is not None and (link.delay_ms, link.gbps) == (7.0, 3.0) for link in links)

@@ -158,7 +158,7 @@ def test_every_job_is_bound_to_the_cluster_that_a_site_names():
     two_types, asked = two_node_types()
     (site,) = asked.scenario.sites
     named = site.model_copy(update={"cluster": "north"})
-    asked = replace(asked, scenario=asked.scenario.model_copy(update={"sites": (named,)}))
+    asked = replace(asked, files=replace(asked.files, scenario=asked.scenario.model_copy(update={"sites": (named,)})))
     for script in scripts(two_types, asked).values():
         components = script.text.count("#SBATCH hetjob") + 1
         assert options(script).count("--clusters=north") == components

@@ -85,7 +85,9 @@ def test_templates_are_found_beside_the_experiment(tmp_path):
     (tmp_path / "mine" / "array.sbatch.j2").write_text("#!/bin/bash\n# {{ name }}\n")
     asked, given = two_sites()
     launch = asked.experiment.launch.model_copy(update={"templates": "mine"})
-    asked = replace(asked, experiment=asked.experiment.model_copy(update={"launch": launch}))
+    asked = replace(
+        asked, files=replace(asked.files, experiment=asked.experiment.model_copy(update={"launch": launch}))
+    )
     assert stage_slurm(asked, given, Path("config.yaml")).scripts[-1].text == "#!/bin/bash\n# array-l4\n"
     shutil.rmtree(tmp_path / "mine")
     with pytest.raises(UsageError, match=r"config\.yaml: launch\.templates.*mine"):
@@ -97,7 +99,9 @@ def test_a_dry_run_needs_neither_scratch_nor_secrets_and_says_what_it_assumes(ca
     sites = [
         site.model_copy(update={"scratch": None, "relay": "relay.example.org:7443"}) for site in asked.scenario.sites
     ]
-    asked = replace(asked, scenario=asked.scenario.model_copy(update={"sites": tuple(sites)}))
+    asked = replace(
+        asked, files=replace(asked.files, scenario=asked.scenario.model_copy(update={"sites": tuple(sites)}))
+    )
     prepared = stage_slurm(asked, given, Path("config.yaml"), dry_run=True)
     assert "alpha: no `scratch` in the site's file, /scratch stands for it" in capsys.readouterr().err
     lines = dry_run_text(prepared, {site.name: site for site in sites}).splitlines()
@@ -159,7 +163,12 @@ def test_each_way_is_told_where_the_other_gateway_listens():
 
 def test_members_wait_for_the_address_of_their_gateway(tmp_path):
     asked, given = two_sites()
-    asked = replace(asked, experiment=asked.experiment.model_copy(update={"launch": Launch(gang_timeout="00:00:00")}))
+    asked = replace(
+        asked,
+        files=replace(
+            asked.files, experiment=asked.experiment.model_copy(update={"launch": Launch(gang_timeout="00:00:00")})
+        ),
+    )
     directory = stage_slurm(asked, given, Path("config.yaml")).run.site("b")
     with pytest.raises(GangTimeoutError, match="gateway.endpoint: the gateway of b did not start"):
         read_context(directory)
