@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.console import Console
 
 from hetrl.problem import read_problem
+from lab.quick import quick_plan
 from launch.life import begin
 from launch.shell import Shell
 from launch.verbs.submit import prepare
-from tests.launch.launch_cases import quick_plan
 
 
 def main() -> None:

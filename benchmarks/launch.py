@@ -21,8 +21,8 @@ from _results import ROOT, write_result
 sys.path.insert(0, str(ROOT))  # the lab is among the tests
 
 from lab.lab import Lab
+from lab.launcher import NOTHING, SITES, Launcher, until_jobs
 from lab.shape import JOB_USER
-from tests.slurm.launcher import NOTHING, SITES, Launcher, until_jobs
 
 REPEATS = 10
 TRIPS, RATIO = 6, 1.2  # to reach, at most

@@ -78,6 +78,11 @@ class Device:
         """Return `site/node/index`."""
         return f"{self.site}/{self.node}/{self.index}"
 
+    @property
+    def node_id(self) -> str:
+        """Return `site/node`."""
+        return f"{self.site}/{self.node}"
+
 
 @dataclass(frozen=True)
 class Node:
@@ -124,6 +129,16 @@ class Link:
     gbps: float
 
 
+def bytes_per_second(gbps: float) -> float:
+    """Return what 1e9 bits per second are in bytes."""
+    return gbps * 1e9 / 8
+
+
+def transfer_seconds(transferred_bytes: float, gbps: float) -> float:
+    """Return how long bytes take on the wire, without its delay."""
+    return transferred_bytes * 8 / (gbps * 1e9)
+
+
 @dataclass(frozen=True)
 class Path:
     """What lies between two devices."""
@@ -133,7 +148,7 @@ class Path:
 
     def seconds(self, transferred_bytes: float) -> float:
         """Return the time of one transfer: alpha + bytes / beta."""
-        return self.delay_ms / 1e3 + transferred_bytes * 8 / (self.gbps * 1e9)
+        return self.delay_ms / 1e3 + transfer_seconds(transferred_bytes, self.gbps)
 
 
 @dataclass(frozen=True)
@@ -187,7 +202,7 @@ class Topology:
 
     def kind_of(self, device: Device) -> NodeKind:
         """Return the kind of node that a device is in: its site, GPU type and size."""
-        return NodeKind(device.site, device.gpu, self.node_by_id[f"{device.site}/{device.node}"].gpus)
+        return NodeKind(device.site, device.gpu, self.node_by_id[device.node_id].gpus)
 
     @cached_property
     def _link_by_sites(self) -> Mapping[frozenset[str], Link]:
@@ -204,7 +219,7 @@ class Topology:
 
     def path(self, device: Device, other: Device) -> Path | None:
         """Return what lies between two devices: inside a node, inside a site or over a link; None: no link."""
-        node, other_node = (self.node_by_id[f"{d.site}/{d.node}"] for d in (device, other))
+        node, other_node = (self.node_by_id[d.node_id] for d in (device, other))
         site = self.site_by_name[device.site]
         if device.site == other.site and device.node == other.node:
             return Path(site.node_delay_ms, node.peer_gbps or gpu_type(node.gpu).peer_gbps)

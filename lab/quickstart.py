@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 from lab import pods
-from lab.lab import Lab
+from lab.lab import ROOT, Lab
 from lab.shape import JOB_USER, RELAY_PORTS
-from tests.runs import ROOT, changed
 
+QUICKSTART = ROOT / "configs/quickstart.yaml"
 SITES = ("alpha", "beta", "gamma")
 GATEWAY_PORT = 7400  # the filter lets nobody outside the site reach it
 SECRET = "relay.secret"
@@ -101,3 +101,14 @@ def over_lab(lab: Lab, work: Path, ways: Mapping[str, Mapping[str, Any]], **sect
     (topology / "links.yaml").write_text(yaml.safe_dump({"links": links}))
     files = {"sites": [str(topology / f"{site}.yaml") for site in SITES], "links": str(topology / "links.yaml")}
     return changed(work, topology=files, **sections)
+
+
+def changed(work: Path, **sections: Any) -> Path:
+    """Write the quickstart's configuration with some keys replaced; a section given as a dict is merged."""
+    document = yaml.safe_load(QUICKSTART.read_text())
+    for key, value in sections.items():
+        document[key] = {**document[key], **value} if isinstance(value, dict) and key in document else value
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / "config.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path

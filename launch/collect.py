@@ -18,8 +18,7 @@ from typing import Any
 import psutil
 
 from hetrl.describe.experiment import Experiment
-from hetrl.events import EventLog, append_line, parse_lines
-from hetrl.files import replace_json
+from hetrl.files import EventLog, append_line, parse_lines, replace_json
 from hetrl.plan.plan import Plan
 from launch.run_directory import LAUNCHER, Run
 from launch.state import State, fold

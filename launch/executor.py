@@ -10,7 +10,7 @@ from typing import Protocol
 from rich.console import Console
 
 from hetrl.describe.sites import SiteFile
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from launch.run_directory import Run
 from launch.shell import LOCAL
 from launch.state import State

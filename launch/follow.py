@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from launch.collect import Collector
 from launch.executor import Executor, Exit
 from launch.interrupts import Interrupts, signal_name

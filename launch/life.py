@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from hetrl.errors import GangTimeoutError, HetrlError, UsageError
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from launch.collect import Collector
 from launch.executor import Executor, MakeExecutor, Prepared

@@ -22,7 +22,7 @@ import psutil
 
 import hetrl
 from hetrl.errors import HetrlError
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.runtime.wire.keys import make_run_keys

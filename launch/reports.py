@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetrl.events import read_lines
+from hetrl.files import read_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from launch.run_directory import Run

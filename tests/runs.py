@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
-QUICKSTART = ROOT / "configs/quickstart.yaml"
+from lab.lab import ROOT
 
 
 @dataclass(frozen=True)
@@ -101,14 +99,3 @@ def assert_nothing_left(directory: Path) -> None:
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     assert left == []
-
-
-def changed(work: Path, **sections: Any) -> Path:
-    """Write the quickstart's configuration with some keys replaced; a section given as a dict is merged."""
-    document = yaml.safe_load(QUICKSTART.read_text())
-    for key, value in sections.items():
-        document[key] = {**document[key], **value} if isinstance(value, dict) and key in document else value
-    work.mkdir(parents=True, exist_ok=True)
-    path = work / "config.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path

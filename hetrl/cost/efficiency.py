@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError, nearest
-from hetrl.hardware import PHASES, gpu_type
+from hetrl.hardware import PHASES, bytes_per_second, gpu_type
 
 FILE = "efficiencies.yaml"
 
@@ -180,7 +180,7 @@ class Efficiencies:
             training_flops=entry.peak_tflops * 1e12 * share.training,
             activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(self.activation_traffic, 1e-9),
             memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
-            host_bytes_per_s=entry.host_gbps * 1e9 / 8,
+            host_bytes_per_s=bytes_per_second(entry.host_gbps),
             usable_gb=entry.memory_gb * entry.usable_memory,
             overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
         )

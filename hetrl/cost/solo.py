@@ -35,7 +35,7 @@ _ETHERNET_GBPS = 100
 
 
 @dataclass(frozen=True)
-class Layout:
+class Parallelism:
     """How the GPUs share the work. Sharding `full` is FSDP (ZeRO-3), `optimizer` ZeRO-1.
 
     `offload` keeps the optimiser (and with `all` weights and gradients) in host memory.
@@ -78,10 +78,10 @@ class SoloTraining:
 
 
 @dataclass(frozen=True)
-class Step:
+class OptimizerStep:
     """One optimiser step of a layout."""
 
-    layout: Layout
+    layout: Parallelism
     seconds: float
     tokens: float
     parts: dict[str, float]
@@ -98,11 +98,11 @@ def one_site(gpu: str, gpus: int, node_gpus: int, nic_gbps: float | None = None)
     return Topology((Site("site", tuple(Node(f"n{index}", gpu, size, nic_gbps=nic) for index in range(count))),))
 
 
-def best_step(asked: SoloTraining) -> Step | None:
+def best_step(asked: SoloTraining) -> OptimizerStep | None:
     """Return the fastest step that fits; where none does, the one with the least memory; None: no legal layout."""
     topology = one_site(asked.gpu, asked.gpus, asked.node_gpus, asked.nic_gbps)
     usable = asked.rates.usable_gb
-    least: tuple[float, Layout] | None = None
+    least: tuple[float, Parallelism] | None = None
     for offload in OFFLOADS if asked.offload is None else (asked.offload,):
         found = []
         for layout in _layouts(asked, offload):
@@ -116,7 +116,7 @@ def best_step(asked: SoloTraining) -> Step | None:
     return step(asked, least[1], topology) if least else None
 
 
-def _layouts(asked: SoloTraining, offload: str) -> Iterator[Layout]:
+def _layouts(asked: SoloTraining, offload: str) -> Iterator[Parallelism]:
     model = asked.architecture
     micro_batches = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
     if asked.samples is not None:
@@ -131,7 +131,7 @@ def _layouts(asked: SoloTraining, offload: str) -> Iterator[Layout]:
             mixed = sharding == "full" and (pipeline > 1 or (tensor > 1 and asked.tensor is None))
             if alone or mixed or (pipeline > 1 and offload == "all"):
                 continue
-            yield Layout(tensor, pipeline, data, size, recompute, sharding, offload)
+            yield Parallelism(tensor, pipeline, data, size, recompute, sharding, offload)
 
 
 def grids(asked: SoloTraining) -> Iterator[tuple[int, int, int]]:
@@ -154,7 +154,7 @@ def _shapes(model: Architecture, rates: Rates, tensor: int, pipeline: int) -> tu
     )
 
 
-def memory_gb(asked: SoloTraining, layout: Layout) -> float:
+def memory_gb(asked: SoloTraining, layout: Parallelism) -> float:
     """Return the memory of the fullest GPU: state, activations and logits; stage i of p holds p-i micro-batches."""
     shapes = _shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     tokens = layout.micro_batch * asked.sequence
@@ -165,7 +165,7 @@ def memory_gb(asked: SoloTraining, layout: Layout) -> float:
     return max(sizes) / 1e9
 
 
-def _state_bytes(shape: StageShape, layout: Layout) -> float:
+def _state_bytes(shape: StageShape, layout: Parallelism) -> float:
     """Return weights, gradients and optimiser on one GPU.
 
     18 B per parameter, of which full sharding divides all by DP and holds two gathered layers and the embeddings beside
@@ -184,7 +184,7 @@ def _state_bytes(shape: StageShape, layout: Layout) -> float:
     return shape.parameters * (kept - optimizer + optimizer / shards)
 
 
-def step(asked: SoloTraining, layout: Layout, topology: Topology) -> Step:
+def step(asked: SoloTraining, layout: Parallelism, topology: Topology) -> OptimizerStep:
     """Return the seconds of one optimiser step: micro-batches, reduction, update, and what is moved to the host."""
     micro = layout.micro_batch * asked.sequence
     if asked.samples is None:
@@ -214,17 +214,17 @@ def step(asked: SoloTraining, layout: Layout, topology: Topology) -> Step:
         "host transfer": host,
     }
     memory = memory_gb(asked, layout)
-    return Step(layout, sum(parts.values()), tokens, parts, memory, memory <= asked.rates.usable_gb)
+    return OptimizerStep(layout, sum(parts.values()), tokens, parts, memory, memory <= asked.rates.usable_gb)
 
 
-def _devices(layout: Layout, topology: Topology, stage: int) -> list[tuple[Device, ...]]:
+def _devices(layout: Parallelism, topology: Topology, stage: int) -> list[tuple[Device, ...]]:
     """Return the tensor-parallel ranks of each replica in a stage: Megatron's order, tensor, data, pipeline."""
     first = stage * layout.data * layout.tensor
     ranks = topology.devices[first : first + layout.data * layout.tensor]
     return [ranks[start : start + layout.tensor] for start in range(0, len(ranks), layout.tensor)]
 
 
-def _placed(asked: SoloTraining, layout: Layout, topology: Topology) -> list[Placed]:
+def _placed(asked: SoloTraining, layout: Parallelism, topology: Topology) -> list[Placed]:
     shapes = _shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     ranks = [_devices(layout, topology, index)[0] for index in range(layout.pipeline)]
     hops = [path(topology, a[0], b[0]) for a, b in pairwise(ranks)]
@@ -234,12 +234,12 @@ def _placed(asked: SoloTraining, layout: Layout, topology: Topology) -> list[Pla
     ]
 
 
-def _gradient_bytes(asked: SoloTraining, layout: Layout) -> int:
+def _gradient_bytes(asked: SoloTraining, layout: Parallelism) -> int:
     default = "bf16" if layout.sharding == "full" else "fp32"
     return GRADIENT_BYTES[asked.gradient_dtype or default]
 
 
-def _reduction_seconds(asked: SoloTraining, layout: Layout, topology: Topology) -> float:
+def _reduction_seconds(asked: SoloTraining, layout: Parallelism, topology: Topology) -> float:
     if layout.data == 1:
         return 0.0
     gradient = _gradient_bytes(asked, layout)
@@ -252,7 +252,7 @@ def _reduction_seconds(asked: SoloTraining, layout: Layout, topology: Topology) 
 
 
 def _exposed_seconds(
-    asked: SoloTraining, layout: Layout, shape: StageShape, topology: Topology, compute: float
+    asked: SoloTraining, layout: Parallelism, shape: StageShape, topology: Topology, compute: float
 ) -> float:
     """Return what a micro-batch waits for weights and gradients that are sharded or live on the host.
 

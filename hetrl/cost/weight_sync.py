@@ -10,7 +10,7 @@ from hetrl.cost import formulas
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
-from hetrl.hardware import Device, Topology
+from hetrl.hardware import Device, Topology, bytes_per_second
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, site_of
 from hetrl.workload import ACTOR_TRAINING
 
@@ -112,7 +112,7 @@ def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: 
     total, times = sum(held.values()), [0.0]
     nodes = dict.fromkeys(node_of(device) for device in generation.devices)
     for node in dict.fromkeys((*nodes, *held)):
-        nic = topology.node_by_id[node].nic_gbps * 1e9 / 8
+        nic = bytes_per_second(topology.node_by_id[node].nic_gbps)
         forwards = any(site_of(other) == site_of(node) for other in nodes if other != node)
         times.append(formulas.interface_bytes(total, held.get(node, 0.0), node in nodes, forwards) / nic)
     return max(times)
@@ -132,7 +132,7 @@ def _uplink_seconds(wan: Mapping[Direction, float], by_site: dict[str, list[Devi
 
 
 def _uplink_gbps(topology: Topology, device: Device) -> float:
-    node = topology.node_by_id[f"{device.site}/{device.node}"]
+    node = topology.node_by_id[device.node_id]
     return min(node.nic_gbps, node.wan_gbps or node.nic_gbps)
 
 

@@ -1,17 +1,19 @@
-"""Read a YAML file into a pydantic model; every failure is a UsageError that names the file and the key."""
+"""Read a YAML file into a pydantic model; every failure is a UsageError that names the file and the key.
+
+Pydantic's errors become one line per mistake: where, what, and the nearest known key.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hetrl.describe.validation import explain
-from hetrl.errors import UsageError
+from hetrl.errors import UsageError, nearest
 
 
 class Strict(BaseModel):
@@ -52,3 +54,43 @@ def find(name: str, bases: Sequence[Path], key: str) -> Path:
             return base / name
     tried = ", ".join(str(base / name) for base in bases)
     raise UsageError(f'{key}: there is no file "{name}"; looked for {tried}')
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: str) -> str:
+    """Return one line per mistake, `file: key: what is wrong`."""
+    return "\n".join(_line(detail, model, where) for detail in error.errors())
+
+
+def _line(detail: Any, model: type[BaseModel], where: str) -> str:
+    location = detail["loc"]
+    key = ".".join(str(part) for part in location)
+    if detail["type"] == "extra_forbidden":
+        known = _known_keys(model, location[:-1])
+        hint = nearest(str(location[-1]), known) or f"; known keys: {', '.join(sorted(known))}"
+        return f'{where}: unknown key "{key}"{hint}'
+    if detail["type"] == "missing":
+        return f'{where}: the key "{key}" is missing'
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{where}: {key}: {message}" if key else f"{where}: {message}"
+
+
+def _known_keys(model: type[BaseModel], location: tuple[Any, ...]) -> set[str]:
+    """Follow a location through nested models to the keys that are allowed there."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if isinstance(part, int) or current is None:
+            continue
+        by_key = {field.alias or name: field for name, field in current.model_fields.items()}
+        if part in by_key:
+            current = _model_in(by_key[part].annotation)
+    return {field.alias or name for name, field in current.model_fields.items()} if current else set()
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Find the model inside an annotation such as `list[Model] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        if (found := _model_in(inner)) is not None:
+            return found
+    return None

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetrl.describe.validation import explain
+from hetrl.describe.yaml_file import explain
 from hetrl.errors import UsageError
 from hetrl.plan import plan as p
 

@@ -14,7 +14,6 @@ from hetrl.explanation import Explanation, Study
 from hetrl.explanation.memory import Memory
 from hetrl.explanation.resources import ITERATION
 from hetrl.hardware import Topology
-from hetrl.report.links import link_rows
 from hetrl.report.reasons import (
     answer_text,
     change_text,
@@ -24,6 +23,7 @@ from hetrl.report.reasons import (
     value_text,
     waits_for,
 )
+from hetrl.report.rows import link_rows
 from hetrl.report.tables import add_row, new_table
 from hetrl.report.text import figure, spoken
 

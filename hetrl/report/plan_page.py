@@ -8,10 +8,9 @@ from hetrl.plan.plan import Plan
 from hetrl.report import reasons
 from hetrl.report.device_map import busy_devices, device_map
 from hetrl.report.gantt import gantt
-from hetrl.report.links import link_rows
 from hetrl.report.page import SHORT, mark_of_task, marks, render
 from hetrl.report.played import Played
-from hetrl.report.rows import task_rows
+from hetrl.report.rows import link_rows, task_rows
 from hetrl.report.text import compact_devices, figure
 from hetrl.workload import Workload
 

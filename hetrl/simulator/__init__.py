@@ -21,11 +21,11 @@ from hetrl.cost.memory import task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Clock, Process, Signal, Turn, all_of
-from hetrl.simulator.links import Network
 from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.rollouts import Generation, Group
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
 from hetrl.simulator.weights import WeightSync
+from hetrl.simulator.wires import Network
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 
 __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]

@@ -20,8 +20,8 @@ from hetrl.cost.training import activation_bytes, gradient_rings, micro_batch_ti
 from hetrl.hardware import Device, Topology
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal, all_of
-from hetrl.simulator.links import Channel, Network, Transfer, gateways
 from hetrl.simulator.trace import Recorder
+from hetrl.simulator.wires import Channel, Network, Transfer, gateways
 
 FORWARD, BACKWARD = "forward", "backward"
 

@@ -15,8 +15,8 @@ from hetrl.cost.weight_sync import held_bytes
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan, Replica
 from hetrl.simulator.events import Process, Signal, all_of
-from hetrl.simulator.links import Channel, gateways
 from hetrl.simulator.pipelines import Setting
+from hetrl.simulator.wires import Channel, gateways
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING
 
 CHUNKS = 16  # of what a node holds: enough that copying, sending and forwarding overlap

@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from launch.executor import Exit, Member
 from launch.run_directory import LAUNCHER, Run
 from launch.slurm.jobs import Jobs, jobs_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hetrl.errors import GangTimeoutError
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from launch.executor import Exit, Member
 from launch.render import CONTROLLER, GANG
 from launch.slurm.commands import GONE, Queued

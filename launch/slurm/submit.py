@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from hetrl.errors import HetrlError, SiteUnreachableError
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from launch.run_directory import Run
 from launch.slurm.commands import (
     ASK_SECONDS,

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from launch.collect import Collector
 from launch.run_directory import Run
 from launch.show import job_standing

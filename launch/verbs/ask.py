@@ -96,7 +96,7 @@ def _efficiencies(files: Sequence[Path] | None) -> Efficiencies:
     from hetrl.cost.efficiency import calibrated
     from hetrl.describe.measured import Measured, merge
     from hetrl.describe.measured_files import read_all
-    from launch.measure.measurements import warn_of_stale
+    from launch.verbs.planning import warn_of_stale
 
     if not files:
         return calibrated()

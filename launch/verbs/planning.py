@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +17,14 @@ from rich.console import Console
 
 import hetrl
 from hetrl.describe.experiment import BOUNDS, Planner
-from hetrl.describe.validation import explain
+from hetrl.describe.measured import Measured
+from hetrl.describe.measured_files import is_stale
+from hetrl.describe.measured_links import MeasuredLinks
+from hetrl.describe.yaml_file import explain
 from hetrl.errors import HetrlError, UsageError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, objective_of, read_problem
-from launch.measure.measurements import warn_of_stale
-from launch.show import charges_line, progress_line
+from launch.show import charges_line, from_here, progress_line
 
 if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
     from hetrl.search import Progress
@@ -141,3 +145,13 @@ def print_plan(console: Console, plan: Plan, problem: Problem) -> None:
 def _uncalibrated(problem: Problem) -> dict[str, tuple[str, ...]]:
     """Return the GPU types of the topology whose efficiencies no measurement stands behind."""
     return problem.efficiencies.uncalibrated(device.gpu for device in problem.topology.devices)
+
+
+def warn_of_stale(files: Mapping[Path, Measured | MeasuredLinks]) -> None:
+    """Warn of files older than a week."""
+    now = datetime.now(UTC)
+    for path, one in files.items():
+        if is_stale(one.measured_at, now):
+            command = "hetrl probe" if isinstance(one, MeasuredLinks) else "hetrl profile"
+            date = f"{one.measured_at:%Y-%m-%d}"
+            print(f"warning: {from_here(path)} is of {date}; measure again with `{command}`", file=sys.stderr)

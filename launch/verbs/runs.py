@@ -11,7 +11,7 @@ from functools import partial
 from rich.console import Console
 
 from hetrl.errors import PartialError, UsageError
-from hetrl.events import EventLog
+from hetrl.files import EventLog
 from hetrl.plan.document import read_plan
 from launch.collect import Collector
 from launch.life import bring_up

@@ -19,7 +19,7 @@ from hetrl.cost.answers_sync import weight_sync
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.iteration import predict as predict_plan
 from hetrl.cost.model import CostModel
-from hetrl.cost.solo import Layout, SoloTraining, grids, memory_gb, one_site, step
+from hetrl.cost.solo import Parallelism, SoloTraining, grids, memory_gb, one_site, step
 from hetrl.errors import UsageError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths
@@ -74,7 +74,7 @@ def test_a_site_of_gpus_has_a_network_card_for_each_where_the_boards_have_nvlink
 def test_sharded_training_divides_18_bytes_per_parameter() -> None:
     model = architecture("mpt-7b")
     asked = SoloTraining(model, "a100-80gb", 8, 2048)
-    layout = Layout(1, 1, 8, 1, "none", "none", "none")
+    layout = Parallelism(1, 1, 8, 1, "none", "none", "none")
     state = {name: memory_gb(asked, replace(layout, sharding=name)) for name in ("none", "optimizer", "full")}
     count = model.parameters
     assert state["none"] - state["optimizer"] == pytest.approx(count * 12 * 7 / 8 / 1e9)
@@ -84,7 +84,7 @@ def test_sharded_training_divides_18_bytes_per_parameter() -> None:
 
 def test_full_sharding_gathers_the_weights_twice_and_scatters_the_gradients() -> None:
     asked = SoloTraining(architecture("mpt-7b"), "l40s", 8, 128)  # 32 GB/s one way, hardly any work to hide behind
-    layout = Layout(1, 1, 8, 1, "none", "full", "none")
+    layout = Parallelism(1, 1, 8, 1, "none", "full", "none")
     found = step(asked, layout, one_site("l40s", 8, 8))
     count = found.tokens / 8 / 128
     moved = 7 / 8 * 3 * asked.architecture.parameters * 2 / 32e9
@@ -95,7 +95,7 @@ def test_full_sharding_gathers_the_weights_twice_and_scatters_the_gradients() ->
 
 def test_an_offloaded_optimiser_crosses_pcie_both_ways_at_once() -> None:
     asked = SoloTraining(SEVEN_B, "l40s", 1, 1024, offload="optimizer")
-    found = step(asked, Layout(1, 1, 1, 1, "none", "none", "optimizer"), one_site("l40s", 1, 8))
+    found = step(asked, Parallelism(1, 1, 1, 1, "none", "none", "optimizer"), one_site("l40s", 1, 8))
     assert found.parts["host transfer"] == pytest.approx(SEVEN_B.parameters * 12 / 32e9)
 
 
@@ -160,10 +160,10 @@ def board(monkeypatch: pytest.MonkeyPatch, gpu: str, **factors: float) -> Iterat
 FIGURES = ("peak_tflops", "memory_gb_per_s", "memory_gb", "peer_gbps", "host_gbps")
 MODELS = ("qwen2.5-0.5b", "qwen2.5-7b", "llama-2-70b")
 LAYOUTS = (
-    Layout(1, 1, 8, 1, "none", "full", "none"),
-    Layout(1, 1, 8, 2, "full", "full", "all"),
-    Layout(2, 2, 2, 1, "none", "optimizer", "none"),
-    Layout(4, 1, 2, 4, "full", "none", "optimizer"),
+    Parallelism(1, 1, 8, 1, "none", "full", "none"),
+    Parallelism(1, 1, 8, 2, "full", "full", "all"),
+    Parallelism(2, 2, 2, 1, "none", "optimizer", "none"),
+    Parallelism(4, 1, 2, 4, "full", "none", "optimizer"),
 )
 
 
@@ -222,7 +222,7 @@ def test_a_better_board_is_seen() -> None:
 
 @given(st.sampled_from(LAYOUTS), st.integers(1, 8), st.integers(1, 8), st.sampled_from(MODELS), st.integers(128, 4096))
 def test_memory_never_rises_when_the_micro_batch_or_the_sequence_falls(
-    layout: Layout, small: int, more: int, name: str, sequence: int
+    layout: Parallelism, small: int, more: int, name: str, sequence: int
 ) -> None:
     asked = SoloTraining(architecture(name), "a100-80gb", 8, sequence)
     large = memory_gb(asked, replace(layout, micro_batch=small + more))

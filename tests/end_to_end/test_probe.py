@@ -11,7 +11,8 @@ import yaml
 from hetrl.describe.measured_files import read_file
 from hetrl.describe.measured_links import MeasuredLinks
 from hetrl.problem import read_problem
-from tests.runs import ROOT, changed
+from lab.quickstart import changed
+from tests.runs import ROOT
 
 SITES = [str(ROOT / "topology" / "sites" / f"{site}.yaml") for site in ("alpha", "beta")]
 LINKS = str(ROOT / "topology" / "quickstart-links.yaml")

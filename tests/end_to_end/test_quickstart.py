@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.runs import QUICKSTART, Finished, submit
+from lab.quickstart import QUICKSTART
+from tests.runs import Finished, submit
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hetrl.runtime.weights.tiny_model import write_tiny_model
-from tests.runs import changed, submit
+from lab.quickstart import changed
+from tests.runs import submit
 
 
 def test_a_reference_model_joins_the_run(tmp_path: Path) -> None:

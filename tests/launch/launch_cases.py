@@ -12,7 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from hetrl.describe.experiment import Experiment
-from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
+from hetrl.plan.plan import Plan
+from lab.quick import quick_plan
 from launch.collect import log_planned
 from launch.follow import Outcome
 from launch.life import live
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SLEEPER = "import time; time.sleep(600)"
 CONTROLLER_HEAD = """
 import sys, time
-from hetrl.events import EventLog, append_line
+from hetrl.files import EventLog, append_line
 events = EventLog(__import__("pathlib").Path("events.jsonl"), "alpha")
 def step(number, of, reward):
     seconds = {"actor_generation": 1.2, "actor_training": 0.8, "weight_sync": 0.4, "iteration": 3.1}
@@ -45,24 +46,6 @@ events.append("finished")
 """
 )
 ENDLESS_CONTROLLER = CONTROLLER_HEAD + "events.append('go', epoch=1, members=['m']); step(1, 9, 0.5); time.sleep(600)"
-
-
-def quick_plan() -> Plan:
-    """Two training ranks at alpha, one generation replica at beta and one at gamma."""
-    layers = (0, 2)
-    trainers, rollouts = ("alpha/alpha-0/0", "alpha/alpha-0/1"), ("beta/beta-0/0", "gamma/gamma-0/0")
-    return Plan(
-        algorithm=Algorithm("grpo", "sync", 0, 1),
-        groups=(Group(("actor_training",), trainers), Group(("actor_generation",), rollouts, "array")),
-        tasks={
-            "actor_generation": TaskPlan("vllm", tuple(Replica(8, (Stage((one,), layers),)) for one in rollouts)),
-            "actor_training": TaskPlan("megatron", tuple(Replica(8, (Stage((one,), layers),)) for one in trainers)),
-        },
-        weight_sync=WeightSync("full", (Route("alpha", "beta"), Route("alpha", "gamma"))),
-        site_order=("alpha", "beta", "gamma"),
-        predicted=Predicted(1.0, 16.0),
-        solver=Solver("verl", 0, 0.1, 1),
-    )
 
 
 def quick_gpus(plan: Plan) -> dict[str, str]:

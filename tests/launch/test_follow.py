@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.events import read_lines
+from hetrl.files import read_lines
 from launch import follow, local
 from launch.local import stop_processes
 from launch.render import Command, Job

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.events import read_lines
+from hetrl.files import read_lines
 from launch.local import stop_processes
 from launch.run_directory import Run
 from tests.launch.launch_cases import ROOT, left_of, until

@@ -8,7 +8,7 @@ import pytest
 
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, UsageError
-from hetrl.events import EventLog, read_lines
+from hetrl.files import EventLog, read_lines
 from launch import local
 from launch.local import LocalExecutor, processes_of, stop_processes
 from launch.ports import free_ports, gateway_endpoints

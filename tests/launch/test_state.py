@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.events import EventLog, append_line, read_lines
+from hetrl.files import EventLog, append_line, read_lines
 from launch.collect import Collector
 from launch.run_directory import Run
 from launch.state import State, fold

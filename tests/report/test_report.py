@@ -20,10 +20,10 @@ from hetrl.explanation.what_if import RunnerUp, Term, WhatIf
 from hetrl.problem import Problem
 from hetrl.report.facts import replica_rates, staleness_counts
 from hetrl.report.gantt import gantt
-from hetrl.report.links import link_rows
 from hetrl.report.page import PALETTE, SHORT
 from hetrl.report.plan_page import plan_page
 from hetrl.report.played import played
+from hetrl.report.rows import link_rows
 from hetrl.report.run_page import run_page
 from hetrl.simulator import Simulated, Span, simulate
 from hetrl.workload import TASKS

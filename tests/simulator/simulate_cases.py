@@ -10,9 +10,9 @@ from hetrl.cost.stages import Placed, place
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from hetrl.simulator.events import Clock
-from hetrl.simulator.links import Network
 from hetrl.simulator.pipelines import Setting, training
 from hetrl.simulator.trace import Recorder
+from hetrl.simulator.wires import Network
 from hetrl.workload import Lengths, Workload, architecture
 
 

@@ -12,8 +12,8 @@ from hetrl.errors import HetrlError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Stage
 from hetrl.simulator.events import Clock, Process, Signal, Turn
-from hetrl.simulator.links import Channel, fair_rates, gateways, route
 from hetrl.simulator.pipelines import deal, micro_batches, one_forward_one_backward
+from hetrl.simulator.wires import Channel, fair_rates, gateways, route
 from tests.plan.plan_cases import plan as three_site_plan
 from tests.simulator.simulate_cases import (
     ACROSS,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from lab.lab import Lab
-from tests.slurm.launcher import ALL_RUN, NOTHING, Held, Launcher, cut, down, hung, jobs, until_jobs
+from lab.launcher import ALL_RUN, NOTHING, Held, Launcher, cut, down, hung, jobs, until_jobs
 
 Trouble = Callable[[Lab, str], AbstractContextManager[None]]
 TROUBLES = pytest.mark.parametrize("trouble", [hung, down, cut])

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 
 from lab.lab import Lab
+from lab.launcher import ALL_RUN, NOTHING, SITES, Launcher, everywhere, until_jobs
 from lab.shape import JOB_USER_ID
-from tests.slurm.launcher import ALL_RUN, NOTHING, SITES, Launcher, everywhere, until_jobs
 
 ID_BITS = 26  # of a federated job id are its number, those above are its cluster's
 

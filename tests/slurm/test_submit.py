@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from lab.lab import Lab
-from tests.slurm.launcher import ALL_RUN, COUNTS, NOTHING, Held, Launcher, everywhere, jobs, kill, until_jobs
+from lab.launcher import ALL_RUN, COUNTS, NOTHING, Held, Launcher, everywhere, jobs, kill, until_jobs
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from hetrl.events import EventLog, append_line
-from hetrl.files import replace_json
+from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan, site_of
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally

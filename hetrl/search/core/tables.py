@@ -17,7 +17,7 @@ import numpy as np
 
 from hetrl.cost.network import NO_PATH, path
 from hetrl.cost.stages import model_of
-from hetrl.hardware import Node, Path, Topology, gpu_type
+from hetrl.hardware import Node, Path, Topology, bytes_per_second, gpu_type
 from hetrl.search.core.records import Flags1, Flags2, Floats1, Floats2, Ints1
 from hetrl.search.core.tables_objective import ObjectiveTables, objective_tables
 from hetrl.search.core.tables_serving import Rows, ServingTables, serving_tables
@@ -123,7 +123,9 @@ def _network(space: Space, nodes: list[Node]) -> NetworkTables:
         nic=_per_byte([node.nic_gbps for node in nodes]),
         uplink=_per_byte([min(node.nic_gbps, node.wan_gbps or node.nic_gbps) for node in nodes]),
         link_delay=np.array([[link.delay_ms / 1e3 if link else 0.0 for link in row] for row in links]),
-        link_byte=np.array([[1 / max(link.gbps / 8 * 1e9, 1e-9) if link else 0.0 for link in row] for row in links]),
+        link_byte=np.array(
+            [[1 / max(bytes_per_second(link.gbps), 1e-9) if link else 0.0 for link in row] for row in links]
+        ),
         linked=np.array([[topology.linked(a, b) for b in names] for a in names]),
         site_delay=np.array([site.delay_ms / 1e3 for site in topology.sites]),
     )

@@ -34,7 +34,7 @@ def objective_tables(space: Space) -> ObjectiveTables:
     """Return the numbers of a problem's objective."""
     topology, objective = space.problem.topology, space.problem.objective
     firsts = [nodes[0][0] for nodes in space.nodes]
-    prices = [topology.node_by_id[f"{first.site}/{first.node}"].price_per_gpu_hour for first in firsts]
+    prices = [topology.node_by_id[first.node_id].price_per_gpu_hour for first in firsts]
     budgets = [site.budget_gpu_hours for site in topology.sites]
     return ObjectiveTables(
         kind=KINDS.index(objective.kind),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.runs import changed, submit
+from lab.quickstart import changed
+from tests.runs import submit
 
 STEPS = 4
 

@@ -27,6 +27,7 @@ from hetrl.runtime.instruments.load import (
 )
 from hetrl.runtime.instruments.probe import Found, Links, ProbeFile
 from hetrl.runtime.wire import LinkMeasured
+from lab.quickstart import changed
 from launch.cli import main
 from launch.measure import run as measure_run
 from launch.measure.commands import (
@@ -49,7 +50,6 @@ from tests.launch.launch_cases import ROOT, until
 from tests.launch.measure.probe_cases import measured_links, probed
 from tests.launch.remote_cases import part
 from tests.measure.profile_cases import measured
-from tests.runs import changed
 
 GOLDEN = ROOT / "tests" / "golden" / "probe"
 WANTED = Wanted(

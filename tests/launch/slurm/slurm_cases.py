@@ -12,15 +12,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
-from hetrl.errors import HetrlError
-from hetrl.events import EventLog, append_line, read_lines
-from hetrl.problem import read_problem
-from launch.life import begin
+from hetrl.files import EventLog, append_line, read_lines
+from lab.quick import submit_slurm
 from launch.run_directory import Run
-from launch.verbs.submit import prepare
-from tests.launch.launch_cases import plain_console, quick_plan
+from tests.launch.launch_cases import plain_console
 from tests.launch.slurm import fake_slurm
 
 SITES = ("alpha", "beta", "gamma")
@@ -140,20 +136,6 @@ def environment(clusters: Clusters) -> Iterator[None]:
 def submit(clusters: Clusters, detach: bool = True) -> int:
     """Submit the run from this process; returns the exit code, raises what `hetrl submit` prints as an error."""
     return submit_slurm(clusters.config, plain_console(), detach)
-
-
-def submit_slurm(config: Path, console: Console, detach: bool) -> int:
-    prepared = prepare(read_problem(config), quick_plan(), config, "slurm", console)
-    return begin(prepared, quick_plan(), console, yes=True, detach=detach)
-
-
-def submit_here() -> None:
-    """Submit the experiment of the working directory, and follow it."""
-    try:
-        sys.exit(submit_slurm(Path("config.yaml"), Console(), detach=False))
-    except HetrlError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
 
 
 def drive(path: str) -> None:

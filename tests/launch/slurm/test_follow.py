@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from hetrl.errors import GangTimeoutError
-from hetrl.events import EventLog, read_lines
+from hetrl.files import EventLog, read_lines
 from launch import follow
 from launch.cli import main
 from launch.run_directory import Run

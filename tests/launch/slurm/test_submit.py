@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from hetrl.errors import HetrlError, SiteUnreachableError
-from hetrl.events import read_lines
+from hetrl.files import read_lines
 from hetrl.runtime.transport.rendezvous import peer_endpoint, store_endpoint
 from launch.cli import main
 from launch.run_directory import Run

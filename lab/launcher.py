@@ -13,10 +13,10 @@ from pathlib import Path
 
 import yaml
 
+from lab import members
 from lab.lab import ROOT, Lab
+from lab.processes import wait_until
 from lab.shape import JOB_USER, JOB_USER_ID
-from tests.launch.launch_cases import until
-from tests.slurm import members
 
 SITES = ("alpha", "beta", "gamma")
 GRES = {"alpha": "a100", "beta": "l40s", "gamma": "l4"}
@@ -24,7 +24,7 @@ COUNTS = {"alpha": 1, "beta": 2, "gamma": 1}  # jobs of the run
 ALL_RUN = {site: ["RUNNING"] * count for site, count in COUNTS.items()}
 NOTHING: dict[str, list[str]] = {site: [] for site in SITES}
 WORK = "work"
-SUBMIT = "from tests.launch.slurm.slurm_cases import submit_here; submit_here()"
+SUBMIT = "from lab.quick import submit_here; submit_here()"
 # Generous: where other work keeps this machine busy, a launcher takes half a minute to start.
 PATIENCE_SECONDS = 240.0
 
@@ -110,7 +110,7 @@ class Launcher:
             assert held or not over, "".join(follower.communicate())
             return held
 
-        until(holds, what, PATIENCE_SECONDS)
+        wait_until(holds, PATIENCE_SECONDS, lambda: f"not there: {what}")
 
     def directory(self, site: str) -> Path:
         """Return the run's directory at a cluster."""
@@ -161,7 +161,7 @@ def everywhere(lab: Lab) -> dict[str, list[str]]:
 
 
 def until_jobs(lab: Lab, expected: Mapping[str, list[str]]) -> None:
-    until(lambda: everywhere(lab) == expected, f"jobs {expected}", PATIENCE_SECONDS)
+    wait_until(lambda: everywhere(lab) == expected, PATIENCE_SECONDS, lambda: f"not the jobs {expected}")
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _until_usable(lab: Lab, site: str) -> None:
         found = set(lab.run(site, nodes, check=False).stdout.split())
         return bool(found) and found <= usable
 
-    until(all_usable, f"usable nodes at {site}", PATIENCE_SECONDS)
+    wait_until(all_usable, PATIENCE_SECONDS, lambda: f"no usable nodes at {site}")
 
 
 class Held:

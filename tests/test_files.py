@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import given, strategies as st
 
-from hetrl.events import EventLog, append_line, read_lines
+from hetrl.files import EventLog, append_line, read_lines
 
 values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 rows = st.dictionaries(st.text(), values | st.lists(values, max_size=3), max_size=4)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetrl.errors import HetrlError
-from hetrl.hardware import Device, Node, Topology
+from hetrl.hardware import Device, Node, Topology, bytes_per_second
 from hetrl.simulator.events import Clock, Signal
 from hetrl.simulator.trace import Recorder
 
@@ -36,7 +36,7 @@ def route(topology: Topology, source: Device, target: Device) -> Route:
     path = topology.path(source, target)
     if path is None:
         raise HetrlError(f"no link between {source.site} and {target.site}, which the plan uses; add it to the links")
-    node, other = (topology.node_by_id[f"{d.site}/{d.node}"] for d in (source, target))
+    node, other = (topology.node_by_id[d.node_id] for d in (source, target))
     if (source.site, source.node) == (target.site, target.node):
         gbps: dict[Wire, float] = {("lane out", source.id): path.gbps, ("lane in", target.id): path.gbps}
         return Route(_bytes_per_s(gbps), path.delay_ms / 1e3)
@@ -56,7 +56,7 @@ def _uplink(name: str, device: Device, node: Node) -> dict[Wire, float]:
 
 
 def _bytes_per_s(gbps: Mapping[Wire, float]) -> dict[Wire, float]:
-    return {wire: rate * 1e9 / 8 for wire, rate in gbps.items()}
+    return {wire: bytes_per_second(rate) for wire, rate in gbps.items()}
 
 
 def gateways(topology: Topology, sources: Sequence[Device], targets: Sequence[Device]) -> tuple[Device, Device]:

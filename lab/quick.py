@@ -1,0 +1,57 @@
+"""A small run over three sites whose plan is fixed, for looking at its launcher."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from hetrl.errors import HetrlError
+from hetrl.plan.plan import (
+    Algorithm,
+    Group,
+    Plan,
+    Predicted,
+    Replica,
+    Route,
+    Solver,
+    Stage,
+    TaskPlan,
+    WeightSync,
+)
+from hetrl.problem import read_problem
+from launch.life import begin
+from launch.verbs.submit import prepare
+
+
+def quick_plan() -> Plan:
+    """Two training ranks at alpha, one generation replica at beta and one at gamma."""
+    layers = (0, 2)
+    trainers, rollouts = ("alpha/alpha-0/0", "alpha/alpha-0/1"), ("beta/beta-0/0", "gamma/gamma-0/0")
+    return Plan(
+        algorithm=Algorithm("grpo", "sync", 0, 1),
+        groups=(Group(("actor_training",), trainers), Group(("actor_generation",), rollouts, "array")),
+        tasks={
+            "actor_generation": TaskPlan("vllm", tuple(Replica(8, (Stage((one,), layers),)) for one in rollouts)),
+            "actor_training": TaskPlan("megatron", tuple(Replica(8, (Stage((one,), layers),)) for one in trainers)),
+        },
+        weight_sync=WeightSync("full", (Route("alpha", "beta"), Route("alpha", "gamma"))),
+        site_order=("alpha", "beta", "gamma"),
+        predicted=Predicted(1.0, 16.0),
+        solver=Solver("verl", 0, 0.1, 1),
+    )
+
+
+def submit_slurm(config: Path, console: Console, detach: bool) -> int:
+    prepared = prepare(read_problem(config), quick_plan(), config, "slurm", console)
+    return begin(prepared, quick_plan(), console, yes=True, detach=detach)
+
+
+def submit_here() -> None:
+    """Submit the experiment of the working directory, and follow it."""
+    try:
+        sys.exit(submit_slurm(Path("config.yaml"), Console(), detach=False))
+    except HetrlError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
