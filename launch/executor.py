@@ -19,7 +19,7 @@ SLURM = "slurm"
 
 
 @dataclass(frozen=True)
-class Member:
+class Started:
     """What was started at a site: a process (local) or a job (Slurm), its role, and what messages call it.
 
     A process is GATEWAY, CONTROLLER, or of a task of the plan; a job is CONTROLLER where it holds that, else GANG or
@@ -34,9 +34,9 @@ class Member:
 
 @dataclass(frozen=True)
 class Exit:
-    """A member that ended: its exit code, negative for a signal; `how` is what Slurm calls the end of a job."""
+    """A process or job that ended: its exit code, negative for a signal; `how` is what Slurm calls a job's end."""
 
-    member: Member
+    what: Started
     code: int
     how: str = ""
 
@@ -57,7 +57,7 @@ class Executor(Protocol):
     def poll(self) -> Sequence[Exit]:
         """Return what ended since the last call, without waiting for anyone."""
 
-    def alive(self) -> Sequence[Member]:
+    def alive(self) -> Sequence[Started]:
         """Return what was alive at the last poll."""
 
     def leave(self) -> None:

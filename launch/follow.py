@@ -79,7 +79,7 @@ class Watched:
 
 def _leads(gone: Exit) -> bool:
     """Return whether the run cannot go on without this."""
-    return gone.member.role == CONTROLLER
+    return gone.what.role == CONTROLLER
 
 
 def follow(
@@ -103,7 +103,7 @@ def follow(
 def note_exits(events: EventLog, exits: Iterable[Exit]) -> None:
     """Write an event for each process or job that ended."""
     for gone in exits:
-        events.append("process_exited", site=gone.member.site, process=gone.member.name, code=gone.code)
+        events.append("process_exited", site=gone.what.site, process=gone.what.name, code=gone.code)
 
 
 def judge(run: Run, watched: Watched, state: State, executor: Executor, now: float) -> Outcome | None:
@@ -111,7 +111,7 @@ def judge(run: Run, watched: Watched, state: State, executor: Executor, now: flo
     if state.phase == "cancelled":
         return Outcome("cancelled", CANCELLED, state.cause or "cancelled")
     if state.ended and watched.ended_at is not None:
-        left = {member.role for member in executor.alive()}  # a gateway is ended by us; the job that it is in ends it
+        left = {one.role for one in executor.alive()}  # a gateway is ended by us; the job that it is in ends it
         if left <= {GATEWAY} or now - watched.ended_at > _patience(state) + executor.lag_seconds:
             return _ended(run, watched, state)
         return None
@@ -144,7 +144,7 @@ def explain(run: Run, gone: Exit) -> str:
     """Return `alpha: actor_training rank 1 exited with code 1: <telling line>; see <log>`."""
     if gone.how:
         return _explain_job(run, gone)
-    site, log = gone.member.site, run.log(gone.member.site, gone.member.name)
+    site, log = gone.what.site, run.log(gone.what.site, gone.what.name)
     how = f"exited with code {gone.code}"
     if gone.code < 0:
         how = f"was ended by {signal_name(-gone.code)}"
@@ -152,12 +152,12 @@ def explain(run: Run, gone: Exit) -> str:
     if gone.code == 0:
         how = "ended without a result"
     told = telling_line(log_tail(log))
-    return f"{site}: {gone.member.spoken} {how}{f': {told}' if told else ''}; see {from_here(log)}"
+    return f"{site}: {gone.what.spoken} {how}{f': {told}' if told else ''}; see {from_here(log)}"
 
 
 def _explain_job(run: Run, gone: Exit) -> str:
     """Return how a job ended, with the line of the site's logs that tells why: a member's before the job's own."""
-    site, job = gone.member.site, gone.member.name
+    site, job = gone.what.site, gone.what.name
     logs = sorted((run.path / "logs" / site).glob("*.log"), key=lambda log: log.name.startswith(job))
     said = f"{site}: {job} ({gone.how})"
     for log in logs:

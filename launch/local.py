@@ -26,7 +26,7 @@ from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.runtime.wire.keys import make_run_keys
-from launch.executor import Exit, Member, Prepared
+from launch.executor import Exit, Prepared, Started
 from launch.interrupts import signal_name
 from launch.ports import LOOPBACK, free_ports, gateway_endpoints
 from launch.render import GATEWAY, VISIBLE, Command, Job, Store, commands, render, tasks_with_store
@@ -120,7 +120,7 @@ class LocalExecutor:
         for site, command, _ in ended:
             del self._running[site, command.process.name]
         return [
-            Exit(_member(site, command), code)
+            Exit(_started(site, command), code)
             for site, command, code in ended
             if not self._revived(site, command, code)
         ]
@@ -136,9 +136,9 @@ class LocalExecutor:
         self._events.append("restarted", site=site, process=process, signal=signal_name(-code))
         return True
 
-    def alive(self) -> list[Member]:
+    def alive(self) -> list[Started]:
         """Return the processes that were running at the last poll."""
-        return [_member(site, command) for (site, _), (command, _) in self._running.items()]
+        return [_started(site, command) for (site, _), (command, _) in self._running.items()]
 
     def leave(self) -> None:
         """End every process of the run."""
@@ -151,9 +151,9 @@ class LocalExecutor:
         return []
 
 
-def _member(site: str, command: Command) -> Member:
+def _started(site: str, command: Command) -> Started:
     process = command.process
-    return Member(site, process.name, process.role, process.spoken)
+    return Started(site, process.name, process.role, process.spoken)
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 
 from hetrl.files import EventLog
-from launch.executor import Exit, Member
+from launch.executor import Exit, Started
 from launch.run_directory import LAUNCHER, Run
 from launch.slurm.jobs import Jobs, jobs_of
 from launch.slurm.poll import Look
@@ -66,7 +66,7 @@ class SlurmExecutor:
             exits += self._jobs.note(*self._looks.get())
         return exits
 
-    def alive(self) -> list[Member]:
+    def alive(self) -> list[Started]:
         """Return the jobs that have not ended as far as is known."""
         return self._jobs.alive() if self._jobs is not None else []
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from hetrl.errors import GangTimeoutError
 from hetrl.files import EventLog
-from launch.executor import Exit, Member
+from launch.executor import Exit, Started
 from launch.render import CONTROLLER, GANG
 from launch.slurm.commands import GONE, Queued
 from launch.slurm.poll import Look
@@ -67,12 +67,12 @@ class Jobs:
         self.told.add(job.key)
         reason = f" ({after.reason})" if after.reason not in ("None", "") else ""
         code = int(after.state not in ("COMPLETED", GONE))
-        return Exit(self._member(site, job), code, f"job {after.job_id} ended: {after.state}{reason}")
+        return Exit(self._started(site, job), code, f"job {after.job_id} ended: {after.state}{reason}")
 
-    def _member(self, site: SlurmSite, job: SlurmJob) -> Member:
+    def _started(self, site: SlurmSite, job: SlurmJob) -> Started:
         """Return a job with its role: that of the lead site's gang is the controller's."""
         leads = job.kind == GANG and site == self.slurm.lead
-        return Member(site.name, job.name, CONTROLLER if leads else job.kind, job.name)
+        return Started(site.name, job.name, CONTROLLER if leads else job.kind, job.name)
 
     def _write(self, site: SlurmSite, job: SlurmJob, found: Queued) -> None:
         start = None if found.start is None else round(found.start)
@@ -88,9 +88,9 @@ class Jobs:
             nodes=found.nodes,
         )
 
-    def alive(self) -> list[Member]:
+    def alive(self) -> list[Started]:
         """Return what has not ended as far as is known."""
-        return [self._member(site, job) for site, job, found in self._known() if not found.ended]
+        return [self._started(site, job) for site, job, found in self._known() if not found.ended]
 
     def _known(self) -> Iterator[tuple[SlurmSite, SlurmJob, Queued]]:
         for site in self.slurm.sites:

@@ -42,7 +42,7 @@ def started(run: Run, *jobs: Job[Command]) -> LocalExecutor:
 
 
 def exits(executor: LocalExecutor) -> list[tuple[str, str, int]]:
-    return [(gone.member.site, gone.member.name, gone.code) for gone in executor.poll()]
+    return [(gone.what.site, gone.what.name, gone.code) for gone in executor.poll()]
 
 
 def test_processes_start_in_their_site_with_their_environment_and_a_log(run, monkeypatch):
