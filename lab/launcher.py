@@ -13,9 +13,9 @@ from pathlib import Path
 
 import yaml
 
-from lab import members
 from lab.lab import ROOT, Lab
 from lab.processes import wait_until
+from lab.quick import ARRAY, GANG
 from lab.shape import JOB_USER, JOB_USER_ID
 
 SITES = ("alpha", "beta", "gamma")
@@ -47,8 +47,8 @@ class Launcher:
         self.lab, self.name, self._shared = lab, name, shared
         self.home = lab.home("alpha") / WORK / name
         (self.home / "templates").mkdir(parents=True)
-        (self.home / "templates/gang.sbatch.j2").write_text(members.GANG)
-        (self.home / "templates/array.sbatch.j2").write_text(members.ARRAY)
+        (self.home / "templates/gang.sbatch.j2").write_text(GANG)
+        (self.home / "templates/array.sbatch.j2").write_text(ARRAY)
         for site in SITES:
             scratch = {"scratch": str(shared)} if shared else {}
             file = {**site_file(site, name), **scratch, **keys.get(site, {})}
