@@ -114,10 +114,10 @@ test-fast: setup-dev programs ## the tests that start no engine
 	@$(PYTEST) -n logical --maxprocesses 8 --dist worksteal tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
 
 test-engines: setup-dev ## the tests that start megatron-core or vLLM
-	@$(PYTEST) -n 2 --dist loadfile tests/engines $(ARGS)
+	@$(PYTEST) tests/engines $(ARGS)
 
 test-e2e: setup-dev ## the tests that run the command line from start to end
-	@$(PYTEST) -n 2 --dist loadfile tests/end_to_end $(ARGS)
+	@$(PYTEST) tests/end_to_end $(ARGS)
 
 test-slurm: setup-dev programs ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
 	@$(PYTEST) tests/lab/test_links.py $(ARGS) || [ $$? = 5 ] # alone, for it measures; 5: ARGS picks none of these
