@@ -134,7 +134,7 @@ def bytes_per_second(gbps: float) -> float:
     return gbps * 1e9 / 8
 
 
-def transfer_seconds(transferred_bytes: float, gbps: float) -> float:
+def wire_seconds(transferred_bytes: float, gbps: float) -> float:
     """Return how long bytes take on the wire, without its delay."""
     return transferred_bytes * 8 / (gbps * 1e9)
 
@@ -148,7 +148,7 @@ class Path:
 
     def seconds(self, transferred_bytes: float) -> float:
         """Return the time of one transfer: alpha + bytes / beta."""
-        return self.delay_ms / 1e3 + transfer_seconds(transferred_bytes, self.gbps)
+        return self.delay_ms / 1e3 + wire_seconds(transferred_bytes, self.gbps)
 
 
 @dataclass(frozen=True)

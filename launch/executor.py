@@ -67,9 +67,8 @@ class Executor(Protocol):
         """End everything of the run; return a line for each part that could not be ended."""
 
 
-MakeExecutor = Callable[
-    [EventLog, Callable[[], State]], Executor
-]  # from the launcher's events, and what they say so far
+# From the launcher's events, and what they say so far.
+MakeExecutor = Callable[[EventLog, Callable[[], State]], Executor]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 from hetrl.cost.efficiency import Rates
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
@@ -70,7 +70,7 @@ def has_language_head(task: str) -> bool:
     return task in _WITH_LANGUAGE_HEAD
 
 
-@cache
+@lru_cache(maxsize=65_536)  # a fit asks with ever other rates
 def forward_flops(stage: StageShape, sequence: float) -> float:
     """Return the forward FLOPs per token of one rank: 2 per matrix parameter + causal attention 2 L h s.
 

@@ -15,7 +15,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction
 from hetrl.cost.training import Cost, inference_cost, training_cost
 from hetrl.cost.weight_sync import SyncCost, weight_sync_cost
-from hetrl.hardware import Topology, transfer_seconds
+from hetrl.hardware import Topology, wire_seconds
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS, Workload
 
@@ -146,7 +146,7 @@ def _link_seconds(topology: Topology, direction: Direction, load: float) -> floa
     link = topology.link(*direction)
     if load <= 0:
         return 0.0
-    return transfer_seconds(load, link.gbps) if link and link.gbps > 0 else math.inf
+    return wire_seconds(load, link.gbps) if link and link.gbps > 0 else math.inf
 
 
 def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model: CostModel) -> GroupTimes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetrl.cost import formulas
-from hetrl.hardware import Device, Path, Topology, gpu_type, transfer_seconds
+from hetrl.hardware import Device, Path, Topology, gpu_type, wire_seconds
 
 Direction = tuple[str, str]  # (from site, to site)
 NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)
@@ -39,7 +39,7 @@ def all_reduce_seconds(ranks: int, transferred_bytes: float, edge: Path | None) 
     """
     if edge is None or ranks < 2:
         return 0.0
-    seconds_per_byte = transfer_seconds(1, edge.gbps)
+    seconds_per_byte = wire_seconds(1, edge.gbps)
     return 2 * edge.delay_ms / 1e3 + 2 * (ranks - 1) / ranks * transferred_bytes * seconds_per_byte
 
 
@@ -90,7 +90,7 @@ def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mappin
         for node in nodes if len(nodes) > 1 else ():
             uplinks[node.node_id] += moved
         latency = max(latency, _latency_seconds(topology, ring))
-    nics = max((transfer_seconds(load, topology.node_by_id[n].nic_gbps) for n, load in uplinks.items()), default=0.0)
+    nics = max((wire_seconds(load, topology.node_by_id[n].nic_gbps) for n, load in uplinks.items()), default=0.0)
     return formulas.reduction_seconds(lanes, nics, _wan_seconds(topology, rings, sharing), latency)
 
 
@@ -132,5 +132,5 @@ def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Dir
     for direction, load in wan_reduction_bytes(rings).items():
         ends = ([d for d in devices if d.site == site] for site in direction)
         best = site_gbps(topology, *ends)
-        times.append(transfer_seconds(load * sharing.get(direction, 1), best.gbps))
+        times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
     return max(times)

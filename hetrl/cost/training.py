@@ -15,7 +15,7 @@ from hetrl.cost.compute import StageShape, optimizer_seconds, prefill_seconds, t
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
-from hetrl.hardware import Path, transfer_seconds
+from hetrl.hardware import Path, wire_seconds
 from hetrl.plan.plan import TaskPlan
 from hetrl.workload import Workload
 
@@ -49,7 +49,7 @@ class Times:
     @property
     def hop_transfer(self) -> float:
         """Return bytes / beta of the hop's share of the link, one direction."""
-        return 0.0 if self.hop is None else transfer_seconds(self.hop_bytes * self.hop_sharing, self.hop.gbps)
+        return 0.0 if self.hop is None else wire_seconds(self.hop_bytes * self.hop_sharing, self.hop.gbps)
 
     @property
     def hop_seconds(self) -> float:
