@@ -19,19 +19,24 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 HERE = Path(__file__).parent
 # The layers of tests that start services, and the seconds that one test of each may take.
 LAYER_SECONDS = {"engines": 600, "end_to_end": 900, "lab": 900, "slurm": 900}
-LONGEST = {  # of the fast layer, in processes that share the tests
+LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processes that share them
     "test_sha_ea_finds_nearly_every_optimum_of_the_space",
     "test_equal_nodes_may_change_places",
     "test_value_and_bounds_are_those_of_the_decoded_plan",
     "test_one_more_gpu_never_makes_an_optimum_worse",
     "test_four_thousand_gpus_are_planned_for",
     "test_every_plan_passes_check",
+    "lab/test_quickstart.py",
+    "slurm/test_run.py",
+    "slurm/test_submit.py",
+    "slurm/test_faults.py",
 }
 REQUIRE_ALL = os.environ.get("REQUIRE_ALL") == "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.name not in LONGEST)  # begun first, they do not end last, with a core idle
+    # Begun first, they do not end last, with a core idle.
+    items.sort(key=lambda item: LONGEST.isdisjoint({item.name, item.path.relative_to(HERE).as_posix()}))
     for item in items:
         layer = item.path.relative_to(HERE).parts[0]
         if layer not in LAYER_SECONDS:

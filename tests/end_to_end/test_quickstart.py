@@ -1,25 +1,23 @@
-"""The quickstart as a user runs it, twice."""
+"""The quickstart as a user runs it, and again in asynchronous mode without staleness, which is the same run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from lab.quickstart import QUICKSTART
+from lab.quickstart import QUICKSTART, changed
 from tests.runs import Finished, submit
 
 
 @pytest.fixture(scope="module")
-def twice(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Finished, Finished]]:
-    """The quickstart, two times with the same seed."""
-    work = tmp_path_factory.mktemp("quickstart")
-    yield submit(QUICKSTART, work / "first"), submit(QUICKSTART, work / "second")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """The quickstart."""
+    return submit(QUICKSTART, tmp_path_factory.mktemp("quickstart"))
 
 
-def test_it_learns(twice: tuple[Finished, Finished]) -> None:
-    run = twice[0]
+def test_it_learns(run: Finished) -> None:
     assert run.code == 0, run.stderr
     summary = run.summary()
     assert summary["steps"] >= 30
@@ -34,8 +32,8 @@ def test_it_learns(twice: tuple[Finished, Finished]) -> None:
         assert seconds["measured_seconds"] > 0
 
 
-def test_every_batch_was_drawn_under_the_weights_of_its_step(twice: tuple[Finished, Finished]) -> None:
-    summary = twice[0].summary()
+def test_every_batch_was_drawn_under_the_weights_of_its_step(run: Finished) -> None:
+    summary = run.summary()
     versions = [set(drawn) for _, drawn in summary["batch_versions"]]
     assert len(versions) == summary["steps"]
     numbers = [int(next(iter(drawn))) for drawn in versions]
@@ -45,17 +43,20 @@ def test_every_batch_was_drawn_under_the_weights_of_its_step(twice: tuple[Finish
     assert len({row["digest"] for row in summary["weight_versions"]}) == len(summary["weight_versions"])
 
 
-def test_both_engines_agree_on_every_log_prob(twice: tuple[Finished, Finished]) -> None:
-    assert max(row["mismatch"] for row in twice[0].rows()) < 1e-4
+def test_both_engines_agree_on_every_log_prob(run: Finished) -> None:
+    assert max(row["mismatch"] for row in run.rows()) < 1e-4
 
 
-def test_the_same_seed_gives_the_same_rewards(twice: tuple[Finished, Finished]) -> None:
-    first, second = ([row["reward"] for row in run.rows()] for run in twice)
-    assert first == second
+def test_async_without_staleness_is_the_same_run(run: Finished, tmp_path: Path) -> None:
+    """The same seed gives the same rewards, and the same weights to the last bit of every version, in both modes."""
+    again = submit(changed(tmp_path, algorithm={"mode": "async", "max_staleness": 0}), tmp_path)
+    assert again.code == 0, again.stderr
+    assert [row["reward"] for row in again.rows()] == [row["reward"] for row in run.rows()]
+    assert again.digests() == run.digests()
 
 
-def test_sites_share_no_file(twice: tuple[Finished, Finished]) -> None:
-    sites = twice[0].directory / "sites"
+def test_sites_share_no_file(run: Finished) -> None:
+    sites = run.directory / "sites"
     assert {path.name for path in sites.iterdir()} == {"alpha", "beta", "gamma"}
     for site in sites.iterdir():
         others = {other.name for other in sites.iterdir()} - {site.name}
@@ -66,8 +67,8 @@ def test_sites_share_no_file(twice: tuple[Finished, Finished]) -> None:
     assert not [path for path in sites.rglob("*") if path.is_symlink()]
 
 
-def test_the_run_directory_is_whole(twice: tuple[Finished, Finished]) -> None:
-    directory = twice[0].directory
+def test_the_run_directory_is_whole(run: Finished) -> None:
+    directory = run.directory
     names = [
         "config.yaml",
         "plan.json",
@@ -85,4 +86,4 @@ def test_the_run_directory_is_whole(twice: tuple[Finished, Finished]) -> None:
     kinds = [json.loads(line)["kind"] for line in (directory / "events.jsonl").read_text().splitlines()]
     assert kinds.index("planned") < kinds.index("submitted") < kinds.index("go") < kinds.index("step")
     assert json.loads((directory / "state.json").read_text())["phase"] == "finished"
-    assert "error" not in twice[0].stderr.lower()
+    assert "error" not in run.stderr.lower()
