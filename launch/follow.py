@@ -47,23 +47,23 @@ class Outcome:
 
 @dataclass
 class Watched:
-    """What the follower has seen so far; times are those of the monotonic clock, infinite or None before they come."""
+    """What the follower has seen so far; times are those of the monotonic clock, infinite before they come."""
 
     exits: list[Exit]
-    failed_at: float | None = None
+    failed_at: float = math.inf
     leaderless_at: float = math.inf
-    ended_at: float | None = None
+    ended_at: float = math.inf
 
     def add(self, exits: Sequence[Exit], state: State) -> None:
         """Note exits and when the first error and the end came."""
         self.exits += exits
         now = time.monotonic()
-        if self.failed_at is None and self.bad_exit is not None:
-            self.failed_at = now
-        if math.isinf(self.leaderless_at) and self.leading_exit is not None:
-            self.leaderless_at = now
-        if self.ended_at is None and state.ended:
-            self.ended_at = now
+        if self.bad_exit is not None:
+            self.failed_at = min(self.failed_at, now)
+        if self.leading_exit is not None:
+            self.leaderless_at = min(self.leaderless_at, now)
+        if state.ended:
+            self.ended_at = min(self.ended_at, now)
 
     @property
     def bad_exit(self) -> Exit | None:
@@ -110,22 +110,17 @@ def judge(run: Run, watched: Watched, state: State, executor: Executor, now: flo
     """Return how the run ended, None while it goes on."""
     if state.phase == "cancelled":
         return Outcome("cancelled", CANCELLED, state.cause or "cancelled")
-    if state.ended and watched.ended_at is not None:
+    bad, lag_seconds = watched.bad_exit, executor.lag_seconds
+    if state.ended:
         left = {one.role for one in executor.alive()}  # a gateway is ended by us; the job that it is in ends it
-        if left <= {GATEWAY} or now - watched.ended_at > _patience(state) + executor.lag_seconds:
-            return _ended(run, watched, state)
-        return None
-    if (leading := watched.leading_exit) is not None and now - watched.leaderless_at >= executor.lag_seconds:
-        bad = watched.bad_exit
-        return Outcome("failed", 1, explain(run, bad if bad is not None else leading))
-    patience = WORD_SECONDS + executor.lag_seconds
-    if watched.failed_at is not None and now - watched.failed_at > patience and watched.bad_exit is not None:
-        return Outcome("failed", 1, explain(run, watched.bad_exit))
+        patience_seconds = LEAVE_SECONDS if state.phase == "finished" else WORD_SECONDS
+        over = left <= {GATEWAY} or now - watched.ended_at > patience_seconds + lag_seconds
+        return _ended(run, watched, state) if over else None
+    if (leading := watched.leading_exit) is not None and now - watched.leaderless_at >= lag_seconds:
+        return Outcome("failed", 1, explain(run, bad or leading))
+    if bad is not None and now - watched.failed_at > WORD_SECONDS + lag_seconds:
+        return Outcome("failed", 1, explain(run, bad))
     return None
-
-
-def _patience(state: State) -> float:
-    return LEAVE_SECONDS if state.phase == "finished" else WORD_SECONDS
 
 
 def _ended(run: Run, watched: Watched, state: State) -> Outcome:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,18 +113,13 @@ class LocalExecutor:
 
     def poll(self) -> list[Exit]:
         """Return the processes that ended since the last call, without the gateways that were started again."""
-        ended = [
-            (site, command, code)
-            for (site, _), (command, process) in self._running.items()
-            if (code := process.poll()) is not None
-        ]
-        for site, command, _ in ended:
-            del self._running[site, command.process.name]
-        return [
-            Exit(_started(site, command), code)
-            for site, command, code in ended
-            if not self._revived(site, command, code)
-        ]
+        exits = []
+        for key, (command, process) in list(self._running.items()):
+            if (code := process.poll()) is not None:
+                del self._running[key]
+                if not self._revived(key[0], command, code):
+                    exits.append(Exit(_started(key[0], command), code))
+        return exits
 
     def _revived(self, site: str, command: Command, code: int) -> bool:
         """Start a gateway again that a signal ended while the run goes on; return whether this was one."""
@@ -190,7 +186,7 @@ def stop_processes(run: Run, leaders: Iterable[psutil.Process]) -> int:
     _wait(leaders, GRACE_SECONDS)
     _signal_groups(leaders, signal.SIGKILL)
     for attempt in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
-        remaining = carrying(run)
+        remaining = carrying(run)  # anew each time: what is being ended may have started more meanwhile
         if not remaining:
             break
         found.update(process.pid for process in remaining)
@@ -229,18 +225,14 @@ def alive(process: psutil.Process) -> bool:
 def _signal_groups(leaders: Iterable[psutil.Process], number: signal.Signals) -> None:
     for leader in leaders:
         if alive(leader):
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader.pid, number)
-            except (ProcessLookupError, PermissionError):
-                continue
 
 
 def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
-        try:
+        with suppress(psutil.Error):
             process.send_signal(number)
-        except psutil.Error:
-            continue
 
 
 def _wait(processes: Iterable[psutil.Process], seconds: float) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
@@ -42,14 +41,6 @@ class World:
     task: str
     devices: tuple[str, ...]
     store: Store | None = None
-
-    @cached_property
-    def by_node(self) -> Mapping[str, tuple[str, ...]]:
-        """Return the devices of each node in rank order."""
-        found: dict[str, tuple[str, ...]] = {}
-        for device in self.devices:
-            found[node_of(device)] = (*found.get(node_of(device), ()), device)
-        return found
 
 
 @dataclass(frozen=True)
@@ -80,7 +71,7 @@ class Process:
         """Return the devices that it sees: a rank also those of its world's other ranks on the node."""
         if self.world is None:
             return self.devices
-        return self.world.by_node[self.node]
+        return tuple(device for device in self.world.devices if node_of(device) == self.node)
 
 
 @dataclass(frozen=True)
@@ -120,13 +111,14 @@ def render(plan: Plan, gpu_by_device: Mapping[str, str], stores: Mapping[str, St
     gangs = {site: _site_processes(plan, site) for site in plan.site_order}
     arrays: dict[tuple[str, str], list[Process]] = {}
     for name in tasks_with_store(plan):
-        ranks = _ranks(World(name, plan.tasks[name].rank_order(), stores.get(name)))
-        gangs[site_of(plan.tasks[name].devices[0])] += ranks
+        world = World(name, plan.tasks[name].rank_order(), stores.get(name))
+        ranks = (Process(name, rank, (device,), world, node_of(device)) for rank, device in enumerate(world.devices))
+        gangs[site_of(world.devices[0])] += ranks
     array_devices = {device for group in plan.groups if group.job == ARRAY for device in group.devices}
     for replica in _replicas(plan):
         site = site_of(replica.node)
         if array_devices.issuperset(replica.devices):
-            shape = _array_name(gpu_by_device[replica.devices[0]], len(replica.devices))
+            shape = array_name(gpu_by_device[replica.devices[0]], len(replica.devices))
             arrays.setdefault((site, shape), []).append(replica)
         else:
             gangs[site].append(replica)
@@ -139,14 +131,12 @@ def commands(
     jobs: Iterable[Job[Process]], run: str, gpu_by_device: Mapping[str, str], prefixes: Mapping[str, Sequence[str]]
 ) -> tuple[Job[Command], ...]:
     """Return the jobs with what starts their processes; `prefixes` has, by site, the words before every command."""
-
-    def command(process: Process, prefix: Sequence[str]) -> Command:
-        return Command(process, (*prefix, *argv_of(process)), environment_of(process, run, gpu_by_device))
-
-    return tuple(
-        Job(job.site, job.name, job.kind, tuple(command(process, prefixes[job.site]) for process in job.tasks))
-        for job in jobs
-    )
+    found = []
+    for job in jobs:
+        prefix = prefixes[job.site]
+        tasks = (Command(one, (*prefix, *argv_of(one)), environment_of(one, run, gpu_by_device)) for one in job.tasks)
+        found.append(Job(job.site, job.name, job.kind, tuple(tasks)))
+    return tuple(found)
 
 
 def argv_of(process: Process) -> tuple[str, ...]:
@@ -223,12 +213,6 @@ def _site_processes(plan: Plan, site: str) -> list[Process]:
     return [Process(role, None, (), None, node) for role in roles]
 
 
-def _ranks(world: World) -> Iterator[Process]:
-    """Yield the ranks of a world."""
-    for rank, device in enumerate(world.devices):
-        yield Process(world.task, rank, (device,), world, node_of(device))
-
-
 def _replicas(plan: Plan) -> Iterator[Process]:
     """Yield each generation replica."""
     for name, task in plan.tasks.items():
@@ -236,6 +220,6 @@ def _replicas(plan: Plan) -> Iterator[Process]:
             yield Process(name, number, replica.devices, None, node_of(replica.devices[0]))
 
 
-def _array_name(gpu: str, devices: int) -> str:
-    """Return the name of an array: tasks of one array ask for the same resources."""
+def array_name(gpu: str, devices: int) -> str:
+    """Return the name of an array of replicas on so many GPUs each, `array-l4-x2`: its tasks ask for the same."""
     return f"{ARRAY}-{gpu}" + (f"-x{devices}" if devices > 1 else "")

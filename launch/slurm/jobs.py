@@ -66,6 +66,7 @@ class Jobs:
             return None
         self.told.add(job.key)
         reason = f" ({after.reason})" if after.reason not in ("None", "") else ""
+        # How a job ended that is GONE nobody saw: alone it is no error.
         code = int(after.state not in ("COMPLETED", GONE))
         return Exit(self._started(site, job), code, f"job {after.job_id} ended: {after.state}{reason}")
 

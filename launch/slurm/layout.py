@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hetrl.describe.sites import SiteFile
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
-from launch.render import ARRAY, GANG, Process, index_of, render
+from launch.render import ARRAY, GANG, Process, array_name, index_of, render
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, shape_of
 
 
@@ -125,18 +125,11 @@ def _by_step(processes: Iterable[Process]) -> dict[str, list[Process]]:
 
 
 def _steps(
-    name: str,
-    members: Sequence[Process],
-    components: Sequence[Component],
-    positions: Mapping[str, Mapping[str, int]],
+    name: str, members: Sequence[Process], components: Sequence[Component], positions: Mapping[str, Mapping[str, int]]
 ) -> list[Step]:
     """Return the step of these processes; one per component where they stand in several."""
-    place = {
-        slot: (number, component)
-        for number, (slot, component) in enumerate(
-            (slot, component) for component, one in enumerate(components) for slot in one.slots
-        )
-    }
+    slots = [(slot, component) for component, one in enumerate(components) for slot in one.slots]
+    place = {slot: (number, component) for number, (slot, component) in enumerate(slots)}
     found: dict[int, list[tuple[int, Placed]]] = {}
     for one in members:
         # Gateway and controller own no device; they stand on the first node.
@@ -176,5 +169,5 @@ def _arrays(file: SiteFile, topology: Topology, replicas: Sequence[Process]) -> 
 def _array_name(shape: Shape, sizes: tuple[int, ...]) -> str:
     """Name an array by its GPU and the replicas of a task: array-l4, array-l4-x2 (on two GPUs), array-l4-8x1."""
     if len(sizes) == 1:
-        return f"{ARRAY}-{shape.gpu}" + (f"-x{sizes[0]}" if sizes[0] > 1 else "")
+        return array_name(str(shape.gpu), sizes[0])
     return "-".join([ARRAY, str(shape.gpu), *(f"{count}x{size}" for size, count in sorted(Counter(sizes).items()))])

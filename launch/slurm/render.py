@@ -22,6 +22,7 @@ from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.report.text import ranges
 from hetrl.runtime.run.step import Row
 from launch.render import ARRAY, CONTROLLER, CPU, GANG, GATEWAY, Process, argv_of, environment_of
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
@@ -45,8 +46,8 @@ class SiteScript:
     text: str
     rows: Mapping[str, tuple[Row, ...]]  # by step, or by index of the array
     gang_timeout_seconds: float
-    nodes: int
-    gpus: int
+    nodes: int = 0
+    gpus: int = 0
     array_tasks: int = 0
     heterogeneous: bool = False
 
@@ -148,21 +149,16 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
     steps = "\n".join(_start(step, mpi, heterogeneous) for step in members)
     described = (f"{len(one.slots)} {_nodes(one.shape, len(one.slots))}" for one in gang.components)
     job = f"the gang of site {gang.site}, on {' and '.join(described)}"
-    more = {
+    values = {
         "head": _head(run, f"{job}: {_contents(gang.steps)}."),
         "resources": "\n#SBATCH hetjob\n".join(blocks),
         "heterogeneous": heterogeneous,
         "steps": steps,
         "array_tasks": array_tasks,
     }
-    return SiteScript(
-        site=gang.site,
-        name=GANG,
-        kind=GANG,
-        key=_key(run, gang.site, GANG),
-        text=_text(run, gang.site, GANG, GANG, "%j", more),
-        rows={step.name: run.rows(step.members) for step in gang.steps},
-        gang_timeout_seconds=run.problem.experiment.launch.gang_timeout_seconds,
+    rows = {step.name: run.rows(step.members) for step in gang.steps}
+    return replace(
+        _script(run, gang.site, GANG, GANG, "%j", values, rows),
         nodes=sum(len(one.slots) for one in gang.components),
         gpus=sum(one.shape.gpus * len(one.slots) for one in gang.components),
         heterogeneous=heterogeneous,
@@ -172,6 +168,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
 def _start(step: Step, mpi: str, heterogeneous: bool) -> str:
     """Return the line that starts a step."""
     places = [f"{node}:{tasks}" for node, tasks in step.tasks_by_node.items()]
+    # A step is granted all GPUs of its job unless it says that it needs none (srun(1), --gres).
     options = ["--gres=none"] if step.name == CONTROLLER else []
     options += [f"--mpi={mpi if step.members[0].process.world else 'none'}"]
     options += [f"--het-group={step.component}"] if heterogeneous else []
@@ -182,24 +179,15 @@ def _array(run: _Run, array: ArrayLayout) -> SiteScript:
     per_task, tasks = len(array.tasks[0]), len(array.tasks)
     replicas = [one.process for task in array.tasks for one in task]
     job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {array.site}, each on a {_nodes(array.shape, 1)}"
-    more = {
+    values = {
         "head": _head(run, f"{job}: {_ranges(replicas)}."),
         "resources": sbatch_lines(run.options(array.site, array.shape, 1)),
         "processes": per_task,
         "last": tasks - 1,
     }
-    return SiteScript(
-        site=array.site,
-        name=array.name,
-        kind=ARRAY,
-        key=_key(run, array.site, array.name),
-        text=_text(run, array.site, ARRAY, array.name, "%A_%a", more),
-        rows={str(index): run.rows(task) for index, task in enumerate(array.tasks)},
-        gang_timeout_seconds=run.problem.experiment.launch.gang_timeout_seconds,
-        nodes=tasks,
-        gpus=tasks * array.shape.gpus,
-        array_tasks=tasks,
-    )
+    rows = {str(index): run.rows(task) for index, task in enumerate(array.tasks)}
+    script = _script(run, array.site, ARRAY, array.name, "%A_%a", values, rows)
+    return replace(script, nodes=tasks, gpus=tasks * array.shape.gpus, array_tasks=tasks)
 
 
 def _parts(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
@@ -213,34 +201,40 @@ def _parts(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
     ]
 
 
-def _key(run: _Run, site: str, name: str) -> str:
-    return f"hetrl-{run.id}-{site}-{name}"
-
-
-def _text(run: _Run, site: str, template: str, name: str, job_pattern: str, more: Mapping[str, Any]) -> str:
-    """Render a template; raises UsageError where the user's own one cannot be."""
-    directory, file = run.directories[site], run.files[site]
+def _script(
+    run: _Run,
+    site: str,
+    kind: str,
+    name: str,
+    job_pattern: str,
+    more: Mapping[str, Any],
+    rows: Mapping[str, tuple[Row, ...]],
+) -> SiteScript:
+    """Render the template of this kind, its sizes still open; raises UsageError where the user's own cannot be."""
+    directory, file, key = run.directories[site], run.files[site], f"hetrl-{run.id}-{site}-{name}"
+    launch = run.problem.experiment.launch
     values = {
         "run": run.id,
         "site": site,
         "name": name,
-        "key": _key(run, site, name),
+        "key": key,
         "directory": directory,
         "script": f"{directory}/scripts/{name}.sbatch",
         "log": f"{directory}/logs/{name}-{job_pattern}.log",
         "code": f"{directory}/code",
         "rows": f"scripts/{name}.json",
-        "gang_timeout": run.problem.experiment.launch.gang_timeout,
+        "gang_timeout": launch.gang_timeout,
         "modules": "\n".join(f"module load {shlex.quote(module)}" for module in file.modules),
         "python": shlex.join(python_of(file, directory)),
         **more,
     }
     try:
-        return run.templates.get_template(f"{template}.sbatch.j2").render(values)
+        text = run.templates.get_template(f"{kind}.sbatch.j2").render(values)
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
-        where = f"{template}.sbatch.j2{f', line {line}' if line else ''}"
+        where = f"{kind}.sbatch.j2{f', line {line}' if line else ''}"
         raise UsageError(f"launch.templates: {where}: {error}; it may use {', '.join(sorted(values))}") from None
+    return SiteScript(site, name, kind, key, text, rows, launch.gang_timeout_seconds)
 
 
 def python_of(file: SiteFile, directory: str) -> tuple[str, ...]:
@@ -279,11 +273,5 @@ def _ranges(replicas: Sequence[Process]) -> str:
     """Say which replicas: `actor_generation replicas 0-7, 9`."""
     if len(replicas) == 1:
         return replicas[0].spoken
-    runs: list[list[int]] = []
-    for number in sorted(replica.rank or 0 for replica in replicas):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    shown = ranges(replica.rank or 0 for replica in replicas).replace(",", ", ")
     return f"{replicas[0].role} replicas {shown}"
