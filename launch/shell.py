@@ -40,8 +40,7 @@ class Done:
     @property
     def telling(self) -> str:
         """Return the last line that says why it failed."""
-        lines = [line.strip() for line in (self.stderr or self.stdout).splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit code {self.code} without a word"
+        return final_line(self.stderr or self.stdout) or f"exit code {self.code} without a word"
 
 
 @dataclass
@@ -53,7 +52,6 @@ class Shell:
 
     site: str
     host: str = LOCAL
-    options: tuple[str, ...] = ()  # more words for ssh, as -F FILE
     calls: int = field(default=0, compare=False)
 
     def run(
@@ -70,8 +68,7 @@ class Shell:
         where the program is not there.
         """
         self.calls += 1
-        words = [*(f"{key}={value}" for key, value in (environment or {}).items())]
-        command = ["env", *words, *argv] if words else list(argv)
+        command = ["env", *(f"{key}={value}" for key, value in environment.items()), *argv] if environment else argv
         code, stdout, stderr = self._spawn(self._through(command), argv, timeout_seconds, stdin)
         if self.host != LOCAL and code == SSH_FAILED:
             said = Done(tuple(argv), code, "", stderr).telling
@@ -81,21 +78,15 @@ class Shell:
             )
         return Done(tuple(argv), code, stdout, stderr)
 
-    def check(self, argv: Sequence[str], *, timeout_seconds: float, doing: str, stdin: str | None = None) -> str:
+    def check(self, argv: Sequence[str], *, timeout_seconds: float, doing: str) -> str:
         """Run a command and return its output; raises HetrlError, with `doing` and its last word, where it fails."""
-        done = self.run(argv, timeout_seconds=timeout_seconds, stdin=stdin)
+        done = self.run(argv, timeout_seconds=timeout_seconds)
         if done.code:
             raise HetrlError(f"{self.site}: {doing}: `{_shown(argv)}` failed: {done.telling}")
         return done.stdout
 
     def copy_to(
-        self,
-        source: Path,
-        target: str,
-        *,
-        timeout_seconds: float,
-        delete: bool = False,
-        exclude: Sequence[str] = (),
+        self, source: Path, target: str, *, timeout_seconds: float, delete: bool = False, exclude: Sequence[str] = ()
     ) -> None:
         """Make the directory `target` at the site the same as `source` here (rsync); `delete` removes what is extra.
 
@@ -122,10 +113,10 @@ class Shell:
             "ssh",
             *("-o", "BatchMode=yes"),
             *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
+            # A connection that died is given up after 30 s; the one that is kept would hang every later command.
             *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
             *("-o", "ControlMaster=auto", "-o", f"ControlPersist={PERSIST_SECONDS}"),
             *("-o", f"ControlPath={_control_directory() / '%C'}"),
-            *self.options,
         ]
 
     def _through(self, command: Sequence[str]) -> list[str]:
@@ -138,12 +129,13 @@ class Shell:
         try:
             process = subprocess.Popen(
                 words,
+                # Never the terminal: ssh would read away what is typed for the launcher.
                 stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",
-                start_new_session=True,
+                start_new_session=True,  # a group to end as a whole, which Ctrl-C at the terminal does not reach
             )
         except FileNotFoundError:
             raise HetrlError(f"{self.site}: {words[0]} is not installed here; install it or load its module") from None
@@ -155,6 +147,11 @@ class Shell:
             process.communicate()
             raise TimedOutError(f"{self.site}: `{_shown(argv)}` did not end within {timeout_seconds:g} s") from None
         return process.returncode, stdout, stderr
+
+
+def final_line(text: str) -> str:
+    """Return the last line that says something, nothing where none does."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _shown(argv: Sequence[str]) -> str:

@@ -216,7 +216,7 @@ def _measuring(argv: Sequence[str], log: Path, seconds: float) -> Iterator[Itera
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, end)  # whoever reads the lines waits for the next one, and sees no clock
     timer.start()
     assert process.stdout is not None
     try:

@@ -19,9 +19,11 @@ from typing import Literal
 
 import msgspec
 
+# Few imports: where jobs run in a container, the login node's own python3 is what runs this file.
 from hetrl.errors import HetrlError, UsageError
 from hetrl.files import replace_text
 from hetrl.runtime.parent_death import end_with_parent
+from launch.shell import final_line
 
 TASKS_FILE, JOBS_FILE = "tasks.json", "jobs"
 ENDED, LOGS, SUBMITIT = "ended", "logs", "submitit"
@@ -76,7 +78,7 @@ def remote_task_command(arguments: argparse.Namespace) -> int:
         (directory / folder).mkdir(exist_ok=True)
     for job in asked.jobs:
         for job_id in submit(asked, job, directory):
-            with (directory / JOBS_FILE).open("a") as jobs:
+            with (directory / JOBS_FILE).open("a") as jobs:  # one by one: what is started can be cancelled from now on
                 print(job.name, job_id, file=jobs)
             print(job.name, job_id, flush=True)
     return 0
@@ -107,8 +109,7 @@ def submit(asked: RemoteJobs, job: RemoteJob, directory: Path) -> list[str]:
         executor.update_parameters(**parameters(asked, job))
         started = executor.map_array(perform, job.tasks, [str(directory)] * len(job.tasks))
     except (FailedJobError, FailedSubmissionError, RuntimeError) as error:
-        said = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise HetrlError(f"{job.name}: sbatch did not take it: {said[-1] if said else error}") from None
+        raise HetrlError(f"{job.name}: sbatch did not take it: {final_line(str(error)) or error}") from None
     return list(dict.fromkeys(one.job_id.split("_")[0] for one in started))
 
 
@@ -128,7 +129,7 @@ def parameters(asked: RemoteJobs, job: RemoteJob) -> dict[str, object]:
         "signal_delay_s": NO_SIGNAL_SECONDS,
         "srun_args": ["--cpu-bind=none", *job.srun],
         "stderr_to_stdout": True,
-        "wckey": None,
+        "wckey": None,  # else submitit gives one of its own
         "additional_parameters": more,
     }
 

@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -91,10 +91,11 @@ def measure(files: Sequence[SiteFile], executor: Executor, wanted: Wanted) -> Fo
             status.update("measuring")
             looks = _wait(started, lambda site, look: not _open_tasks(site, look, lead), _most_seconds(wanted, files))
             for site in started:
-                for task in _open_tasks(site, looks.get(site.name, Look()), lead):
+                for task in _open_tasks(site, looks[site.name], lead):
                     found.skip(_named(site, task), "did not end in time; is its job still in the queue?")
-            for name, texts in _at(started, fetch, found).items():
-                _read(next(site for site in started if site.name == name), looks.get(name, Look()), texts, lead, found)
+            fetched = _at(started, fetch, found)
+            for site in (site for site in started if site.name in fetched):
+                _read(site, looks[site.name], fetched[site.name], lead, found)
         finally:
             status.update("cleaning up")
             _at(sites, stop, found)
@@ -153,27 +154,21 @@ def stop(site: ProbeSite) -> None:
 
 def _at(sites: Sequence[ProbeSite], ask: Callable[[ProbeSite], _Answer], found: Found) -> dict[str, _Answer]:
     """Ask all sites at the same time; those that fail are noted."""
-
-    def asked(site: ProbeSite) -> list[_Answer]:
-        try:
-            return [ask(site)]
-        except HetrlError as error:
-            found.skip(site.name, error)
-            return []
-
-    answers, _ = at_every_site(sites, asked)
-    return {name: one for name, answer in answers.items() for one in answer}
+    answers, errors = at_every_site(sites, ask)
+    for name, error in errors.items():
+        found.skip(name, error)
+    return answers
 
 
 def _wait(
     sites: Sequence[ProbeSite], enough: Callable[[ProbeSite, Look], bool], timeout_seconds: float
 ) -> dict[str, Look]:
     """Look at all sites until each has done enough, or the time is over; returns the last look at each."""
-    deadline, looks = time.monotonic() + timeout_seconds, dict[str, Look]()
+    deadline, looks = time.monotonic() + timeout_seconds, {site.name: Look() for site in sites}
     while True:
-        answers, _ = at_every_site([site for site in sites if not enough(site, looks.get(site.name, Look()))], look)
+        answers, _ = at_every_site([site for site in sites if not enough(site, looks[site.name])], look)
         looks |= {name: one for name, one in answers.items() if one is not None}
-        if all(enough(site, looks.get(site.name, Look())) for site in sites) or time.monotonic() > deadline:
+        if all(enough(site, looks[site.name]) for site in sites) or time.monotonic() > deadline:
             return looks
         time.sleep(POLL_SECONDS)
 
@@ -185,9 +180,9 @@ def _begin(started: Sequence[ProbeSite], wanted: Wanted, found: Found) -> str | 
         return look.endpoint is not None or LINKS in look.ended
 
     looks = _wait(started, up_or_over, wanted.wait_seconds)
-    there = [site for site in started if looks.get(site.name, Look()).endpoint is not None]
+    there = [site for site in started if looks[site.name].endpoint is not None]
     for site in started:
-        if site not in there and LINKS not in looks.get(site.name, Look()).ended:
+        if site not in there and LINKS not in looks[site.name].ended:
             found.skip(site.name, f"its task did not start within {wanted.wait_seconds:g} s; see squeue, raise --wait")
     endpoints = {site.name: str(looks[site.name].endpoint) for site in there}
     if len(there) < 2:
@@ -232,12 +227,8 @@ def _read(site: ProbeSite, look: Look, texts: Mapping[str, str], lead: str | Non
             found.nodes.append(msgspec.json.decode(texts[NODES_FILE], type=Probed))
     except msgspec.MsgspecError as error:
         found.skip(site.name, f"what it wrote cannot be read ({error})")
-    for task in _tasks_of_gpus(site.tasks):
-        if f"{task}.json" in texts:
+    for task in site.tasks:
+        if task.startswith(GPU) and f"{task}.json" in texts:
             measured = parse(json.loads(texts[f"{task}.json"]), f"{site.name}: {task}.json")
             if isinstance(measured, Measured):
                 found.machines[f"{site.name} {task}"] = measured
-
-
-def _tasks_of_gpus(tasks: Iterable[str]) -> list[str]:
-    return [task for task in tasks if task.startswith(GPU)]

@@ -18,6 +18,7 @@ living() {
   done | sort -u # the elements of an array and the components of a heterogeneous job have one id to cancel
 }
 
+# Its input is none, as the loop below reads the ids from its own.
 cancel() {
   timeout "$ask_seconds" scancel "${at[@]}" "$1" 2>&1 </dev/null
 }

@@ -10,6 +10,7 @@ declare logs        # yes: the logs, too
 declare -a files
 declare -A known # how much of each file is there already
 
+# In base64: the answer is read as text, and a chunk may begin or end within a character.
 chunk() {
   tail -c "+$(($2 + 1))" "$1" | head -c "$chunk_bytes" | base64 -w 0
 }

@@ -10,6 +10,7 @@
 # part NAME COMMAND [ARGUMENT]...: answer what a command prints; returns its exit code.
 part() {
   echo "@ $1"
+  # The C locale takes bytes that are no text in another one.
   "${@:2}" | LC_ALL=C awk '{ sub(/^ *@ /, " &"); print }'
   local code=${PIPESTATUS[0]}
   echo "@ end $code"

@@ -23,6 +23,7 @@ if [ -e "$jobs" ]; then
     if [ "$executor" = local ]; then
       end_process "$id"
     else
+      # Its input is none, as this loop reads the jobs from its own.
       timeout "$ask_seconds" scancel "${at[@]}" "$id" </dev/null || part "left $name $id" true
     fi
   done <"$jobs"

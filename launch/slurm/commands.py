@@ -8,11 +8,12 @@ scancel(1).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from launch.remote import Part, parse, script
+from launch.shell import final_line
 from launch.slurm.run import SlurmSite
 from launch.slurm.text import at_cluster, of_cluster
 
@@ -39,27 +40,14 @@ _NO_ANSWER = re.compile(f"{_UNSURE}|{_NEVER}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of squeue: an element of an array, a component of a heterogeneous job, or a job."""
+class Queued:
+    """What Slurm says of a job, or of an element of an array or a component of a heterogeneous job."""
 
     job_id: str  # the one that scancel takes for the whole job
-    key: str
-    state: str
     submitted: str
+    state: str
+    reason: str
     start: float | None  # seconds since the epoch: the start, or Slurm's estimate of it
-    nodes: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Queued:
-    """What Slurm says of a job as a whole."""
-
-    job_id: str
-    submitted: str
-    state: str
-    reason: str
-    start: float | None
     nodes: str
 
     @property
@@ -108,7 +96,7 @@ def parse_submitted(text: str, site: SlurmSite) -> Taken:
     listed = parts.get("listed", Part())
     if listed.code is None:
         return Taken({}, *_stopped(parts, text, site))
-    known = {row.key: row for row in parse_rows(listed.text)}
+    known = dict(parse_rows(listed.text))
     recorded = dict(line.split() for line in parts.get("recorded", Part()).text.splitlines() if len(line.split()) == 2)
     jobs = {}
     for job in site.jobs:
@@ -164,14 +152,15 @@ def parse_cancelled(text: str, site: SlurmSite) -> tuple[int, str]:
     return count, ""
 
 
-def parse_rows(text: str) -> list[Row]:
-    """Read squeue's lines in the format that jobs.sh asks for; anything else is left out."""
+def parse_rows(text: str) -> list[tuple[str, Queued]]:
+    """Return (key, what it says) of squeue's lines in the format that jobs.sh asks for; anything else is left out."""
     found = []
     for line in text.splitlines():
         cells = line.split("|", 6)
         if len(cells) == 7 and re.match(r"\d+", cells[0]):
-            job_id = re.split(r"[_+]", cells[0])[0]
-            found.append(Row(job_id, cells[1], cells[2], cells[3], _seconds(cells[4]), cells[5], cells[6]))
+            element, key, state, submitted, start, nodes, reason = cells
+            job_id = re.split(r"[_+]", element)[0]
+            found.append((key, Queued(job_id, submitted, state, reason, _seconds(start), nodes)))
     return found
 
 
@@ -183,28 +172,27 @@ def _seconds(text: str) -> float | None:
         return None
 
 
-def queued(rows: Sequence[Row]) -> dict[str, Queued]:
+def queued(rows: Iterable[tuple[str, Queued]]) -> dict[str, Queued]:
     """Return each job by its key, from the rows of its elements: alive while one of them is."""
-    by_key: dict[str, list[Row]] = {}
-    for row in rows:
-        by_key.setdefault(row.key, []).append(row)
+    by_key: dict[str, list[Queued]] = {}
+    for key, element in rows:
+        by_key.setdefault(key, []).append(element)
     return {key: _whole(elements) for key, elements in by_key.items()}
 
 
-def _whole(rows: Sequence[Row]) -> Queued:
-    first = min(rows, key=_standing)
-    nodes = ",".join(dict.fromkeys(row.nodes for row in rows if row.nodes))
-    return Queued(rows[0].job_id, rows[0].submitted, first.state, first.reason, first.start, nodes)
+def _whole(elements: Sequence[Queued]) -> Queued:
+    first = min(elements, key=_standing)
+    nodes = ",".join(dict.fromkeys(one.nodes for one in elements if one.nodes))
+    return replace(elements[0], state=first.state, reason=first.reason, start=first.start, nodes=nodes)
 
 
-def _standing(row: Row) -> int:
+def _standing(element: Queued) -> int:
     """Order elements by what they say of the job: one that runs, that waits, that failed, that is done."""
-    if row.state in ENDED:
-        return 3 if row.state == "COMPLETED" else 2
-    return 1 if row.state in _WAITING else 0
+    if element.ended:
+        return 3 if element.state == "COMPLETED" else 2
+    return int(element.waiting)
 
 
 def last_line(text: str) -> str:
     """Return the last line that says something, without the name of the program."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"^\w+: (error: )?", "", lines[-1]) if lines else ""
+    return re.sub(r"^\w+: (error: )?", "", final_line(text))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Protocol, TypeVar
@@ -50,7 +49,7 @@ def discover_command(arguments: argparse.Namespace) -> int:
     unknown = [complaint for site in sites if site.name in found for complaint in _unmapped(site, found[site.name])]
     for complaint in unknown:
         print(f"note: {complaint}", file=sys.stderr)
-    raise_for(errors, reached=len(found))
+    raise_for(errors.values(), reached=len(found))
     return 0
 
 
@@ -63,27 +62,27 @@ def discover(site: SiteFile) -> Inventory:
 
 def at_every_site(
     sites: Sequence[_Site], ask: Callable[[_Site], _Answer]
-) -> tuple[dict[str, _Answer], list[HetrlError]]:
-    """Ask all sites at the same time; return the answers by site and the errors of the others."""
+) -> tuple[dict[str, _Answer], dict[str, HetrlError]]:
+    """Ask all sites at the same time; return the answers by site, and the errors of the others."""
     answers: dict[str, _Answer] = {}
-    errors: list[HetrlError] = []
+    errors: dict[str, HetrlError] = {}
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
         for site, asked in [(site, pool.submit(ask, site)) for site in sites]:
             try:
                 answers[site.name] = asked.result()
             except HetrlError as error:
-                errors.append(error)
+                errors[site.name] = error
     return answers, errors
 
 
-def raise_for(errors: Sequence[HetrlError], reached: int) -> None:
+def raise_for(errors: Collection[HetrlError], reached: int) -> None:
     """Raise what the errors of some sites amount to: a site's own, several, or a part of the sites."""
     if not errors:
         return
     text = "\n".join(str(error) for error in errors)
     if reached:
         raise PartialError(text)
-    raise SiteUnreachableError(text) if len(errors) > 1 else errors[0]
+    raise SiteUnreachableError(text) if len(errors) > 1 else next(iter(errors))
 
 
 def inventory_table(inventories: Sequence[Inventory]) -> Table:
@@ -107,12 +106,10 @@ def inventory_table(inventories: Sequence[Inventory]) -> Table:
 
 
 def _counts(gres: str, nodes: Sequence[ClusterNode]) -> tuple[str, str, str, str]:
-    total: Counter[str] = Counter()
-    for node in nodes:
-        total["all"] += node.gpus[gres]
-        total["used"] += node.gpus_used.get(gres, 0)
-        total["out"] += 0 if node.in_service else node.gpus[gres]
-    return str(len(nodes)), str(total["all"]), str(total["used"]), str(total["out"])
+    total = sum(node.gpus[gres] for node in nodes)
+    used = sum(node.gpus_used.get(gres, 0) for node in nodes)
+    out = sum(node.gpus[gres] for node in nodes if not node.in_service)
+    return str(len(nodes)), str(total), str(used), str(out)
 
 
 def _unmapped(site: SiteFile, inventory: Inventory) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 
@@ -18,7 +19,7 @@ from hetrl.errors import SiteUnreachableError
 from hetrl.problem import read_problem
 from launch.shell import Shell
 from launch.slurm.discover import at_every_site
-from launch.slurm.preconditions import PACKAGES, Finding, Wish, judge, questions, worst
+from launch.slurm.preconditions import PACKAGES, Finding, Wish, judge, questions
 
 DOCTOR_SECONDS = 120.0
 _ENGINES = ("torch", "megatron-core", "vllm")
@@ -35,11 +36,11 @@ def doctor_command(arguments: argparse.Namespace) -> int:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     elif findings:
         Console().print(findings_table(findings))
-    for error in errors:
+    for error in errors.values():
         print(f"error: {error}", file=sys.stderr)
     if errors:
         return SiteUnreachableError.exit_code
-    return 1 if worst(findings) == "failed" else 0
+    return int(any(finding.verdict == "failed" for finding in findings))
 
 
 def examine(site: SiteFile, wish: Wish) -> list[Finding]:
@@ -56,10 +57,8 @@ def installed_versions() -> dict[str, str]:
     """Return the versions of the packages here that every site should have; a login node may have few of them."""
     found = {}
     for name in (*PACKAGES, *_ENGINES):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -54,6 +54,7 @@ class SlurmExecutor:
             return []
         if self._jobs is None:
             self._jobs = jobs_of(self._slurm, self._events, self._state())
+            # A site that hangs keeps neither the others waiting nor, as they are daemons, this process from its end.
             self._threads = [
                 threading.Thread(target=self._watch, args=(site,), daemon=True) for site in self._slurm.sites
             ]
@@ -87,7 +88,7 @@ class SlurmExecutor:
         return remains
 
     def _watch(self, site: SlurmSite) -> None:
-        carried: dict[str, bytes] = {}
+        carried: dict[str, str] = {}
         while not self._over.is_set():
             self._looks.put((site, look_at(self._run, site)))
             carry(self._run, self._slurm, site, carried)

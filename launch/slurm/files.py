@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import hetrl
@@ -26,7 +27,7 @@ def pack(run: Run, site: SlurmSite) -> None:
     """
     directory = run.site(site.name)
     package, partial = Path(hetrl.__file__).parent, directory / f".{CODE}"
-    if not (directory / CODE).exists():
+    if not (directory / CODE).exists():  # under another name until it is whole: a launcher may be killed meanwhile
         ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
         shutil.copytree(package, partial / package.name, ignore=ignored, dirs_exist_ok=True)
         partial.rename(directory / CODE)
@@ -46,19 +47,19 @@ def send(run: Run, site: SlurmSite) -> None:
     site.shell.copy_to(run.site(site.name), site.directory, timeout_seconds=COPY_SECONDS, exclude=exclude)
 
 
+@dataclass(frozen=True)
 class Mirror:
     """The copies here of the files that a site's jobs write.
 
     Several processes may copy the same file at the same time: each byte goes to its own place.
     """
 
-    def __init__(self, run: Run, site: str) -> None:
-        """Copy into the run's directory."""
-        self._run, self._site = run, site
+    run: Run
+    site: str
 
     def offsets(self) -> dict[str, int]:
         """Return how much of each file is here."""
-        own, logs = self._run.site(self._site), self._run.path / "logs" / self._site
+        own, logs = self.run.site(self.site), self.run.path / "logs" / self.site
         found = {path.name: path for path in own.glob("*.jsonl")}
         found |= {f"logs/{path.name}": path for path in logs.glob("*.log")}
         return {name: path.stat().st_size for name, path in found.items()}
@@ -74,7 +75,7 @@ class Mirror:
 
     def _path(self, name: str) -> Path:
         log = name.removeprefix("logs/")
-        return self._run.site(self._site) / name if log == name else self._run.path / "logs" / self._site / log
+        return self.run.site(self.site) / name if log == name else self.run.path / "logs" / self.site / log
 
 
 def _replace(path: Path, data: bytes) -> None:

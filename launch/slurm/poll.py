@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launch.remote import Part, parse, script
+from launch.shell import final_line
 from launch.slurm.commands import Queued, about_jobs, parse_rows, queued
 from launch.slurm.run import SlurmSite
 
@@ -66,8 +67,7 @@ def parse_poll(text: str) -> Look:
     )
     listed = parts.get("listed", Part())
     if listed.code != 0:
-        lines = [line.strip() for line in listed.text.splitlines() if line.strip()]
-        return Look(None, chunks, lines[-1] if lines else "squeue did not answer")
+        return Look(None, chunks, final_line(listed.text) or "squeue did not answer")
     return Look(queued(parse_rows(listed.text)), chunks)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from hetrl.describe.inventory import Inventory, node_groups
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError
 from launch.remote import Part, parse, script
+from launch.shell import final_line
 from launch.slurm.commands import SBATCH_SECONDS
 from launch.slurm.text import at_cluster, of_cluster, parse_discovery
 
@@ -54,7 +55,7 @@ class Finding:
     remedy: str = ""
 
 
-def questions(site: SiteFile, jobs: Mapping[str, str] | None = None) -> str:
+def questions(site: SiteFile, jobs: Mapping[str, str] = {}) -> str:
     """Return the script that asks a login node everything, and what sbatch would do with these jobs' scripts."""
     packages = [*PACKAGES, *dict.fromkeys(p for engine in site.engines for p in PACKAGES_OF_ENGINE[engine])]
     target = getattr(site, site.egress) if site.egress in ("relay", "proxy") else None
@@ -63,7 +64,7 @@ def questions(site: SiteFile, jobs: Mapping[str, str] | None = None) -> str:
         *("discover", "doctor"),
         at=of_cluster(site.cluster),
         sbatch_seconds=SBATCH_SECONDS,
-        jobs=[word for job in (jobs or {}).items() for word in job],
+        jobs=[word for job in jobs.items() for word in job],
         programs=PROGRAMS,
         modules=site.modules,
         scratch=site.scratch or "",
@@ -104,6 +105,7 @@ def _clock(site: SiteFile, text: str, asked_at: float, answered_at: float) -> Fi
         there = float(text.strip())
     except ValueError:
         return Finding(site.name, "clock", "warning", "no answer", "run `date` there")
+    # The clock was read at some moment between question and answer: only what lies outside is an offset.
     offset = max(there - answered_at, asked_at - there, 0.0)
     if offset > CLOCK_OFFSET_SECONDS:
         return Finding(
@@ -121,7 +123,7 @@ def _programs(site: SiteFile, text: str) -> Finding:
 
 
 def _controller(site: SiteFile, text: str) -> Finding:
-    said = text.strip().splitlines()[-1] if text.strip() else "no answer"
+    said = final_line(text) or "no answer"
     if re.search(r"\bUP\b", text):
         return Finding(site.name, "slurmctld", "ok", said)
     remedy = f"wait until `{at_cluster('sinfo', site.cluster)}` answers there"
@@ -142,9 +144,9 @@ def _scratch(site: SiteFile, text: str) -> Finding:
         return Finding(site.name, "scratch", "failed", "not set", remedy)
     rows = [line.split() for line in text.splitlines() if line.strip()]
     if not rows or not rows[-1][3:4] or not rows[-1][3].isdigit():
-        said = text.strip().splitlines()[-1] if text.strip() else "no answer"
+        said = final_line(text) or "no answer"
         return Finding(site.name, "scratch", "failed", said, f"make {site.scratch} writable, or set another scratch")
-    free_gb = int(rows[-1][3]) * 1024 / 1e9
+    free_gb = int(rows[-1][3]) * 1024 / 1e9  # `df -P` has the free KiB in the fourth column
     if free_gb < SCRATCH_GB:
         remedy = f"make room there, or set another scratch: weights and checkpoints want {SCRATCH_GB:.0f} GB and more"
         return Finding(site.name, "scratch", "warning", f"{free_gb:.1f} GB free in {site.scratch}", remedy)
@@ -152,12 +154,12 @@ def _scratch(site: SiteFile, text: str) -> Finding:
 
 
 def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
-    lines = text.strip().splitlines()
+    said = final_line(text)  # modules may print above it
     try:
-        found: dict[str, Any] = json.loads(lines[-1])
-    except (IndexError, ValueError):
-        said = lines[-1] if lines else "no answer"
-        yield Finding(site.name, "python", "failed", said, f"set python in the site's file (it is {site.python})")
+        found: dict[str, Any] = json.loads(said)
+    except ValueError:
+        remedy = f"set python in the site's file (it is {site.python})"
+        yield Finding(site.name, "python", "failed", said or "no answer", remedy)
         return
     missing = sorted(name for name, version in found.items() if version is None)
     if missing:
@@ -214,11 +216,8 @@ def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
     except HetrlError as error:
         yield Finding(site.name, "gpus", "failed", str(error), "map the names under gres in the site's file")
         return
-    have: dict[tuple[str, int], int] = {}
-    for group in groups:
-        have[group.gpu, group.gpus] = have.get((group.gpu, group.gpus), 0) + group.count
     for entry in site.nodes:
-        there = sum(count for (gpu, gpus), count in have.items() if gpu == entry.gpu and gpus >= entry.gpus)
+        there = sum(group.count for group in groups if group.gpu == entry.gpu and group.gpus >= entry.gpus)
         what = f"nodes {entry.name}"
         if there < entry.count:
             remedy = f"lower count of {entry.name} in the site's file, or run `hetrl discover` and plan again"
@@ -236,9 +235,3 @@ def _egress(site: SiteFile, part: Part) -> Finding:
         return Finding(site.name, site.egress, "ok", f"{target} answers")
     remedy = f"start it, or correct {site.egress} in the site's file"
     return Finding(site.name, site.egress, "failed", f"{target} does not answer from the login node", remedy)
-
-
-def worst(findings: Sequence[Finding]) -> Literal["ok", "warning", "failed"]:
-    """Return the worst verdict."""
-    verdicts = {finding.verdict for finding in findings}
-    return "failed" if "failed" in verdicts else "warning" if "warning" in verdicts else "ok"

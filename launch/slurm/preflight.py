@@ -53,7 +53,7 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
         return _ask(site, [script for script in scripts if script.site == site.name], wish)
 
     answers, errors = at_every_site(sites, ask)
-    raise_for(errors, reached=0)
+    raise_for(errors.values(), reached=0)
     failed = [finding for answer in answers.values() for finding in answer.findings if finding.verdict == "failed"]
     if failed:
         lines = [f"{each.site}: {each.what}: {each.found}; {each.remedy}" for each in failed]

@@ -63,8 +63,9 @@ def resource_options(
     if partitions := _partitions(site, shape, inventory):
         options.append(f"--partition={','.join(partitions)}")
     if shape.whole:
-        options += ["--exclusive", "--mem=0"]
+        options += ["--exclusive", "--mem=0"]  # 0: all memory of the node (sbatch(1))
     else:
+        # Slurm's M are MiB; rounded up, the shares of all of a node's GPUs might not fit into it.
         memory_mib = math.floor((shape.memory_gb or GATEWAY_MEMORY_GB) * 1e9 / 2**20)
         options += [f"--cpus-per-task={_cpus(site, shape)}", f"--mem={memory_mib}M"]
     gres, feature = _gres(site, shape, group)

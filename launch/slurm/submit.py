@@ -15,14 +15,7 @@ from collections.abc import Callable, Mapping
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.files import EventLog
 from launch.run_directory import Run
-from launch.slurm.commands import (
-    ASK_SECONDS,
-    LOCK_SECONDS,
-    SBATCH_SECONDS,
-    Taken,
-    parse_submitted,
-    submit_script,
-)
+from launch.slurm.commands import ASK_SECONDS, LOCK_SECONDS, SBATCH_SECONDS, Taken, parse_submitted, submit_script
 from launch.slurm.discover import at_every_site
 from launch.slurm.files import pack, send
 from launch.slurm.run import SlurmRun, SlurmSite
@@ -42,6 +35,7 @@ def submit_everywhere(
     """
     accepted = {(job["site"], job["name"]) for job in state.jobs if job["id"] is not None}
     sites = [site for site in slurm.sites if any((site.name, job.name) not in accepted for job in site.jobs)]
+    # The intent comes first: where this process dies at any moment after, its events say what may be there.
     for site in sites:
         pack(run, site)
         for job in site.jobs:
@@ -50,15 +44,15 @@ def submit_everywhere(
     try:
         answers, errors = at_every_site(sites, lambda site: _submit_at(run, site))
         _note_taken(slurm, events, answers, accepted)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: a run is at all of its sites, or at none
         _withdraw(slurm, events)
         raise
     refused = [taken for taken in answers.values() if taken.problem]
     if not refused and not errors and not interrupted():
         return
-    problems = [taken.problem for taken in refused] + [str(error) for error in errors]
+    problems = [taken.problem for taken in refused] + [str(error) for error in errors.values()]
     unreachable = any(taken.unreachable for taken in refused)
-    unreachable |= any(isinstance(error, SiteUnreachableError) for error in errors)
+    unreachable |= any(isinstance(error, SiteUnreachableError) for error in errors.values())
     lines = [*(problems or ["interrupted while submitting"]), *_withdraw(slurm, events)]
     raise (SiteUnreachableError if unreachable else HetrlError)("\n".join(lines))
 
@@ -70,12 +64,13 @@ def _submit_at(run: Run, site: SlurmSite) -> Taken:
     while taken.unreachable:
         time.sleep(AGAIN_SECONDS)
         before, taken = taken, _ask(site)
-        if len(taken.jobs) <= len(before.jobs):
+        if len(taken.jobs) <= len(before.jobs):  # more of them is progress: each time it goes on with what is left
             break
     return taken
 
 
 def _ask(site: SlurmSite) -> Taken:
+    # Longer than all deadlines inside the script together: Slurm that hangs is an answer, and no lost connection.
     deadline = LOCK_SECONDS + 2 * ASK_SECONDS + SBATCH_SECONDS * len(site.jobs) + 10.0
     try:
         done = site.shell.run(["bash", "-lc", submit_script(site)], timeout_seconds=deadline)
@@ -88,10 +83,10 @@ def _note_taken(
     slurm: SlurmRun, events: EventLog, answers: Mapping[str, Taken], accepted: set[tuple[str, str]]
 ) -> None:
     for site in slurm.sites:
-        taken = answers.get(site.name)
-        for job in site.jobs if taken else ():
-            if taken and job.name in taken.jobs and (site.name, job.name) not in accepted:
-                job_id, submit_time = taken.jobs[job.name]
+        taken = answers[site.name].jobs if site.name in answers else {}
+        for job in site.jobs:
+            if job.name in taken and (site.name, job.name) not in accepted:
+                job_id, submit_time = taken[job.name]
                 identity = {"job_id": job_id, "submit_time": submit_time, "key": job.key}
                 events.append("submitted", site=site.name, job=job.name, job_kind=job.kind, **identity)
 

@@ -127,6 +127,7 @@ def _node(row: Mapping[str, str]) -> ClusterNode:
         memory_gb=gigabytes(float(row.get("RealMemory", "0"))),
         features=() if features in _NOTHING else tuple(features.split(",")),
         partitions=tuple(name for name in row.get("Partitions", "").split(",") if name),
+        # Signs behind a state say that the node does not answer, is powered up, ... (sinfo(1), NODE STATE CODES).
         states=tuple(state.rstrip("*~#!%$@^-") for state in row.get("State", "UNKNOWN").split("+")),
         reason=row.get("Reason", ""),
     )

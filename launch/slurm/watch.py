@@ -5,7 +5,6 @@ A look is one command at a site: what Slurm says of the jobs, and the new bytes 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
 from hetrl.files import EventLog
 from launch.collect import Collector
+from launch.remote import script
 from launch.run_directory import Run
 from launch.show import job_standing
 from launch.slurm.commands import ENDED, GONE, cancel_script, parse_cancelled
@@ -23,7 +23,7 @@ from launch.slurm.poll import Look, parse_poll, poll_script
 from launch.slurm.run import SlurmRun, SlurmSite
 from launch.state import State
 
-LOOK_SECONDS = 60.0
+LOOK_SECONDS = 60.0  # squeue has ASK_SECONDS of it; the files come after its answer
 CANCEL_SECONDS = 120.0
 CARRY_SECONDS = 30.0
 
@@ -31,9 +31,10 @@ CARRY_SECONDS = 30.0
 def look_at(run: Run, site: SlurmSite, logs: bool = True) -> Look:
     """Look at a site once and bring home what its jobs wrote; a site that cannot be reached is a look without jobs."""
     mirror = Mirror(run, site.name)
-    script = poll_script(site, mirror.offsets(), logs)
+    # A login shell: its start-up is where sites put the programs of Slurm into the PATH, by modules or else.
+    argv = ["bash", "-lc", poll_script(site, mirror.offsets(), logs)]
     try:
-        done = site.shell.run(["bash", "-lc", script], timeout_seconds=LOOK_SECONDS)
+        done = site.shell.run(argv, timeout_seconds=LOOK_SECONDS)
         look = parse_poll(done.stdout)
         mirror.write(look.chunks)
     except (HetrlError, OSError) as error:
@@ -41,27 +42,24 @@ def look_at(run: Run, site: SlurmSite, logs: bool = True) -> Look:
     return look
 
 
-def carry(run: Run, slurm: SlurmRun, site: SlurmSite, carried: dict[str, bytes]) -> None:
+def carry(run: Run, slurm: SlurmRun, site: SlurmSite, carried: dict[str, str]) -> None:
     """Bring the endpoint of a site's gateway to those that dial it directly, when it has changed.
 
     `carried` is what each destination has; one that cannot be reached is tried again at the next look.
     """
     for each in (each for each in slurm.carried if each.source == site.name):
         here = run.site(site.name) / PurePosixPath(each.origin).name
-        data = here.read_bytes() if here.exists() else b""
-        if not data or carried.get(each.destination) == data:
+        endpoint = here.read_text() if here.exists() else ""
+        if not endpoint or carried.get(each.destination) == endpoint:
             continue
-        target = shlex.quote(each.destination)
+        there = PurePosixPath(each.destination)
+        argv = ["bash", "-c", script("probe_write", directory=str(there.parent), files=[there.name, endpoint])]
+        doing = f"tell it where the gateway of {site.name} is"
         try:
-            slurm.site(each.target).shell.check(
-                ["sh", "-c", f"cat >{target}.part && mv {target}.part {target}"],
-                timeout_seconds=CARRY_SECONDS,
-                doing=f"tell it where the gateway of {site.name} is",
-                stdin=data.decode(),
-            )
+            slurm.site(each.target).shell.check(argv, timeout_seconds=CARRY_SECONDS, doing=doing)
         except HetrlError:
             continue
-        carried[each.destination] = data
+        carried[each.destination] = endpoint
 
 
 def refresh(run: Run, slurm: SlurmRun, source: str, logs: bool = False) -> State:
@@ -87,7 +85,7 @@ def cancel_everywhere(slurm: SlurmRun, remove: bool = False) -> tuple[int, list[
         return parse_cancelled(done.stdout, site)
 
     answers, errors = at_every_site(slurm.sites, cancel)
-    remains = [said for _, said in answers.values() if said] + [str(error) for error in errors]
+    remains = [said for _, said in answers.values() if said] + [str(error) for error in errors.values()]
     return sum(count for count, _ in answers.values()), remains
 
 
@@ -122,7 +120,7 @@ def cancel_jobs(run: Run, slurm: SlurmRun) -> str:
     what may live on. The run counts as cancelled all the same, and a second `cancel` tries the others again.
     """
     state = refresh(run, slurm, "cancel")
-    if not state.ended:
+    if not state.ended:  # said before it is done: a launcher that follows takes no cancelled job for a failure
         EventLog(run.events, "cancel").append("cancelled", cause="cancelled with hetrl cancel")
     count, remains = cancel_everywhere(slurm)
     state = refresh(run, slurm, "cancel")
