@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rich.console import Console
 
@@ -15,7 +15,8 @@ from launch.run_directory import Run
 from launch.shell import LOCAL
 from launch.state import State
 
-SLURM = "slurm"
+ExecutorName = Literal["slurm", "local"]
+SLURM: ExecutorName = "slurm"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Prepared:
     agree: Callable[[Console, bool], bool] = lambda console, always_yes: True
 
 
-def choose_executor(asked: str, sites: Sequence[SiteFile]) -> str:
+def choose_executor(asked: Literal["auto"] | ExecutorName, sites: Sequence[SiteFile]) -> ExecutorName:
     """Return what the experiment asks for; for auto slurm where a site has a login node, or is a cluster here.
 
     A site that is a cluster names its `scratch`.
@@ -91,4 +92,4 @@ def choose_executor(asked: str, sites: Sequence[SiteFile]) -> str:
     if asked != "auto":
         return asked
     here = shutil.which("sbatch") is not None
-    return SLURM if any(site.ssh != LOCAL or (site.scratch and here) for site in sites) else LOCAL
+    return SLURM if any(site.ssh != LOCAL or (site.scratch and here) for site in sites) else "local"

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -73,9 +73,7 @@ class Interrupts:
         self._previous = _replace(self._note, signal.SIGINT, *_ENDING)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         _restore(self._previous)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

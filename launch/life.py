@@ -95,7 +95,7 @@ def live(
         outcome = outcome or _follow(run, executor, collector, events, interrupts, show)
         if outcome.phase != DETACHED:
             remains = _end(executor, events, outcome)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # nor must it hide how the run ended
             collector.collect()
     if outcome.phase != DETACHED:
         write_run_page(run, plan)
@@ -145,7 +145,7 @@ def _only_launcher(run: Run) -> Iterator[None]:
     """Keep other launchers off the run; raises UsageError where one is at it."""
     descriptor = os.open(run.path / ".launcher", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        try:
+        try:  # a lock of the kernel: it is given back however this process ends
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(

@@ -19,7 +19,7 @@ def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
     """Return so many different ports that nobody listens on now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
+        for one in sockets:  # all stay bound until the last is, or two might get the same port
             one.bind((host, 0))
         return [int(one.getsockname()[1]) for one in sockets]
 

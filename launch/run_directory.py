@@ -21,12 +21,12 @@ import yaml
 
 from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError, UsageError, nearest
-from hetrl.files import replace_json, write_private
+from hetrl.files import replace_json
 from hetrl.plan.plan import Plan
-from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.wire.keys import SiteKeys, write_keys
 from launch.render import ARRAY, Command, Job
+from launch.site_ways import write_relay_keys
 
 LAUNCHER = "launcher"
 HOLD_MARGIN_SECONDS = 60
@@ -99,7 +99,7 @@ def create_run(name: str, config_text: str, plan: Plan) -> Run:
         for folder in ("scripts", "logs", "sites"):
             (run.path / folder).mkdir()
         for site in plan.site_order:
-            run.site(site).mkdir(mode=0o700)
+            run.site(site).mkdir(mode=0o700)  # keys lie there, and the gateway's unix socket
             (run.path / "logs" / site).mkdir()
         (run.site(plan.lead_site) / "checkpoints").mkdir()
         (run.path / "checkpoints").symlink_to(Path("sites") / plan.lead_site / "checkpoints")
@@ -191,12 +191,9 @@ def stage(
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
-        relays = {relay: key_of_run(relay_secrets[relay], run.id).hex() for relay in links[site].relays}
         connected = {**shared, **listen.get(site, {}), "hold_seconds": hold_seconds, "keys": "keys.json"}
-        if relays:
-            connected["relay_keys"] = "relay_keys.json"
-            write_private(directory / "relay_keys.json", json.dumps(relays), "file of relay keys")
-        replace_json(directory / "gateway.json", {**connected, **links[site].to_json()})
+        relay_keys = write_relay_keys(directory, run.id, links[site], relay_secrets)
+        replace_json(directory / "gateway.json", {**connected, **relay_keys, **links[site].to_json()})
         write_keys(directory / "keys.json", keys[site])
 
 

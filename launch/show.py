@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +33,7 @@ class Lines:
         """Return what an event says, None where it says nothing to a reader."""
         if event["kind"] == "weights_published":
             self._version = event["version"]
-        if event["kind"] == "step":
-            return step_line(event, self._version)
-        show = _SHOWN.get(event["kind"])
-        return show(event) if show else None
+        return step_line(event, self._version) if event["kind"] == "step" else _line(event)
 
 
 def step_line(event: Mapping[str, Any], version: int | None) -> str:
@@ -55,19 +52,30 @@ def step_line(event: Mapping[str, Any], version: int | None) -> str:
     return line + (f" ({shown})" if shown else "") + ("" if version is None else f"  v{version}")
 
 
-def _submitted(event: Mapping[str, Any]) -> str:
-    if "job_id" in event:
-        return f"{event['site']}: {event['job']} is job {event['job_id']}"
-    count = len(event["processes"])
-    return f"{event['site']}: {event['job']} started, {count} process{'es' if count > 1 else ''}"
-
-
-def _restarted(event: Mapping[str, Any]) -> str:
-    return f"{event['site']}: {event['process']['name']} was ended by {event['signal']} and started again"
-
-
-def _job_state(event: Mapping[str, Any]) -> str:
-    return f"{event['site']}: {event['job']} {job_standing(event)}"
+def _line(event: Mapping[str, Any]) -> str | None:
+    match event["kind"]:
+        case "submitted" if "job_id" in event:
+            return f"{event['site']}: {event['job']} is job {event['job_id']}"
+        case "submitted":
+            count = len(event["processes"])
+            return f"{event['site']}: {event['job']} started, {count} process{'es' if count > 1 else ''}"
+        case "restarted":
+            return f"{event['site']}: {event['process']['name']} was ended by {event['signal']} and started again"
+        case "job_state":
+            return f"{event['site']}: {event['job']} {job_standing(event)}"
+        case "site_silent":
+            return f"{event['site']}: UNKNOWN, its jobs go on: {event['cause']}"
+        case "site_answers":
+            return f"{event['site']}: answers again"
+        case "member_ready":
+            engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
+            return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
+        case "go":
+            count = len(event["members"])
+            return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"
+        case "warm_start":
+            return f"warm start: {event['steps']} supervised steps, sampled reward {event['reward']:.2f}"
+    return None
 
 
 def job_standing(job: Mapping[str, Any]) -> str:
@@ -82,40 +90,6 @@ def moment(seconds: float) -> str:
     """Return a time as the reader's clock shows it, with the day unless it is today."""
     when, today = time.localtime(seconds), time.localtime()
     return time.strftime("%H:%M" if when[:3] == today[:3] else "%Y-%m-%d %H:%M", when)
-
-
-def _site_silent(event: Mapping[str, Any]) -> str:
-    return f"{event['site']}: UNKNOWN, its jobs go on: {event['cause']}"
-
-
-def _site_answers(event: Mapping[str, Any]) -> str:
-    return f"{event['site']}: answers again"
-
-
-def _ready(event: Mapping[str, Any]) -> str:
-    engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
-    return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
-
-
-def _go(event: Mapping[str, Any]) -> str:
-    count = len(event["members"])
-    return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"
-
-
-def _warm_start(event: Mapping[str, Any]) -> str:
-    return f"warm start: {event['steps']} supervised steps, sampled reward {event['reward']:.2f}"
-
-
-_SHOWN: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "submitted": _submitted,
-    "restarted": _restarted,
-    "job_state": _job_state,
-    "site_silent": _site_silent,
-    "site_answers": _site_answers,
-    "member_ready": _ready,
-    "go": _go,
-    "warm_start": _warm_start,
-}
 
 
 def progress_line(progress: Progress, solver: str, seconds: float, budget: float) -> str:

@@ -9,14 +9,16 @@ the way from A to B = ways[B] in A's file, else
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
-from hetrl.files import read_private
+from hetrl.files import read_private, write_private
 from hetrl.plan.plan import Route
+from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.gateway.ways import Kind, Offer, SiteLinks, Way
 
 STREAMS = 4  # of the data between two sites, where the plan asks for no more
@@ -54,6 +56,15 @@ def relay_secrets(sites: Iterable[SiteFile]) -> dict[str, str]:
                 "name the same relay_secret in both files"
             )
     return secrets
+
+
+def write_relay_keys(directory: Path, run: str, links: SiteLinks, secrets: Mapping[str, str]) -> dict[str, str]:
+    """Write the keys of a run for the relays that a site uses; return what its gateway's file says of them."""
+    if not links.relays:
+        return {}
+    keys = {relay: key_of_run(secrets[relay], run).hex() for relay in links.relays}
+    write_private(directory / "relay_keys.json", json.dumps(keys), "file of relay keys")
+    return {"relay_keys": "relay_keys.json"}
 
 
 def _links_of_one(site: SiteFile, ways: Mapping[tuple[str, str], Way]) -> SiteLinks:

@@ -74,7 +74,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             state = replace(state, processes=(*state.processes, *started))
             return replace(state, phase="starting") if state.phase == "planned" else state
         case "restarted":
-            return replace(state, processes=tuple(_restarted(process, event) for process in state.processes))
+            process = event["process"]
+            return _with_process(state, event["site"], process["name"], {**process, "code": None})
         case "member_ready":
             return replace(state, members={**state.members, event["member"]: "ready"})
         case "go":
@@ -83,7 +84,7 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
         case "step":
             return replace(state, step=event["step"], steps=event["of"], reward=event["reward"])
         case "process_exited":
-            return replace(state, processes=tuple(_exited(process, event) for process in state.processes))
+            return _with_process(state, event["site"], event["process"], {"code": event["code"]})
         case "finished" | "failed" | "cancelled" as phase if not state.ended:
             return replace(state, phase=phase, cause=event.get("cause"), exit_code=event.get("exit_code"))
     return state
@@ -100,11 +101,6 @@ def _with_job(state: State, event: Mapping[str, Any], /, **changes: Any) -> Stat
     return replace(state, jobs=jobs)
 
 
-def _exited(process: Mapping[str, Any], event: Mapping[str, Any]) -> Mapping[str, Any]:
-    same = (process["site"], process["name"]) == (event["site"], event["process"])
-    return {**process, "code": event["code"]} if same else process
-
-
-def _restarted(process: Mapping[str, Any], event: Mapping[str, Any]) -> Mapping[str, Any]:
-    same = (process["site"], process["name"]) == (event["site"], event["process"]["name"])
-    return {**process, **event["process"], "code": None} if same else process
+def _with_process(state: State, site: str, name: str, changes: Mapping[str, Any]) -> State:
+    processes = ({**one, **changes} if (one["site"], one["name"]) == (site, name) else one for one in state.processes)
+    return replace(state, processes=tuple(processes))

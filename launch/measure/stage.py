@@ -6,7 +6,6 @@ of its tasks    tasks.json code/                                                
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import sys
@@ -18,8 +17,7 @@ import hetrl
 import launch
 from hetrl.describe.inventory import Inventory
 from hetrl.describe.sites import NodeEntry, SiteFile
-from hetrl.files import replace_json, write_private
-from hetrl.runtime.gateway.relay_protocol import key_of_run
+from hetrl.files import replace_json
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.instruments.probe import PROBE_FILE, ProbeFile, gateway_file, most_seconds
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS
@@ -27,7 +25,7 @@ from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, RemoteJobs, RemoteTask
 from launch.ports import gateway_endpoints
 from launch.shell import Shell
-from launch.site_ways import links_of, relay_secrets
+from launch.site_ways import links_of, relay_secrets, write_relay_keys
 from launch.slurm.render import python_of
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, resource_options, shape_of
 from launch.slurm.stage import fixed_endpoint, inventories_of, scratch_of, with_endpoint_files
@@ -106,12 +104,7 @@ def copy_code(target: Path) -> None:
 
 
 def _stage_links(
-    run: str,
-    files: Sequence[SiteFile],
-    local: bool,
-    here: Mapping[str, Path],
-    there: Mapping[str, str],
-    wanted: Wanted,
+    run: str, files: Sequence[SiteFile], local: bool, here: Mapping[str, Path], there: Mapping[str, str], wanted: Wanted
 ) -> None:
     """Write what the probe of every site reads."""
     endpoints = gateway_endpoints(files) if local else {file.name: fixed_endpoint(file) for file in files}
@@ -135,11 +128,8 @@ def _write_gateways(
     directory: Path, asked: ProbeFile, listen: Mapping[str, object], links: SiteLinks, secrets: Mapping[str, str]
 ) -> None:
     """Write the gateways of a site; they differ in the number of streams alone."""
-    described = {"run": asked.run, "site": asked.site, "keys": "keys.json", **listen}
-    if links.relays:
-        relay_keys = {relay: key_of_run(secrets[relay], asked.run).hex() for relay in links.relays}
-        write_private(directory / "relay_keys.json", json.dumps(relay_keys), "file of relay keys")
-        described["relay_keys"] = "relay_keys.json"
+    relay_keys = write_relay_keys(directory, asked.run, links, secrets)
+    described = {"run": asked.run, "site": asked.site, "keys": "keys.json", **listen, **relay_keys}
     for streams in asked.streams:
         ways = {peer: replace(way, streams=streams) for peer, way in links.links.items()}
         replace_json(directory / gateway_file(streams), {**described, **replace(links, links=ways).to_json()})
@@ -160,15 +150,10 @@ def remote_jobs(
     """Return the jobs of one of so many sites: its probe, two of its nodes, and one per type of GPU."""
     jobs = tuple(_jobs(file, executor, wanted, sites, inventory))
     if executor == LOCAL:
-        jobs = tuple(replace(job, tasks=tuple(_prefixed(task, file.prefix) for task in job.tasks)) for job in jobs)
         return RemoteJobs(LOCAL, key, shlex.quote(sys.executable), (), jobs)
     setup = [f"module load {shlex.quote(module)}" for module in file.modules]
     setup.append(f"export PYTHONPATH={shlex.quote(f'{directory}/code')} PYTHONUNBUFFERED=1")
     return RemoteJobs(SLURM, key, shlex.join(python_of(file, directory)), tuple(setup), jobs)
-
-
-def _prefixed(task: RemoteTask, prefix: Sequence[str]) -> RemoteTask:
-    return replace(task, argv=(*prefix, *task.argv))
 
 
 def _jobs(
@@ -181,9 +166,10 @@ def _jobs(
         found = resource_options(file, shape, nodes, f"{minutes // 60:02}:{minutes % 60:02}:00", inventory)
         return found if shape.whole else (*found, f"--cpus-per-task={max(1, shape.devices) * file.cpus_per_gpu}")
 
+    prefix = file.prefix if executor == LOCAL else ()  # elsewhere it is part of the interpreter that submitit starts
     if wanted.links:
         seconds = wanted.wait_seconds + most_seconds(len(wanted.streams), wanted.seconds, sites)
-        task = RemoteTask(LINKS, ("python", "-m", "hetrl.runtime.instruments.probe"))
+        task = RemoteTask(LINKS, (*prefix, "python", "-m", "hetrl.runtime.instruments.probe"))
         yield RemoteJob(LINKS, (task,), seconds, 1, options(GATEWAY_SHAPE, 1, seconds))
     if wanted.nodes and executor == SLURM and sum(entry.count for entry in file.nodes) > 1:
         interface = ("--interface", file.interface) if file.interface else ()
@@ -194,11 +180,11 @@ def _jobs(
         yield RemoteJob(NODES, (task,), NODES_SECONDS, 2, options(GATEWAY_SHAPE, 2, NODES_SECONDS), srun)
     for entry in _gpu_entries(file) if wanted.gpus else ():
         name = f"{GPU}{entry.gpu}"
-        argv = ("python", "-m", "launch.cli", "profile", "--gpu", entry.gpu, "--out", f"{name}.json", *wanted.profile)
+        argv = (*prefix, "python", "-m", "launch.cli", "profile", "--gpu", entry.gpu, "--out", f"{name}.json")
         gpus = min(entry.gpus, _TRAINING_GPUS)
         shape = shape_of(file, entry.nodes()[0], gpus)
         more = options(shape, 1, wanted.gpu_seconds)
-        yield RemoteJob(name, (RemoteTask(name, argv),), wanted.gpu_seconds, 1, more, (), gpus)
+        yield RemoteJob(name, (RemoteTask(name, (*argv, *wanted.profile)),), wanted.gpu_seconds, 1, more, (), gpus)
 
 
 def _gpu_entries(file: SiteFile) -> list[NodeEntry]:

@@ -18,14 +18,7 @@ from rich.text import Text
 
 from hetrl.cost.efficiency import calibrated
 from hetrl.describe.measured import Measured, file_name as machine_file_name, write_measured
-from hetrl.describe.measured_links import (
-    MeasuredLinks,
-    Probed,
-    Unprobed,
-    file_name,
-    percentile,
-    write_measured_links,
-)
+from hetrl.describe.measured_links import MeasuredLinks, Probed, Unprobed, file_name, percentile, write_measured_links
 from hetrl.describe.sites import ScenarioFile, SiteFile
 from hetrl.errors import HetrlError, UsageError, nearest
 from hetrl.problem import read_experiment
@@ -33,7 +26,7 @@ from hetrl.report.tables import add_row, measured_tables, new_table
 from hetrl.report.text import figure
 from launch.executor import choose_executor
 from launch.measure.machine import DEADLINE_SECONDS, DIRECTORY, profile_machine
-from launch.measure.remote_task import LOCAL, SLURM, Executor
+from launch.measure.remote_task import LOCAL
 from launch.measure.run import Found, measure
 from launch.measure.stage import Wanted
 from launch.show import from_here
@@ -48,7 +41,7 @@ ROUND_TRIPS = f"ms, p{'/'.join(map(str, PERCENTS))}"
 def probe_command(arguments: argparse.Namespace) -> int:
     """Measure the links of an experiment's sites, print them, write the dated file."""
     experiment, scenario = read_experiment(arguments.config)
-    executor = as_executor(choose_executor(experiment.launch.executor, scenario.sites))
+    executor = choose_executor(experiment.launch.executor, scenario.sites)
     if len(scenario.sites) < 2 and executor == LOCAL and not arguments.gpus:
         raise UsageError(f"{arguments.config}: has one site, on this machine; there is no link to measure")
     now, streams = datetime.now(UTC), tuple(sorted(set(arguments.streams or STREAMS)))
@@ -101,7 +94,7 @@ def profile_site(arguments: argparse.Namespace) -> int:
             *(["--architecture", arguments.architecture] if arguments.architecture else []),
         ),
     )
-    found = measure([site], as_executor(choose_executor(experiment.launch.executor, [site])), wanted)
+    found = measure([site], choose_executor(experiment.launch.executor, [site]), wanted)
     if arguments.json:
         print(json.dumps([one.to_json() for one in found.machines.values()], indent=2))
     else:
@@ -119,11 +112,6 @@ def _site(name: str, sites: tuple[SiteFile, ...]) -> SiteFile:
 
 
 # ---- sites and files
-
-
-def as_executor(name: str) -> Executor:
-    """Return the executor of this name."""
-    return SLURM if name == SLURM else LOCAL
 
 
 def gpu_seconds(quick: bool) -> float:

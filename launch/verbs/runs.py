@@ -108,6 +108,7 @@ def cancel_command(arguments: argparse.Namespace) -> int:
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while processes_of([state.launcher] if state.launcher else []) and time.monotonic() < deadline:
         time.sleep(0.1)
+    # What the launcher started before it saw the end, as a gateway once more.
     stopped += stop_processes(run, processes_of(current_state(run).processes))
     print(f"{run.id} is {current_state(run).phase}; {stopped} process{'' if stopped == 1 else 'es'} stopped")
     return 0
