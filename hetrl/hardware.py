@@ -7,7 +7,7 @@ A device is named `site/node/index`. Bandwidths are one direction. `gbps` is 1e9
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
 
@@ -32,6 +32,11 @@ class GpuType:
     interconnect: str
     source: str  # the vendor's document
     usable_memory: float = 0.92  # what the driver, contexts and fragmentation leave of memory_gb
+
+    @property
+    def usable_gb(self) -> float:
+        """Return the memory that tasks may fill."""
+        return self.memory_gb * self.usable_memory
 
 
 @cache
@@ -156,7 +161,7 @@ class Topology:
     """All sites and the links between them."""
 
     sites: tuple[Site, ...]
-    links: tuple[Link, ...] = field(default=())
+    links: tuple[Link, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse duplicate names, unknown GPUs, links to nowhere and numbers that cannot be."""

@@ -8,10 +8,10 @@ Raises UsageError for names that the catalogue does not have and for numbers tha
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict
+from itertools import pairwise
 
+from hetrl.cost.answer import Answer, positive, sources
 from hetrl.cost.compute import (
     StageShape,
     decode_seconds,
@@ -24,91 +24,13 @@ from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.generation import Server, prompts_seconds, step_seconds
 from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD
 from hetrl.cost.network import all_reduce_seconds
-from hetrl.cost.solo import NODE_GPUS, SoloTraining, best_step, one_site
+from hetrl.cost.solo import NODE_GPUS, SoloTraining, best_step, even_stages, one_site
 from hetrl.cost.training import activation_bytes
 from hetrl.errors import UsageError
 from hetrl.hardware import Path, gpu_type
 from hetrl.workload import Architecture
 
 CONTEXT = 880  # tokens per sequence where a layer's question names none: the mean of the Helix (ASPLOS'25) tables
-_BINDS = {
-    "transfer": "the slowest link or network card",
-    "pause": "loading the weights",
-    "weights": "memory bandwidth (weights)",
-    "keys and values": "memory bandwidth (keys and values)",
-    "step overhead": "fixed time per decode step",
-    "products": "matrix products",
-    "prefill": "matrix products (prefill)",
-    "compute": "matrix products",
-    "communication": "communication",
-    "pipeline": "pipeline bubble",
-    "update": "optimiser update",
-    "host transfer": "transfers to host memory",
-}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """`seconds` for `tokens` on `gpus` GPUs; `breakdown` sums to the seconds; `memory_gb` is the fullest GPU's.
-
-    Of the phases that the answer uses, per GPU type: `uncalibrated` has those that nobody measured, `measured` those
-    whose efficiency comes from a measured file.
-    """
-
-    seconds: float
-    tokens: float
-    gpus: int
-    breakdown: Mapping[str, float]
-    memory_gb: float
-    usable_gb: float
-    uncalibrated: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    measured: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the memory suffices."""
-        return self.memory_gb <= self.usable_gb
-
-    @property
-    def binds(self) -> str:
-        """Return what takes the largest part of the time."""
-        part = max(self.breakdown, key=lambda name: self.breakdown[name])
-        return _BINDS.get(part, part)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the answer as a JSON object."""
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        return {
-            "seconds": self.seconds,
-            "tokens_per_second": rate,
-            "tokens_per_second_per_gpu": rate / self.gpus,
-            "breakdown": dict(self.breakdown),
-            "memory_gb": self.memory_gb,
-            "usable_gb": self.usable_gb,
-            "fits": self.fits,
-            "binds": self.binds,
-            "calibrated": not self.uncalibrated,
-            "uncalibrated": {gpu: list(phases) for gpu, phases in self.uncalibrated.items()},
-            "measured": {gpu: list(phases) for gpu, phases in self.measured.items()},
-            **({"details": dict(self.details)} if self.details else {}),
-        }
-
-
-def _sources(efficiencies: Efficiencies, gpu: str, *phases: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Return the fields of an answer that say where the efficiencies of these phases come from."""
-    known = efficiencies.of(gpu)
-    inferred, measured = (
-        tuple(phase for phase in phases if phase in source) for source in (known.inferred, known.measured)
-    )
-    return {"uncalibrated": {gpu: inferred} if inferred else {}, "measured": {gpu: measured} if measured else {}}
-
-
-def positive(**numbers: float | None) -> None:
-    """Raise UsageError for the first given number that is not positive."""
-    for name, value in numbers.items():
-        if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value:g}")
 
 
 def _check_serving(model: Architecture, gpu: str, tp: int, pp: int = 1) -> None:
@@ -128,14 +50,10 @@ def _peers(gpu: str, tp: int) -> Path | None:
 
 
 def _server(model: Architecture, gpu: str, rates: Rates, tp: int, pp: int) -> Server:
-    bounds = [model.layers * index // pp for index in range(pp + 1)]
-    site = one_site(gpu, tp * pp, NODE_GPUS)
-    stages = []
-    for index in range(pp):
-        shape = StageShape(model, bounds[index + 1] - bounds[index], index == 0, index == pp - 1, True, tp, rates)
-        ends = (site.devices[index * tp], site.devices[(index + 1) * tp]) if index < pp - 1 else None
-        stages.append((shape, _peers(gpu, tp), site.path(*ends) if ends else None))
-    return tuple(stages)
+    site, peers = one_site(gpu, tp * pp, NODE_GPUS), _peers(gpu, tp)
+    hops = [site.path(*ends) for ends in pairwise(site.devices[: tp * pp : tp])]
+    stages = zip(even_stages(model, rates, tp, pp), [*hops, None], strict=True)
+    return tuple((shape, peers, hop) for shape, hop in stages)
 
 
 def generation(
@@ -161,8 +79,7 @@ def generation(
     rates = efficiencies.rates(gpu)
     server = _server(model, gpu, rates, tp, pp)
     weights_gb, token_gb = _serving_gb(server, batch, prompt, response)
-    usable = rates.usable_gb
-    room = int((usable - weights_gb) / (token_gb * (prompt + response)))
+    room = int((rates.usable_gb - weights_gb) / (token_gb * (prompt + response)))
     running = max(min(batch, room), 1)
     context = prompt + response / 2
     steps = batch / running * (response - 1)
@@ -178,8 +95,8 @@ def generation(
         gpus=tp * pp,
         breakdown=breakdown,
         memory_gb=weights_gb + running * (prompt + response) * token_gb,
-        usable_gb=usable,
-        **_sources(efficiencies, gpu, "decode", "prefill"),
+        usable_gb=rates.usable_gb,
+        **sources(efficiencies, gpu, "decode", "prefill"),
         details={"running_sequences": running, "step_seconds": whole},
     )
 
@@ -201,6 +118,7 @@ def _step_parts(server: Server, batch: float, context: float, fixed: float) -> d
     for shape, peers, hop in server:
         dense = decode_seconds(shape, batch, 0)
         moved = activation_bytes(shape, batch)
+        # Where products and weights take as long, both together take 1.4 times that (`overlapped`).
         parts["weights" if dense < 1.5 * weight_seconds(shape) else "products"] += dense
         parts["keys and values"] += decode_seconds(shape, batch, context) - dense
         parts["communication"] += 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, moved, peers)
@@ -218,24 +136,23 @@ def decode_layer(
     efficiencies: Efficiencies | None = None,
 ) -> Answer:
     """Return the time of one layer in one decode step of `batch` sequences with `context` tokens each."""
-    _check_serving(model, gpu, tp)
-    positive(batch=batch)
-    if not 0 <= context < math.inf:
-        raise UsageError(f"--context must be a number of tokens, not {context:g}")
     efficiencies = efficiencies or calibrated()
-    shape = StageShape(model, 1, False, False, True, tp, efficiencies.rates(gpu))
+    shape = _layer(model, gpu, tp, context, efficiencies, batch=batch)
     parts = _step_parts(((shape, _peers(gpu, tp), None),), batch, context, 0.0)
     held = shape.parameters * 2 + batch * context * shape.kv_bytes_per_token + batch * layer_activation_bytes(shape)
-    usable = shape.rates.usable_gb
-    return Answer(
-        sum(parts.values()),
-        float(batch),
-        tp,
-        parts,
-        held / 1e9,
-        usable,
-        **_sources(efficiencies, gpu, "decode", "prefill"),
-    )
+    basis = sources(efficiencies, gpu, "decode", "prefill")
+    return Answer(sum(parts.values()), float(batch), tp, parts, held / 1e9, shape.rates.usable_gb, **basis)
+
+
+def _layer(
+    model: Architecture, gpu: str, tp: int, context: float, efficiencies: Efficiencies, **counts: int
+) -> StageShape:
+    """Return one layer on a rank; UsageError for a question that cannot be."""
+    _check_serving(model, gpu, tp)
+    positive(**counts)
+    if not 0 <= context < math.inf:
+        raise UsageError(f"--context must be a number of tokens, not {context:g}")
+    return StageShape(model, 1, False, False, True, tp, efficiencies.rates(gpu))
 
 
 def prefill_layer(
@@ -250,27 +167,15 @@ def prefill_layer(
 
     A sequence of 0 leaves attention out: the linear operators alone.
     """
-    _check_serving(model, gpu, tp)
-    positive(tokens=tokens)
-    if not 0 <= sequence < math.inf:
-        raise UsageError(f"--context must be a number of tokens, not {sequence:g}")
     efficiencies = efficiencies or calibrated()
-    shape = StageShape(model, 1, False, False, True, tp, efficiencies.rates(gpu))
+    shape = _layer(model, gpu, tp, sequence, efficiencies, tokens=tokens)
     seconds = prefill_seconds(shape, tokens, min(sequence, tokens))
     reduce = 2 * all_reduce_seconds(tp, activation_bytes(shape, tokens), _peers(gpu, tp))
     memory_bound = weight_seconds(shape) > seconds / 1.5
     parts = {"weights" if memory_bound else "products": seconds, "communication": reduce}
     held = shape.parameters * 2 + tokens * (layer_activation_bytes(shape) + shape.kv_bytes_per_token)
-    usable = shape.rates.usable_gb
-    return Answer(
-        seconds + reduce,
-        float(tokens),
-        tp,
-        parts,
-        held / 1e9,
-        usable,
-        **_sources(efficiencies, gpu, "prefill", "decode"),
-    )
+    basis = sources(efficiencies, gpu, "prefill", "decode")
+    return Answer(seconds + reduce, float(tokens), tp, parts, held / 1e9, shape.rates.usable_gb, **basis)
 
 
 def training(asked: SoloTraining) -> Answer:
@@ -286,7 +191,8 @@ def training(asked: SoloTraining) -> Answer:
             f"dp={asked.data or 'any'}: they must multiply to --gpus, tp must divide {model.heads} heads and "
             f"{model.kv_heads} key-value heads and fit a node of {asked.node_gpus}, pp at most {model.layers} layers"
         )
-    flops = 3 * forward_flops(_whole(asked.architecture, asked.rates), asked.sequence) * found.tokens
+    (whole,) = even_stages(asked.architecture, asked.rates, 1, 1)
+    flops = 3 * forward_flops(whole, asked.sequence) * found.tokens  # backward: twice the forward
     peak = gpu_type(asked.gpu).peak_tflops * 1e12 * asked.gpus
     return Answer(
         seconds=found.seconds,
@@ -295,13 +201,9 @@ def training(asked: SoloTraining) -> Answer:
         breakdown={name: part for name, part in found.parts.items() if part > 0},
         memory_gb=found.memory_gb,
         usable_gb=asked.rates.usable_gb,
-        **_sources(asked.efficiencies, asked.gpu, "training"),
+        **sources(asked.efficiencies, asked.gpu, "training"),
         details={**asdict(found.layout), "mfu": flops / peak / found.seconds},
     )
-
-
-def _whole(model: Architecture, rates: Rates) -> StageShape:
-    return StageShape(model, model.layers, True, True, True, 1, rates)
 
 
 def inference(
@@ -341,5 +243,5 @@ def inference(
         breakdown={name: part for name, part in parts.items() if part > 1e-12},
         memory_gb=memory / 1e9,
         usable_gb=rates.usable_gb,
-        **_sources(efficiencies, gpu, "prefill"),
+        **sources(efficiencies, gpu, "prefill"),
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
-from hetrl.cost.answers import Answer
+from hetrl.cost.answer import Answer
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
@@ -41,18 +42,11 @@ def weight_sync(
             raise UsageError(f'the topology has no site "{name}"{nearest(name, known)}; known: {", ".join(known)}')
     workload = Workload("grpo", "sync", 0, 1, 1, 1, Lengths(1, 1), 1, actor=model)
     costs = CostModel(topology, workload, efficiencies or calibrated())
-    nodes = [topology.site_by_name[name].nodes[0] for name in sources]
-    bounds = [model.layers * index // len(sources) for index in range(len(sources) + 1)]
-    stages = tuple(
-        Stage(_devices(site, node, node.gpus), (bounds[index], bounds[index + 1]))
-        for index, (site, node) in enumerate(zip(sources, nodes, strict=True))
-    )
-    trainer = TaskPlan("megatron", (Replica(1, stages),))
-    replicas = tuple(Replica(1, (_receiver(model, costs, site),)) for site in targets)
-    generator = TaskPlan("vllm", replicas)
+    trainer = TaskPlan("megatron", (Replica(1, _senders(model, topology, sources)),))
+    generator = TaskPlan("vllm", tuple(Replica(1, (_receiver(model, costs, site),)) for site in targets))
     routes = replace(weight_routes(trainer, generator), encoding=encoding)
     cost = weight_sync_cost(routes, trainer, generator, costs, changed)
-    share, usable = _fullest(model, replicas, costs)
+    share, usable = _fullest(model, generator, costs)
     return Answer(
         seconds=cost.seconds,
         tokens=0.0,
@@ -60,13 +54,16 @@ def weight_sync(
         breakdown={"transfer": cost.transfer_seconds, "pause": cost.pause_seconds},
         memory_gb=share,
         usable_gb=usable,
-        uncalibrated={
-            topology.device_by_id[stage.devices[0]].gpu: ("weight sync",)
-            for replica in (*trainer.replicas, *replicas)
-            for stage in replica.stages
-        },
+        uncalibrated={topology.device_by_id[d].gpu: ("weight sync",) for d in (*trainer.devices, *generator.devices)},
         details={"wan_gb": {f"{a}-{b}": load / 1e9 for (a, b), load in cost.wan_bytes.items()}},
     )
+
+
+def _senders(model: Architecture, topology: Topology, sites: Sequence[str]) -> tuple[Stage, ...]:
+    bounds = [model.layers * index // len(sites) for index in range(len(sites) + 1)]
+    nodes = [topology.site_by_name[site].nodes[0] for site in sites]
+    held = zip(sites, nodes, pairwise(bounds), strict=True)
+    return tuple(Stage(_devices(site, node, node.gpus), layers) for site, node, layers in held)
 
 
 def _devices(site: str, node: Node, count: int) -> tuple[str, ...]:
@@ -81,10 +78,7 @@ def _receiver(model: Architecture, costs: CostModel, site: str) -> Stage:
     return Stage(_devices(site, node, (enough or degrees[-1:])[0]), (0, model.layers))
 
 
-def _fullest(model: Architecture, replicas: Sequence[Replica], costs: CostModel) -> tuple[float, float]:
+def _fullest(model: Architecture, generator: TaskPlan, costs: CostModel) -> tuple[float, float]:
     """Return the weights per GPU of the receiver with the least room, and that GPU's usable memory."""
-    found = []
-    for replica in replicas:
-        usable = costs.rates(replica.devices[0]).usable_gb
-        found.append((model.parameters * 2e-9 / len(replica.devices), usable))
-    return max(found, key=lambda pair: pair[0] / pair[1])
+    weights = ((model.parameters * 2e-9 / len(one.devices), one.devices[0]) for one in generator.replicas)
+    return max(((gb, costs.rates(device).usable_gb) for gb, device in weights), key=lambda pair: pair[0] / pair[1])

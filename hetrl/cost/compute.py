@@ -12,8 +12,6 @@ from functools import lru_cache
 from hetrl.cost.efficiency import Rates
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
 
-_WITH_LANGUAGE_HEAD = (ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE)
-
 
 @dataclass(frozen=True)
 class StageShape:
@@ -67,7 +65,7 @@ class StageShape:
 
 def has_language_head(task: str) -> bool:
     """Return whether the task's model ends in the vocabulary."""
-    return task in _WITH_LANGUAGE_HEAD
+    return task in (ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE)
 
 
 @lru_cache(maxsize=65_536)  # a fit asks with ever other rates

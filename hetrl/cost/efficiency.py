@@ -181,7 +181,7 @@ class Efficiencies:
             activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(self.activation_traffic, 1e-9),
             memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
             host_bytes_per_s=bytes_per_second(entry.host_gbps),
-            usable_gb=entry.memory_gb * entry.usable_memory,
+            usable_gb=entry.usable_gb,
             overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
         )
 

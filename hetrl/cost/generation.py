@@ -145,20 +145,15 @@ def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> Replic
     return ReplicaSeconds(whole, busy, prompt, last, refill)
 
 
-def rollout_seconds(task: TaskPlan, model: CostModel) -> ReplicaSeconds:
-    """Return the times of generating one iteration's samples."""
-    workload, found = model.workload, []
+def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
+    """Return the seconds of generating one iteration's samples: of the slowest replica, or at the steady rate."""
+    workload, times = model.workload, []
+    shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
     placed = place_all(ACTOR_GENERATION, task.replicas, model)
     for replica, stages in zip(task.replicas, placed, strict=True):
         server = server_of(stages)
         limit = batch_limit(server, task, workload)
-        shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
-        times = replica_seconds(server, replica.samples, limit, *shape, workload.staleness, workload.samples)
-        found.append((replica.samples, times))
-    return generation_seconds(found)
-
-
-def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
-    """Return the seconds of generating one iteration's samples: of the slowest replica, or at the steady rate."""
-    found = rollout_seconds(task, model)
-    return Cost(found.busy if model.workload.staleness else found.whole, {}, asdict(found))
+        alone = replica_seconds(server, replica.samples, limit, *shape, workload.staleness, workload.samples)
+        times.append((replica.samples, alone))
+    found = generation_seconds(times)
+    return Cost(found.busy if workload.staleness else found.whole, {}, asdict(found))

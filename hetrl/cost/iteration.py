@@ -70,11 +70,8 @@ def switch_seconds(name: str, task: TaskPlan, model: CostModel) -> float:
     """Return the time that an offloaded task spends on PCIe in an iteration: its state in and out again."""
     if task.idle_state != "offload":
         return 0.0
-    times = [0.0]
-    for device, needs in task_footprints(name, task, model):
-        per_second = model.rates(device).host_bytes_per_s
-        times.append(2 * needs.host_gb * 1e9 / per_second)
-    return max(times)
+    needs = task_footprints(name, task, model)
+    return max(2 * need.host_gb * 1e9 / model.rates(device).host_bytes_per_s for device, need in needs)
 
 
 def link_sharing(plan: Plan, alone: Mapping[str, Cost]) -> dict[Direction, int]:

@@ -43,15 +43,12 @@ def all_reduce_seconds(ranks: int, transferred_bytes: float, edge: Path | None) 
     return 2 * edge.delay_ms / 1e3 + 2 * (ranks - 1) / ranks * transferred_bytes * seconds_per_byte
 
 
-def site_gbps(topology: Topology, source: Iterable[Device], target: Iterable[Device]) -> Path:
-    """Return the path between the best-connected node of either side: the gateways stand there."""
-    best = NO_PATH
-    targets = _one_per_node(target)
-    for device in _one_per_node(source):
-        for other in targets:
-            found = path(topology, device, other)
-            best = found if found.gbps > best.gbps else best
-    return best
+def site_gbps(topology: Topology, devices: Iterable[Device], direction: Direction) -> Path:
+    """Return the path between the best-connected of the devices' nodes in two sites: the gateways stand there."""
+    nodes = _one_per_node(devices)
+    sources, targets = ([node for node in nodes if node.site == site] for site in direction)
+    paths = (path(topology, source, target) for source in sources for target in targets)
+    return max(paths, key=lambda found: found.gbps, default=NO_PATH)
 
 
 def _one_per_node(devices: Iterable[Device]) -> list[Device]:
@@ -86,7 +83,7 @@ def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mappin
         moved = formulas.ring_bytes(len(ring.devices), ring.gradient_bytes, ring.parameter_bytes, ring.sharded)
         nodes = _one_per_node(ring.devices)
         if len(nodes) < len(ring.devices):
-            lanes = max(lanes, max(moved * 8 / (_peer_gbps(topology, node) * 1e9) for node in nodes))
+            lanes = max(lanes, max(wire_seconds(moved, _peer_gbps(topology, node)) for node in nodes))
         for node in nodes if len(nodes) > 1 else ():
             uplinks[node.node_id] += moved
         latency = max(latency, _latency_seconds(topology, ring))
@@ -120,17 +117,15 @@ def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
         if len(sites) < 2:
             continue
         moved = formulas.wan_ring_bytes(len(sites), ring.gradient_bytes, ring.parameter_bytes, ring.sharded)
-        circle = [*pairwise(sites), (sites[-1], sites[0])]
-        for direction in circle:
+        for direction in (*pairwise(sites), (sites[-1], sites[0])):
             loads[direction] += moved
     return dict(loads)
 
 
 def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
     times = [0.0]
-    devices = dict.fromkeys(device for ring in rings for device in ring.devices)
+    devices = [device for ring in rings for device in ring.devices]
     for direction, load in wan_reduction_bytes(rings).items():
-        ends = ([d for d in devices if d.site == site] for site in direction)
-        best = site_gbps(topology, *ends)
+        best = site_gbps(topology, devices, direction)
         times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
     return max(times)

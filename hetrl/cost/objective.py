@@ -88,14 +88,10 @@ def result_seconds(plan: Plan, topology: Topology, objective: Objective) -> floa
 def bounds(plan: Plan, topology: Topology, objective: Objective) -> tuple[Bound, ...]:
     """Return what a plan, with its prediction, has of all that the objective limits."""
     if objective.kind == COST:
+        seconds, rate = plan.predicted.iteration_seconds, rate_per_hour(plan, topology)
         return (
-            Bound(
-                "planner.max_iteration_seconds",
-                "s per iteration",
-                plan.predicted.iteration_seconds,
-                objective.max_iteration_seconds,
-            ),
-            Bound("planner.budget_per_hour", "per hour", rate_per_hour(plan, topology), objective.budget_per_hour),
+            Bound("planner.max_iteration_seconds", "s per iteration", seconds, objective.max_iteration_seconds),
+            Bound("planner.budget_per_hour", "per hour", rate, objective.budget_per_hour),
         )
     return tuple(_run_bounds(plan, topology, objective)) if objective.kind == TIME_TO_RESULT else ()
 

@@ -20,11 +20,11 @@ from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import GRADIENT_BYTES, micro_batch_times, pipeline_seconds
 from hetrl.hardware import Device, Node, Site, Topology, gpu_type
+from hetrl.plan.plan import RECOMPUTES
 from hetrl.workload import Architecture
 
 SHARDINGS = ("none", "optimizer", "full")
 OFFLOADS = ("none", "optimizer", "all")
-RECOMPUTES = ("none", "full")
 MICRO_BATCHES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 STEP_TOKENS = 524_288  # per optimiser step unless samples are given: half a million, as pre-training recipes take,
 STEP_TOKENS_PER_GPU = 8192  # and more on many GPUs
@@ -86,7 +86,6 @@ class OptimizerStep:
     tokens: float
     parts: dict[str, float]
     memory_gb: float
-    fits: bool
 
 
 def one_site(gpu: str, gpus: int, node_gpus: int, nic_gbps: float | None = None) -> Topology:
@@ -146,7 +145,8 @@ def grids(asked: SoloTraining) -> Iterator[tuple[int, int, int]]:
 
 
 @lru_cache(maxsize=1024)
-def _shapes(model: Architecture, rates: Rates, tensor: int, pipeline: int) -> tuple[StageShape, ...]:
+def even_stages(model: Architecture, rates: Rates, tensor: int, pipeline: int) -> tuple[StageShape, ...]:
+    """Return the stages of a pipeline that shares out the layers as evenly as whole ones allow."""
     bounds = [model.layers * index // pipeline for index in range(pipeline + 1)]
     last = pipeline - 1
     return tuple(
@@ -156,7 +156,7 @@ def _shapes(model: Architecture, rates: Rates, tensor: int, pipeline: int) -> tu
 
 def memory_gb(asked: SoloTraining, layout: Parallelism) -> float:
     """Return the memory of the fullest GPU: state, activations and logits; stage i of p holds p-i micro-batches."""
-    shapes = _shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
+    shapes = even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     tokens = layout.micro_batch * asked.sequence
     sizes = []
     for index, shape in enumerate(shapes):
@@ -213,8 +213,7 @@ def step(asked: SoloTraining, layout: Parallelism, topology: Topology) -> Optimi
         "update": update,
         "host transfer": host,
     }
-    memory = memory_gb(asked, layout)
-    return OptimizerStep(layout, sum(parts.values()), tokens, parts, memory, memory <= asked.rates.usable_gb)
+    return OptimizerStep(layout, sum(parts.values()), tokens, parts, memory_gb(asked, layout))
 
 
 def _devices(layout: Parallelism, topology: Topology, stage: int) -> list[tuple[Device, ...]]:
@@ -225,7 +224,7 @@ def _devices(layout: Parallelism, topology: Topology, stage: int) -> list[tuple[
 
 
 def _placed(asked: SoloTraining, layout: Parallelism, topology: Topology) -> list[Placed]:
-    shapes = _shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
+    shapes = even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     ranks = [_devices(layout, topology, index)[0] for index in range(layout.pipeline)]
     hops = [path(topology, a[0], b[0]) for a, b in pairwise(ranks)]
     return [
@@ -245,7 +244,7 @@ def _reduction_seconds(asked: SoloTraining, layout: Parallelism, topology: Topol
     gradient = _gradient_bytes(asked, layout)
     sharded = layout.sharding == "optimizer"
     rings = []
-    for index, shape in enumerate(_shapes(asked.architecture, asked.rates, layout.tensor, layout.pipeline)):
+    for index, shape in enumerate(even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)):
         for ring in zip(*_devices(layout, topology, index), strict=True):
             rings.append(Ring(ring, shape.parameters * gradient, shape.parameters * 2, sharded))
     return reduction_seconds(topology, rings, {})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrl.cost.compute import StageShape, has_language_head
 from hetrl.cost.efficiency import Rates
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import path, slowest
 from hetrl.hardware import Device, Path
-from hetrl.plan.plan import Replica, Stage
+from hetrl.plan.plan import Replica
 from hetrl.workload import Architecture, Workload
 
 
@@ -39,7 +39,7 @@ def model_of(task: str, workload: Workload) -> Architecture:
 
 def stage_shape(task: str, replica: Replica, index: int, rates: Rates, workload: Workload) -> StageShape:
     """Return the shape of stage `index` of a replica whose slowest device has these rates."""
-    stage: Stage = replica.stages[index]
+    stage = replica.stages[index]
     return StageShape(
         architecture=model_of(task, workload),
         layers=stage.layers[1] - stage.layers[0],
@@ -76,6 +76,5 @@ def place_all(task: str, replicas: Sequence[Replica], model: CostModel) -> list[
         key = (spans, tuple(tuple((d.site, d.node) for d in ranks) for ranks in devices))
         if key not in known:
             known[key] = place(task, replica, model)
-        like = zip(known[key], devices, strict=True)
-        found.append(tuple(Placed(first.shape, ranks, first.peers, first.hop) for first, ranks in like))
+        found.append(tuple(replace(like, devices=ranks) for like, ranks in zip(known[key], devices, strict=True)))
     return found

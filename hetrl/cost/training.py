@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -88,7 +88,7 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
     minibatches = max(steps // workload.epochs, 1)
-    flows = _hop_flows(replicas)
+    flows = Counter(direction for placed in replicas for _, direction in _wan_hops(placed))
     memo: dict[object, Times] = {}
     pipelines = []
     for replica, placed in zip(task.replicas, replicas, strict=True):
@@ -114,15 +114,12 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     return Cost(sum(parts.values()), dict(wan), parts)
 
 
-def _hop_flows(replicas: Sequence[tuple[Placed, ...]]) -> Counter[Direction]:
-    """Count, per pair of sites, the hops that use it in one direction (backward hops use the other one)."""
-    flows: Counter[Direction] = Counter()
-    for placed in replicas:
-        for stage, following in pairwise(placed):
-            if stage.site != following.site:
-                flows[stage.site, following.site] += 1
-                flows[following.site, stage.site] += 1
-    return flows
+def _wan_hops(placed: Sequence[Placed]) -> Iterator[tuple[StageShape, Direction]]:
+    """Yield the hops between sites, each in both directions: activations go there, their gradients come back."""
+    for stage, following in pairwise(placed):
+        if stage.site != following.site:
+            yield stage.shape, (stage.site, following.site)
+            yield stage.shape, (following.site, stage.site)
 
 
 def _times(
@@ -166,11 +163,8 @@ def activation_bytes(shape: StageShape, tokens: float) -> float:
 
 def _activation_bytes(placed: Sequence[Placed], tokens: float) -> dict[Direction, float]:
     loads: defaultdict[Direction, float] = defaultdict(float)
-    for stage, following in pairwise(placed):
-        if stage.site != following.site:
-            moved = activation_bytes(stage.shape, tokens)
-            loads[stage.site, following.site] += moved
-            loads[following.site, stage.site] += moved
+    for shape, direction in _wan_hops(placed):
+        loads[direction] += activation_bytes(shape, tokens)
     return dict(loads)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrl.cost import formulas
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
-from hetrl.hardware import Device, Topology, bytes_per_second
+from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, site_of
 from hetrl.workload import ACTOR_TRAINING
 
@@ -87,24 +87,12 @@ def weight_sync_cost(
     wan: defaultdict[Direction, float] = defaultdict(float)
     for route in sync.routes:
         wan[route.source, route.target] += sent * sum(size for n, size in held.items() if site_of(n) == route.source)
-    by_site = _devices_by_site((*training.devices, *generation.devices), topology)
+    devices = [topology.device_by_id[name] for name in (*training.devices, *generation.devices)]
     stages = zip(training.replicas[0].stages, sizes, strict=True)
-    encode = max(_copy_seconds(stage.devices, size, model) for stage, size in stages)
+    encode = max(size / len(stage.devices) / model.rates(stage.devices[0]).host_bytes_per_s for stage, size in stages)
     fan_out = sent * _fan_out_seconds(held, generation, topology)
-    transfer = formulas.transfer_seconds(encode, _uplink_seconds(wan, by_site, topology), fan_out)
+    transfer = formulas.transfer_seconds(encode, _uplink_seconds(wan, devices, topology), fan_out)
     return SyncCost(transfer, _pause_seconds(generation, sent * sum(sizes), model), dict(wan))
-
-
-def _devices_by_site(names: tuple[str, ...], topology: Topology) -> dict[str, list[Device]]:
-    found: defaultdict[str, list[Device]] = defaultdict(list)
-    for name in dict.fromkeys(names):
-        device = topology.device_by_id[name]
-        found[device.site].append(device)
-    return dict(found)
-
-
-def _copy_seconds(devices: tuple[str, ...], size: float, model: CostModel) -> float:
-    return size / len(devices) / model.rates(devices[0]).host_bytes_per_s
 
 
 def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: Topology) -> float:
@@ -118,16 +106,16 @@ def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: 
     return max(times)
 
 
-def _uplink_seconds(wan: Mapping[Direction, float], by_site: dict[str, list[Device]], topology: Topology) -> float:
+def _uplink_seconds(wan: Mapping[Direction, float], devices: Sequence[Device], topology: Topology) -> float:
     """Return the slowest of: each link alone; each site's uplink with all that leaves through its best node."""
     slowest = 0.0
     leaving: defaultdict[str, float] = defaultdict(float)
-    for (source, target), load in wan.items():
-        way = site_gbps(topology, by_site[source], by_site[target])
-        slowest = max(slowest, way.seconds(load))
-        leaving[source] += load
+    for direction, load in wan.items():
+        slowest = max(slowest, site_gbps(topology, devices, direction).seconds(load))
+        leaving[direction[0]] += load
     for source, load in leaving.items():
-        slowest = max(slowest, load * 8 / (max(_uplink_gbps(topology, d) for d in by_site[source]) * 1e9))
+        gbps = max(_uplink_gbps(topology, device) for device in devices if device.site == source)
+        slowest = max(slowest, wire_seconds(load, gbps))
     return slowest
 
 
@@ -138,9 +126,5 @@ def _uplink_gbps(topology: Topology, device: Device) -> float:
 
 def _pause_seconds(generation: TaskPlan, total: float, model: CostModel) -> float:
     """Return the longest pause of a replica: its largest share from host memory, plus the fixed time."""
-    pauses = []
-    for replica in generation.replicas:
-        device = model.rates(replica.devices[0])
-        share = total / len(replica.devices)
-        pauses.append(share / device.host_bytes_per_s + device.overhead.weight_version)
-    return max(pauses)
+    replicas = ((model.rates(one.devices[0]), total / len(one.devices)) for one in generation.replicas)
+    return max(share / rates.host_bytes_per_s + rates.overhead.weight_version for rates, share in replicas)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import yaml
 
-from hetrl.cost.answers import Answer, decode_layer, generation, prefill_layer, training
+from hetrl.cost.answer import Answer
+from hetrl.cost.answers import decode_layer, generation, prefill_layer, training
 from hetrl.cost.efficiency import Efficiencies
 from hetrl.cost.solo import SoloTraining
 from hetrl.describe.yaml_file import read_mapping
@@ -30,12 +31,17 @@ from hetrl.workload import architecture
 
 POINTS = "calibration_points.yaml"
 MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "milliseconds")
-SERVING = ("generation", "decode-layer", "prefill-layer")
+SERVING: Mapping[str, Callable[..., Answer]] = {  # kind of point -> what answers it
+    "generation": generation,
+    "decode-layer": decode_layer,
+    "prefill-layer": prefill_layer,
+}
 KINDS = (*SERVING, "training")
 PRIOR = {"decode": 0.8, "prefill": 0.75, "training": 0.6, "step": 0.002, "activation_traffic": 1.0, "exposed": 0.2}
 PRIOR_WEIGHT = 0.1 / math.log(10)  # a parameter ten times its prior counts as much as a point that is off by 10 %
 _STEP = 1e-4  # of the finite differences
 _ROUNDS = 40
+Key = TypeVar("Key")
 Parameters = dict[tuple[str, str], float]  # (kind, GPU type, engine release or nothing) -> value
 
 
@@ -115,19 +121,11 @@ def predicted(point: Point, numbers: Efficiencies) -> float:
     """Return what these fitted numbers say of a point, in the point's unit."""
     asked = dict(point.question)
     model, gpu = architecture(asked.pop("architecture")), asked.pop("gpu")
-    answer: Answer
     if point.kind == "training":
         answer = training(SoloTraining(architecture=model, gpu=gpu, efficiencies=numbers, **asked))
     else:
-        answer = _ANSWERS[point.kind](model, gpu, efficiencies=numbers, **asked)
+        answer = SERVING[point.kind](model, gpu, efficiencies=numbers, **asked)
     return float(answer.seconds * 1e3 if point.measure == "milliseconds" else answer.to_json()[point.measure])
-
-
-_ANSWERS: Mapping[str, Callable[..., Answer]] = {
-    "generation": generation,
-    "decode-layer": decode_layer,
-    "prefill-layer": prefill_layer,
-}
 
 
 def fit(points: Sequence[Point], without: Point | None = None) -> Efficiencies:
@@ -181,15 +179,26 @@ def _least_squares(
     points: Sequence[Point], start: Parameters, keys: Sequence[tuple[str, str]], all_points: Sequence[Point]
 ) -> Parameters:
     """Return the values of the parameters `keys` that minimise the squares; all others stay."""
-    prior = numpy.log([PRIOR[kind] for kind, _ in keys])
+
+    def ratios(values: Parameters) -> list[float]:
+        numbers = _fitted({**start, **values}, all_points)
+        return [predicted(point, numbers) / point.value for point in points]
+
+    return fit_ratios(ratios, {key: PRIOR[key[0]] for key in keys})
+
+
+def fit_ratios(ratios: Callable[[dict[Key, float]], Sequence[float]], priors: Mapping[Key, float]) -> dict[Key, float]:
+    """Return the values with the least squares of the logarithms of `ratios` (predicted / measured) and the priors'."""
+    prior = numpy.log([*priors.values()])
+
+    def values(logs: numpy.ndarray) -> dict[Key, float]:
+        return dict(zip(priors, numpy.exp(logs).tolist(), strict=True))
 
     def errors(logs: numpy.ndarray) -> numpy.ndarray:
-        values = {**start, **dict(zip(keys, numpy.exp(logs).tolist(), strict=True))}
-        numbers = _fitted(values, all_points)
-        ratios = [math.log(predicted(point, numbers) / point.value) for point in points]
-        return numpy.array([*ratios, *((logs - prior) * PRIOR_WEIGHT)])
+        off = [math.log(ratio) for ratio in ratios(values(logs))]
+        return numpy.array([*off, *((logs - prior) * PRIOR_WEIGHT)])
 
-    return dict(zip(keys, numpy.exp(minimise(errors, prior)).tolist(), strict=True))
+    return values(minimise(errors, prior))
 
 
 def minimise(errors: Callable[[numpy.ndarray], numpy.ndarray], start: numpy.ndarray) -> numpy.ndarray:
@@ -210,22 +219,20 @@ def minimise(errors: Callable[[numpy.ndarray], numpy.ndarray], start: numpy.ndar
 
 
 def document(numbers: Efficiencies, found: Sequence[Residual]) -> str:
-    """Return the text of the fitted file: numbers, then each point with its residual."""
+    """Return the text of the fitted file: numbers (those of `rounded`), then each point with its residual."""
     engines = {
         name: {
-            "seconds": _rounded(seconds),
+            "seconds": seconds,
             "measured_on": sorted(g for g, e in numbers.engine_of.items() if e == name),
         }
         for name, seconds in numbers.step_seconds.items()
     }
     body = {
-        "shares": {
-            gpu: {phase: _rounded(share) for phase, share in shares.items()} for gpu, shares in numbers.shares.items()
-        },
+        "shares": {gpu: dict(shares) for gpu, shares in numbers.shares.items()},
         "decode_step_seconds": engines,
         "training": {
-            "activation_traffic": _rounded(numbers.activation_traffic),
-            "exposed_communication": _rounded(numbers.exposed),
+            "activation_traffic": numbers.activation_traffic,
+            "exposed_communication": numbers.exposed,
         },
         "residuals": [
             {

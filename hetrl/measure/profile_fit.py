@@ -9,7 +9,6 @@ Points with the use `fit` alone take part; those held out are predicted afterwar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy
@@ -17,7 +16,7 @@ import numpy
 from hetrl.cost.compute import StageShape, decode_seconds, forward_flops, prefill_seconds, training_seconds
 from hetrl.cost.efficiency import Rates, calibrated
 from hetrl.describe.measured import Check, Exchange, Measurement, Phase
-from hetrl.measure.calibrate import PRIOR, PRIOR_WEIGHT, minimise
+from hetrl.measure.calibrate import PRIOR, fit_ratios
 from hetrl.workload import architecture
 
 LAYERS: Mapping[str, Phase] = {  # kind -> phase
@@ -63,14 +62,12 @@ def fit_shares(measurements: Iterable[Measurement], gpu: str) -> dict[Phase, flo
     phases = list(dict.fromkeys(LAYERS[one.kind] for one in points))
     if not phases:
         return {}
-    prior = numpy.log([PRIOR[phase] for phase in phases])
 
-    def errors(logs: numpy.ndarray) -> numpy.ndarray:
-        rates = measured_rates(gpu, dict(zip(phases, numpy.exp(logs).tolist(), strict=True)))
-        ratios = [math.log(layer_seconds(point, rates) / point.median_seconds) for point in points]
-        return numpy.array([*ratios, *((logs - prior) * PRIOR_WEIGHT)])
+    def ratios(shares: Mapping[Phase, float]) -> list[float]:
+        rates = measured_rates(gpu, shares)
+        return [layer_seconds(point, rates) / point.median_seconds for point in points]
 
-    return dict(zip(phases, numpy.exp(minimise(errors, prior)).tolist(), strict=True))
+    return fit_ratios(ratios, {phase: PRIOR[phase] for phase in phases})
 
 
 def measured_rates(gpu: str, shares: Mapping[Phase, float]) -> Rates:

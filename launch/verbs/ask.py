@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetrl.cost.answers import Answer
+    from hetrl.cost.answer import Answer
     from hetrl.cost.efficiency import Efficiencies
     from hetrl.hardware import Topology
     from hetrl.measure.calibrate import Residual
