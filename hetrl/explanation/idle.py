@@ -38,8 +38,7 @@ class Idle:
 
 def idle(plan: Plan, problem: Problem, waits: Sequence[Part]) -> tuple[Idle, ...]:
     """Return the idle devices by kind of node; `waits` are the resources' parts of the plan's iteration."""
-    used = {device for task in plan.tasks.values() for device in task.devices}
-    found = []
+    used, found = set(plan.devices), []
     for kind, devices in problem.topology.devices_by_kind.items():
         free = [device for device in devices if device.id not in used]
         if free:

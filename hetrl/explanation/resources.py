@@ -21,7 +21,7 @@ from hetrl.cost.efficiency import Overhead, Rates
 from hetrl.cost.iteration import WEIGHT_SYNC, plan_seconds, predict, sync_cost, task_costs
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import SyncCost
-from hetrl.hardware import Topology, gpu_type
+from hetrl.hardware import Link, Site, Topology, gpu_type
 from hetrl.plan.plan import Plan
 
 Key = TypeVar("Key")
@@ -49,16 +49,16 @@ class Resource:
 
 def resources(plan: Plan, topology: Topology) -> list[Resource]:
     """Return what can make this plan slow: per GPU type in use, inside sites, and each link that carries anything."""
-    used = {device for task in plan.tasks.values() for device in task.devices}
-    found = [resource for gpu in sorted({topology.device_by_id[d].gpu for d in used}) for resource in _of_gpu(gpu)]
-    found.append(Resource("GPU to GPU in a node", _of_topology(_slower_peers)))
-    found.append(Resource("network of the nodes", _of_topology(_slower_nodes)))
+    gpus = {topology.device_by_id[device].gpu for device in plan.devices}
+    found = [resource for gpu in sorted(gpus) for resource in _of_gpu(gpu)]
+    found.append(Resource("GPU to GPU in a node", _of_sites(_slower_peers)))
+    found.append(Resource("network of the nodes", _of_sites(_slower_nodes)))
     carrying = {frozenset((r.source, r.target)) for r in plan.weight_sync.routes}
     for link in topology.links:
         name = f"link {link.between[0]}–{link.between[1]}"
         loads = [f"{a}-{b}" for a, b in (link.between, link.between[::-1])]
         if frozenset(link.between) in carrying or any(load in plan.predicted.wan_gb_per_iteration for load in loads):
-            found.append(Resource(name, _of_topology(_slower_link(link.between))))
+            found.append(Resource(name, _of_topology(_slower_link(link))))
     return found
 
 
@@ -90,33 +90,31 @@ def _of_topology(change: Callable[[Topology, float], Topology]) -> Callable[[Cos
     return lambda model, factor: replace(model, topology=change(model.topology, factor))
 
 
-def _slower_peers(topology: Topology, factor: float) -> Topology:
-    sites = []
-    for site in topology.sites:
-        peers = [(node.peer_gbps or gpu_type(node.gpu).peer_gbps) / factor for node in site.nodes]
-        nodes = tuple(replace(node, peer_gbps=gbps) for node, gbps in zip(site.nodes, peers, strict=True))
-        sites.append(replace(site, nodes=nodes, node_delay_ms=site.node_delay_ms * factor))
-    return replace(topology, sites=tuple(sites))
-
-
-def _slower_nodes(topology: Topology, factor: float) -> Topology:
-    sites = []
-    for site in topology.sites:
-        nodes = tuple(
-            replace(node, nic_gbps=node.nic_gbps / factor, wan_gbps=node.wan_gbps and node.wan_gbps / factor)
-            for node in site.nodes
-        )
-        sites.append(replace(site, nodes=nodes, delay_ms=site.delay_ms * factor))
-    return replace(topology, sites=tuple(sites))
-
-
-def _slower_link(between: tuple[str, str]) -> Callable[[Topology, float], Topology]:
+def _of_sites(change: Callable[[Site, float], Site]) -> Callable[[CostModel, float], CostModel]:
     def slower(topology: Topology, factor: float) -> Topology:
-        links = tuple(
-            replace(link, gbps=link.gbps / factor, delay_ms=link.delay_ms * factor) if link.between == between else link
-            for link in topology.links
-        )
-        return replace(topology, links=links)
+        return replace(topology, sites=tuple(change(site, factor) for site in topology.sites))
+
+    return _of_topology(slower)
+
+
+def _slower_peers(site: Site, factor: float) -> Site:
+    peers = [(node.peer_gbps or gpu_type(node.gpu).peer_gbps) / factor for node in site.nodes]
+    nodes = tuple(replace(node, peer_gbps=gbps) for node, gbps in zip(site.nodes, peers, strict=True))
+    return replace(site, nodes=nodes, node_delay_ms=site.node_delay_ms * factor)
+
+
+def _slower_nodes(site: Site, factor: float) -> Site:
+    nodes = tuple(
+        replace(node, nic_gbps=node.nic_gbps / factor, wan_gbps=node.wan_gbps and node.wan_gbps / factor)
+        for node in site.nodes
+    )
+    return replace(site, nodes=nodes, delay_ms=site.delay_ms * factor)
+
+
+def _slower_link(slow: Link) -> Callable[[Topology, float], Topology]:
+    def slower(topology: Topology, factor: float) -> Topology:
+        changed = replace(slow, gbps=slow.gbps / factor, delay_ms=slow.delay_ms * factor)
+        return replace(topology, links=tuple(changed if link == slow else link for link in topology.links))
 
     return slower
 

@@ -122,23 +122,21 @@ def study(
     """
     solvers = solvers_for(problem.objective)
     made_by = plan.solver.name if plan.solver.name in solvers else "sha-ea"
-    others: list[Plan] = []
+    others: list[Plan | None] = []
     answers = []
     for question in questions(problem.topology):
         report(question.name)
         changed = replace(problem, topology=question.topology)
         found = _solved(changed, made_by, budget_seconds, seed)
         answers.append(_answer(question, plan, found, changed))
-        if found is not None and (question.dropped or question.name == UNCHANGED):
+        if question.dropped or question.name == UNCHANGED:
             others.append(found)
     for solver in (name for name in solvers if name not in (made_by, *SEARCHES)):
         report(f"solver {solver}")
-        if (found := _solved(problem, solver, budget_seconds, seed)) is not None:
-            others.append(found)
+        others.append(_solved(problem, solver, budget_seconds, seed))
     report("another grouping")
     grouping = tuple(group.tasks for group in plan.groups)
-    if (found := _solved(problem, "sha-ea", budget_seconds, seed, grouping)) is not None:
-        others.append(found)
+    others.append(_solved(problem, "sha-ea", budget_seconds, seed, grouping))
     value = plan_value(plan, problem.topology, problem.objective)
     own = value if value < math.inf else None
     return Study(tuple(answers), runner_up(plan, others, problem), own, measure_of(problem.objective))
@@ -167,13 +165,12 @@ def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem
 
 def kind_of(plan: Plan) -> tuple[frozenset[frozenset[str]], frozenset[str]]:
     """Return how a plan groups its tasks, and the sites that it uses."""
-    sites = frozenset(site_of(device) for task in plan.tasks.values() for device in task.devices)
-    return frozenset(frozenset(group.tasks) for group in plan.groups), sites
+    return frozenset(frozenset(group.tasks) for group in plan.groups), frozenset(map(site_of, plan.devices))
 
 
-def runner_up(plan: Plan, others: Sequence[Plan], problem: Problem) -> RunnerUp | None:
-    """Return the best of the plans that is of another kind than this one."""
-    found = [other for other in others if kind_of(other) != kind_of(plan)]
+def runner_up(plan: Plan, others: Sequence[Plan | None], problem: Problem) -> RunnerUp | None:
+    """Return the best of the plans, where a search found one, that is of another kind than this one."""
+    found = [other for other in others if other is not None and kind_of(other) != kind_of(plan)]
     if not found:
         return None
     best = min(found, key=lambda other: plan_value(other, problem.topology, problem.objective))

@@ -13,7 +13,7 @@ from itertools import combinations, pairwise
 from hetrl.errors import UsageError
 from hetrl.hardware import Topology, gpu_type
 from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Group, Plan, Replica, TaskPlan, node_of, site_of
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Workload
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Architecture, Workload
 
 _CHOICES = {
     "idle_state": IDLE_STATES,
@@ -21,7 +21,7 @@ _CHOICES = {
     "gradient_dtype": ("fp32", "bf16"),
     "optimizer_sharding": SHARDINGS,
 }
-_ROUNDING = 1 + 1e-9
+_ROUNDING = 1 + 1e-9  # a cache that takes all that is left sums up to a little more or less than the whole
 
 
 class PlanError(UsageError):
@@ -53,16 +53,13 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
         return broken
     found = [*_algorithm(plan, workload), *_groups(plan)]
     for name, task in plan.tasks.items():
-        found += [*_settings(name, task), *_samples(name, task, workload), *_layers(name, task, workload)]
-        found += [*_placement(name, task, topology), *_tensor_parallel(name, task, workload)]
+        model = workload.architecture_of(name)
+        assert model is not None  # _shape: the workload has the task
+        found += [*_settings(name, task), *_samples(name, task, workload), *_layers(name, task, model)]
+        found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
-    return [
-        *found,
-        *_site_order(plan),
-        *_weight_sync(plan, topology),
-        *_links(plan, topology),
-        *_memory(plan, topology),
-    ]
+    found += [*_site_order(plan), *_weight_sync(plan, topology), *_links(plan, topology), *_memory(plan, topology)]
+    return found
 
 
 def _sites(devices: tuple[str, ...]) -> list[str]:
@@ -75,10 +72,6 @@ def _nodes(devices: tuple[str, ...]) -> list[str]:
 
 def _repeated(names: tuple[str, ...]) -> list[str]:
     return [name for name, count in Counter(names).items() if count > 1]
-
-
-def _used_devices(plan: Plan) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(device for task in plan.tasks.values() for device in task.devices))
 
 
 def _replicas(name: str, task: TaskPlan) -> Iterator[tuple[str, Replica]]:
@@ -200,9 +193,7 @@ def _samples(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
             yield f"{where}: handles {replica.samples} samples, which is not a multiple of {of} ({unit})"
 
 
-def _layers(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
-    model = workload.architecture_of(name)
-    assert model is not None  # _shape: the workload has the task
+def _layers(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
     for where, replica in _replicas(name, task):
         spans = [stage.layers for stage in replica.stages]
         for index, (first, last) in enumerate(spans):
@@ -228,9 +219,7 @@ def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
             yield f"{where}: spans the sites {', '.join(sites)}; only training may"
 
 
-def _tensor_parallel(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
-    model = workload.architecture_of(name)
-    assert model is not None  # _shape: the workload has the task
+def _tensor_parallel(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
     for where, devices in _stages(name, task):
         if len(nodes := _nodes(devices)) > 1:
             yield f"{where}: tensor parallelism spans the nodes {', '.join(nodes)}; it stays inside one"
@@ -254,14 +243,14 @@ def _training_grid(name: str, task: TaskPlan) -> Iterator[str]:
 
 
 def _lead_site(plan: Plan) -> str:
-    return site_of(plan.tasks[ACTOR_TRAINING].replicas[0].stages[0].devices[0])
+    return site_of(plan.tasks[ACTOR_TRAINING].devices[0])
 
 
 def _site_order(plan: Plan) -> Iterator[str]:
     """The used sites, each once, the actor trainer's first."""
     for site in _repeated(plan.site_order):
         yield f"site_order: names the site {site} twice"
-    used = _sites(_used_devices(plan))
+    used = _sites(plan.devices)
     yield from (
         f"site_order: lacks the site {site}, which the plan uses" for site in used if site not in plan.site_order
     )
@@ -298,8 +287,8 @@ def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
 def _links(plan: Plan, topology: Topology) -> Iterator[str]:
     """Samples pass the lead site's controller; the sites of a training task form one torch world."""
     lead = _lead_site(plan)
-    for site in _sites(_used_devices(plan)):
-        if site != lead and not topology.linked(lead, site):
+    for site in _sites(plan.devices):
+        if not topology.linked(lead, site):
             yield f"site {site}: has no link to {lead}, where the controller runs"
     for name in TRAININGS:
         sites = _sites(plan.tasks[name].devices) if name in plan.tasks else []
@@ -310,11 +299,11 @@ def _links(plan: Plan, topology: Topology) -> Iterator[str]:
 
 def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
     peaks = plan.predicted.peak_memory_gb
-    for device in _used_devices(plan):
+    for device in plan.devices:
         if device not in peaks:
             yield f"predicted.peak_memory_gb: lacks the device {device}, which the plan uses"
     for device, peak in peaks.items():
         gpu = gpu_type(topology.device_by_id[device].gpu)
-        if not 0 <= peak <= gpu.memory_gb * gpu.usable_memory * _ROUNDING:
-            limit = f"{gpu.memory_gb * gpu.usable_memory:.2f} of {gpu.memory_gb:g} GB of {gpu.name}"
+        if not 0 <= peak <= gpu.usable_gb * _ROUNDING:
+            limit = f"{gpu.usable_gb:.2f} of {gpu.memory_gb:g} GB of {gpu.name}"
             yield f"{device}: needs {peak:.2f} GB; usable are {limit}"

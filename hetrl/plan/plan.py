@@ -170,6 +170,11 @@ class Plan:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Return every device that has a task, once."""
+        return tuple(dict.fromkeys(device for task in self.tasks.values() for device in task.devices))
+
+    @property
     def lead_site(self) -> str:
         """Return the site of the actor trainer's first rank: the controller runs there."""
         return self.site_order[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hetrl.hardware import gpu_type
 from hetrl.plan.plan import Plan, site_of
-from hetrl.report.page import Mark, marks
+from hetrl.report.page import Mark, mark_of_device
 from hetrl.report.text import figure, spoken
 
 
@@ -47,7 +47,7 @@ class SiteBox:
 def device_map(plan: Plan, gpus: Mapping[str, str]) -> tuple[SiteBox, ...]:
     """Return the sites of `gpus` (device -> catalogue GPU) in its order; without it, those that the plan uses."""
     known = gpus or {device: "" for group in plan.groups for device in group.devices}
-    mark_of = {device: mark for mark, group in zip(marks(plan), plan.groups, strict=True) for device in group.devices}
+    mark_of = mark_of_device(plan)
     sites: dict[str, dict[str, list[Box]]] = {}
     for device, gpu in known.items():
         site, node, _ = device.split("/", 2)
@@ -58,17 +58,12 @@ def device_map(plan: Plan, gpus: Mapping[str, str]) -> tuple[SiteBox, ...]:
     )
 
 
-def busy_devices(plan: Plan) -> frozenset[str]:
-    """Return the devices that have a task."""
-    return frozenset(device for task in plan.tasks.values() for device in task.devices)
-
-
 def _box(plan: Plan, device: str, gpu: str, mark: Mark | None) -> Box:
     tasks = tuple(name for name, task in plan.tasks.items() if device in task.devices)
     peak = plan.predicted.peak_memory_gb.get(device)
     parts, memory = [", ".join(map(spoken, tasks)) or "idle"], None
     if peak is not None and gpu:
-        usable = gpu_type(gpu).memory_gb * gpu_type(gpu).usable_memory
+        usable = gpu_type(gpu).usable_gb
         parts.append(f"peak {figure(peak)} of {figure(usable)} GB usable")
         memory = min(100.0, round(100 * peak / usable, 1))
     return Box(device, mark, tasks, memory, f"{device}{f' ({gpu})' if gpu else ''}: {'; '.join(parts)}")

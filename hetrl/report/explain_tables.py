@@ -14,15 +14,7 @@ from hetrl.explanation import Explanation, Study
 from hetrl.explanation.memory import Memory
 from hetrl.explanation.resources import ITERATION
 from hetrl.hardware import Topology
-from hetrl.report.reasons import (
-    answer_text,
-    change_text,
-    idle_reason,
-    runner_up_reason,
-    training_reason,
-    value_text,
-    waits_for,
-)
+from hetrl.report import reasons
 from hetrl.report.rows import link_rows
 from hetrl.report.tables import add_row, new_table
 from hetrl.report.text import figure, spoken
@@ -50,11 +42,16 @@ def _time_table(found: Explanation) -> Table:
     adds = {part.name: part.seconds for part in found.path}
     for name in (*found.plan.tasks, WEIGHT_SYNC):
         alone, added = predicted.tasks[name], adds.get(name)
-        add_row(table, spoken(name), *(f"{figure(v)} s" for v in (alone, added)), waits_for(found.binds.get(name, ())))
+        add_row(
+            table,
+            spoken(name),
+            *(f"{figure(v)} s" for v in (alone, added)),
+            reasons.waits_for(found.binds.get(name, ())),
+        )
     for name in (name for name in adds if name not in predicted.tasks):
         add_row(table, name, "", f"{figure(adds[name])} s", "")
     whole = figure(predicted.iteration_seconds)
-    add_row(table, ITERATION, "", f"{whole} s", waits_for(found.binds.get(ITERATION, ())))
+    add_row(table, ITERATION, "", f"{whole} s", reasons.waits_for(found.binds.get(ITERATION, ())))
     return table
 
 
@@ -82,18 +79,25 @@ def _memory_table(rows: tuple[Memory, ...]) -> Table:
 def _paragraphs(found: Explanation) -> Iterator[tuple[str, list[str]]]:
     seconds = found.plan.predicted.iteration_seconds
     if found.training is not None:
-        yield "Training", [training_reason(found.training)]
+        yield "Training", [reasons.training_reason(found.training)]
     if found.idle:
-        yield "Idle GPUs", [idle_reason(idle, seconds) for idle in found.idle]
+        yield "Idle GPUs", [reasons.idle_reason(idle, seconds) for idle in found.idle]
     if found.study is not None and found.study.runner_up is not None:
-        yield "Runner-up", [runner_up_reason(found.study.runner_up, seconds)]
+        yield "Runner-up", [reasons.runner_up_reason(found.study.runner_up, seconds)]
 
 
 def _what_if_table(study: Study) -> Table:
     other = [] if study.of_seconds else [study.measure.name]
     table = new_table("What if", "what", "iteration", *other, "change", "by")
     for answer in study.what_ifs:
-        iteration = value_text(answer.seconds, SECONDS)
-        value = [value_text(answer.value, study.measure)] if other else []
-        add_row(table, answer.name, iteration, *value, change_text(answer.value, study.value), answer_text(answer))
+        iteration = reasons.value_text(answer.seconds, SECONDS)
+        value = [reasons.value_text(answer.value, study.measure)] if other else []
+        add_row(
+            table,
+            answer.name,
+            iteration,
+            *value,
+            reasons.change_text(answer.value, study.value),
+            reasons.answer_text(answer),
+        )
     return table

@@ -12,17 +12,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from hetrl.cost.iteration import WEIGHT_SYNC
+from hetrl.explanation.resources import ITERATION
 from hetrl.plan.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
 from hetrl.report.device_map import sites_of
+from hetrl.report.facts import Row
 from hetrl.report.text import figure, spoken
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
 
-Row = Mapping[str, Any]
-ITERATION = "iteration"
-WEIGHT_SYNC = "weight_sync"
 MOST_REPLICAS = 12
 _ORDER = (ACTOR_GENERATION, "old_logprobs", *INFERENCES, *TRAININGS)
 _NAMES = {"old_logprobs": "log-probs under the trainer"}

@@ -55,7 +55,6 @@ class Bar:
     label: str
     value: str
     share: float
-    mark: Mark | None = None
 
 
 def marks(plan: Plan) -> list[Mark]:
@@ -66,16 +65,21 @@ def marks(plan: Plan) -> list[Mark]:
     ]
 
 
+def mark_of_device(plan: Plan) -> dict[str, Mark]:
+    """Return the mark of the group that each device belongs to."""
+    return {device: mark for mark, group in zip(marks(plan), plan.groups, strict=True) for device in group.devices}
+
+
 def mark_of_task(plan: Plan) -> dict[str, Mark]:
     """Return the mark of the group of each task."""
     return {task: mark for mark in marks(plan) for task in mark.tasks}
 
 
-def bars(values: Iterable[tuple[str, float, str, Mark | None]]) -> list[Bar]:
-    """Return bars of (label, length, what it says, mark), scaled to the longest."""
+def bars(values: Iterable[tuple[str, float, str]]) -> list[Bar]:
+    """Return bars of (label, length, what it says), scaled to the longest."""
     rows = list(values)
-    longest = max((length for _, length, _, _ in rows), default=0) or 1
-    return [Bar(label, said, round(100 * length / longest, 2), mark) for label, length, said, mark in rows]
+    longest = max((length for _, length, _ in rows), default=0) or 1
+    return [Bar(label, said, round(100 * length / longest, 2)) for label, length, said in rows]
 
 
 @cache

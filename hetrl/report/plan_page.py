@@ -6,7 +6,7 @@ from hetrl.explanation import Explanation
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
 from hetrl.report import reasons
-from hetrl.report.device_map import busy_devices, device_map
+from hetrl.report.device_map import device_map
 from hetrl.report.gantt import gantt
 from hetrl.report.page import SHORT, mark_of_task, marks, render
 from hetrl.report.played import Played
@@ -40,7 +40,7 @@ def plan_page(
         plan=plan,
         workload=workload,
         topology=topology,
-        used=len(busy_devices(plan)),
+        used=len(plan.devices),
         marks=marks(plan),
         mark_of_task=mark_of_task(plan),
         short=SHORT,

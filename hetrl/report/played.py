@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from hetrl.plan.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
-from hetrl.report.page import SHORT, Mark, marks
-from hetrl.report.text import figure
+from hetrl.report.gantt import is_asynchronous
+from hetrl.report.page import SHORT, Mark, mark_of_device, marks
+from hetrl.report.text import figure, spoken
 from hetrl.simulator import Simulated, Span as Event
 
 GAP = 0.004  # of the width: shorter pauses are drawn over
@@ -47,10 +48,10 @@ class Played:
 def played(plan: Plan, found: Simulated) -> Played:
     """Return the last iteration of a synchronous play, the last two of an asynchronous one."""
     end = max(span.start + span.seconds for span in found.spans)
-    count = 2 if plan.algorithm.mode == "async" and plan.algorithm.max_staleness else 1
+    count = 2 if is_asynchronous(plan) else 1
     start = max(end - count * found.iteration_seconds, 0.0)
     spans = [span for span in found.spans if span.start + span.seconds > start]
-    mark_of = {device: mark for mark, group in zip(marks(plan), plan.groups, strict=True) for device in group.devices}
+    mark_of = mark_of_device(plan)
     rows: dict[tuple[str, str], list[Event]] = {}
     for span in spans:
         mark = mark_of.get(span.thread)
@@ -79,11 +80,9 @@ def _row(name: str, mark: Mark | None, spans: Sequence[Event], window: tuple[flo
 def _bar(task: str, left: float, right: float, window: tuple[float, float]) -> Busy:
     start, end = window
     width = 100 * (right - left) / (end - start)
-    short = SHORT.get(task, task)
-    title = f"{task.replace('_', ' ') or 'transfers'}: {figure(left - start)} to {figure(right - start)} s"
-    return Busy(
-        round(100 * (left - start) / (end - start), 3), round(width, 3), short if width >= _LABEL else "", title
-    )
+    label = SHORT.get(task, task) if width >= _LABEL else ""
+    title = f"{spoken(task) or 'transfers'}: {figure(left - start)} to {figure(right - start)} s"
+    return Busy(round(100 * (left - start) / (end - start), 3), round(width, 3), label, title)
 
 
 def _busiest(spans: Sequence[Event], window: tuple[float, float]) -> float:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from hetrl.plan.plan import Plan
 from hetrl.report.chart import Chart, histogram, line_chart
-from hetrl.report.device_map import busy_devices, device_map, sites_of
-from hetrl.report.facts import LAST_STEPS, Facts, event_rows, facts, replica_rates, staleness_counts
+from hetrl.report.device_map import device_map, sites_of
+from hetrl.report.facts import LAST_STEPS, Facts, Row, event_rows, facts, replica_rates, staleness_counts
 from hetrl.report.gantt import gantt, is_asynchronous
 from hetrl.report.page import SHORT, Bar, bars, mark_of_task, marks, render
 from hetrl.report.rows import task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
 
-Row = Mapping[str, Any]
 # key of a row -> title
 _CURVES = {
     "reward": "Reward",
@@ -74,14 +72,14 @@ def run_page(
         replicas=_replica_bars(rows, is_asynchronous(plan)),
         gantt=gantt(plan, rows),
         seconds=_seconds(summary, rows, plan),
-        used=len(busy_devices(plan)),
+        used=len(plan.devices),
         marks=marks(plan),
         mark_of_task=mark_of_task(plan),
         short=SHORT,
         sites=device_map(plan, gpus or {}),
         rows=task_rows(plan),
         compact_devices=compact_devices,
-        links=bars((name, count, byte_figure(count), None) for name, count in known.bytes_per_link.items()),
+        links=bars((name, count, byte_figure(count)) for name, count in known.bytes_per_link.items()),
         version_charts=_version_charts(known),
         version_bytes=sum(entry.get("bytes", 0) for entry in known.versions),
         versions=known.versions[-_MOST_ROWS:],
@@ -138,7 +136,7 @@ def _points(rows: Sequence[Row], key: str) -> list[tuple[float, float | None]]:
 
 def _replica_bars(rows: Sequence[Row], asynchronous: bool) -> list[Bar]:
     rates = replica_rates(rows, whole_steps=asynchronous)
-    return bars((address, rate, f"{figure(rate)} tokens/s", None) for address, rate in rates.items())
+    return bars((address, rate, f"{figure(rate)} tokens/s") for address, rate in rates.items())
 
 
 def _version_charts(known: Facts) -> list[Chart]:

@@ -15,7 +15,7 @@ from hetrl.cost.efficiency import Efficiency
 from hetrl.describe.measured import Measured
 from hetrl.hardware import Node, Site, Topology, gpu_type
 from hetrl.plan.plan import Plan
-from hetrl.report.rows import TaskRow, task_rows
+from hetrl.report.rows import task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
 from hetrl.workload import Workload
 
@@ -67,29 +67,23 @@ def plan_table(
     table = new_table("Plan", "task", "site", "devices", "TP×PP×DP", "samples", "predicted")
     starred, previous = False, ""
     for row in task_rows(plan):
-        star = _is_uncalibrated(plan, row, topology, uncalibrated)
+        star = any(topology.device_by_id[device].gpu in uncalibrated for device in plan.tasks[row.task].devices)
         starred |= star
         seconds = "" if row.seconds is None else f"{figure(row.seconds)} s{'*' if star else ''}"
         devices = ", ".join(name.split("/", 1)[1] for name in compact_devices(row.devices))
         name = spoken(row.task) if row.task != previous else ""
-        add_row(
-            table, name, row.site, devices, row.parallelism, "" if row.samples is None else str(row.samples), seconds
-        )
+        samples = "" if row.samples is None else str(row.samples)
+        add_row(table, name, row.site, devices, row.parallelism, samples, seconds)
         previous = row.task
     for name, value in plan.predicted.tasks.items():
         if name not in plan.tasks:
             add_row(table, spoken(name), "", "", "", "", f"{figure(value)} s")
-    used = {device for task in plan.tasks.values() for device in task.devices}
     note = (
         f"{workload.algorithm.upper()}, {workload.mode}: an iteration of {workload.samples} samples takes "
         f"{figure(plan.predicted.iteration_seconds)} s ({figure(plan.predicted.samples_per_second)} samples/s) on "
-        f"{len(used)} of {len(topology.devices)} devices, as predicted by our model; solver {plan.solver.name}"
+        f"{len(plan.devices)} of {len(topology.devices)} devices, as predicted by our model; solver {plan.solver.name}"
     )
     return _noted(table, f"{note}\n{_UNCALIBRATED}" if starred else note)
-
-
-def _is_uncalibrated(plan: Plan, row: TaskRow, topology: Topology, uncalibrated: Collection[str]) -> bool:
-    return any(topology.device_by_id[device].gpu in uncalibrated for device in plan.tasks[row.task].devices)
 
 
 def summary_table(summary: Mapping[str, Any]) -> RenderableType:
