@@ -43,26 +43,26 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Score:
+class Judgement:
     """A verdict; `cause` says why a response could not be scored, and is empty otherwise."""
 
     verdict: Verdict
     cause: str = ""
 
 
-RIGHT, WRONG = Score(Verdict.RIGHT), Score(Verdict.WRONG)
+RIGHT, WRONG = Judgement(Verdict.RIGHT), Judgement(Verdict.WRONG)
 
 
-def unscorable(cause: str) -> Score:
-    """Return the score of a response that could not be scored."""
-    return Score(Verdict.UNSCORABLE, cause)
+def unscorable(cause: str) -> Judgement:
+    """Return the judgement of a response that could not be scored."""
+    return Judgement(Verdict.UNSCORABLE, cause)
 
 
 class Scorer(Protocol):
     """Compares a response with the accepted answer; many calls may be under way at once."""
 
-    async def score(self, response: str, answer: str) -> Score:
-        """Return the score of a response."""
+    async def score(self, response: str, answer: str) -> Judgement:
+        """Return what the rule says of a response."""
         ...
 
 
@@ -74,12 +74,12 @@ def exact_match(response: str, answer: str) -> float:
 class ExactScorer:
     """Accepts the answer itself, spaces around it aside."""
 
-    async def score(self, response: str, answer: str) -> Score:
+    async def score(self, response: str, answer: str) -> Judgement:
         """Return RIGHT or WRONG: every text can be compared."""
         return RIGHT if exact_match(response, answer) else WRONG
 
 
-def final_answer(response: str) -> str | Score:
+def final_answer(response: str) -> str | Judgement:
     r"""Return the answer that a response states: its last balanced `\boxed{..}`, else what follows its last `####`.
 
     A response that states none, or begins a box that never closes, cannot be scored.
@@ -122,14 +122,14 @@ class _Worker:
             raise
         return worker
 
-    async def check(self, said: str, answer: str, clock_seconds: float) -> Score:
+    async def check(self, said: str, answer: str, clock_seconds: float) -> Judgement:
         """Ask for one verdict; raises _WorkerEndedError, with the reason, where the process is no more."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"said": said, "answer": answer}).encode() + b"\n")
         with contextlib.suppress(ConnectionError):  # the read below says what became of the worker
             await self._process.stdin.drain()
         reply = json.loads(await self._line(clock_seconds))
-        return Score(Verdict(reply["verdict"]), reply["cause"])
+        return Judgement(Verdict(reply["verdict"]), reply["cause"])
 
     async def _line(self, clock_seconds: float) -> bytes:
         assert self._process.stdout is not None
@@ -176,10 +176,10 @@ class MathScorer:
         self._closed = True
         await asyncio.gather(*(self._discard(worker) for worker in list(self._alive)))
 
-    async def score(self, response: str, answer: str) -> Score:
-        """Return the score of a response; raises HetrlError only when no worker can be started."""
+    async def score(self, response: str, answer: str) -> Judgement:
+        """Return what the rule says of a response; raises HetrlError only when no worker can be started."""
         said = final_answer(response)
-        if isinstance(said, Score):
+        if isinstance(said, Judgement):
             return said
         if said == answer.strip():
             return RIGHT
@@ -187,14 +187,14 @@ class MathScorer:
             return unscorable("reference answer too long")
         return await self._ask(said, answer)
 
-    async def _ask(self, said: str, answer: str) -> Score:
+    async def _ask(self, said: str, answer: str) -> Judgement:
         worker = await self._free.get()
         healthy = False
         try:
             worker = worker or await self._start()
-            score = await worker.check(said, answer, self._clock_seconds)
+            judgement = await worker.check(said, answer, self._clock_seconds)
             healthy = True
-            return score
+            return judgement
         except _WorkerEndedError as ended:
             return unscorable(str(ended))
         finally:  # also when the caller is cancelled: a worker with an answer under way takes no other
@@ -234,13 +234,13 @@ async def open_scorer(reward: Reward, data: Data) -> AsyncIterator[Scorer]:
         yield scorer
 
 
-def reward_of(score: Score, reward: Reward) -> float:
+def reward_of(judgement: Judgement, reward: Reward) -> float:
     """Return 1 for a right response, 0 for a wrong one, and `reward.unscorable` for one that cannot be scored."""
-    return {Verdict.RIGHT: 1.0, Verdict.WRONG: 0.0, Verdict.UNSCORABLE: reward.unscorable}[score.verdict]
+    return {Verdict.RIGHT: 1.0, Verdict.WRONG: 0.0, Verdict.UNSCORABLE: reward.unscorable}[judgement.verdict]
 
 
-def tally(scores: Sequence[Score]) -> dict[str, object]:
+def tally(judgements: Sequence[Judgement]) -> dict[str, object]:
     """Return the counts of right, wrong and unscorable, and of the causes of the last, as metrics show them."""
-    verdicts = Counter(score.verdict for score in scores)
-    causes = Counter(score.cause for score in scores if score.verdict is Verdict.UNSCORABLE)
+    verdicts = Counter(judgement.verdict for judgement in judgements)
+    causes = Counter(judgement.cause for judgement in judgements if judgement.verdict is Verdict.UNSCORABLE)
     return {**{verdict.value: verdicts[verdict] for verdict in Verdict}, "unscorable_causes": dict(causes)}

@@ -36,7 +36,7 @@ def save(
     except (TypeError, ValueError) as error:
         raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
     state = {"format": checkpoint.FORMAT, "steps": steps, "layout": _layout(shards), "extra": dict(extra)}
-    shapes = {name: place.shape for name, place in shards.places.items()}
+    shapes = {name: home.shape for name, home in shards.homes.items()}
     files: dict[str, tuple[dict[str, tuple[int, ...]], torch.dtype, Stream]] = {
         file: (shapes, torch.float32, shards.stream(_whole(shards, optimizer, kind), torch.float32))
         for kind, file in TENSOR_FILES.items()
@@ -125,7 +125,7 @@ def _whole(shards: Shards, optimizer: Any, kind: str) -> Callable[[str], torch.T
 def _take_file(shards: Shards, optimizer: Any, path: Path, kind: str) -> None:
     """Take one kind of values of all of this rank's parameters from a file of whole tensors."""
     with safe_open(path, framework="pt", device="cpu") as file:
-        hf_weights.missing_and_surplus(set(file.keys()), shards.places)
+        hf_weights.missing_and_surplus(set(file.keys()), shards.homes)
         for name, parameter in shards.parameters.items():
             values = shards.assemble(name, file.get_tensor)
             if kind == WEIGHTS:

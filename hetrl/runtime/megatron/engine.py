@@ -94,8 +94,8 @@ class MegatronEngine:
             config, self.architecture, layout, self.dtype, recompute=recompute, packed=packed
         )
         self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
-        places, group = hf_weights.places(self.architecture), parallel_state.get_tensor_model_parallel_group()
-        self.shards = Shards(self.architecture, layout, self.place, places, self.parameters, group, self.device)
+        homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
+        self.shards = Shards(self.architecture, layout, self.place, homes, self.parameters, group, self.device)
         self.model: Any = model
         self.optimizer: Any = None
         self.steps = 0  # what the optimiser has taken
@@ -116,9 +116,9 @@ class MegatronEngine:
             if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.architecture.tied_embeddings):
                 continue
             arrived.add(name)
-            if name in self.shards.places:
-                self.shards.take(name, self.shards.places[name], full)
-        hf_weights.missing_and_surplus(arrived, self.shards.places)
+            if name in self.shards.homes:
+                self.shards.take(name, self.shards.homes[name], full)
+        hf_weights.missing_and_surplus(arrived, self.shards.homes)
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self._loaded = True

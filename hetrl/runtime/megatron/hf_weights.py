@@ -30,7 +30,7 @@ EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 
 
 @dataclass(frozen=True)
-class Place:
+class Home:
     """Where one Hugging Face tensor of `shape` lives.
 
     `parameter` is megatron's name with the global layer index, `layer` that index (None: outside the layers), `part`
@@ -62,50 +62,50 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     return result
 
 
-def places(architecture: Architecture) -> dict[str, Place]:
-    """Return the place of every tensor of a model by its Hugging Face name, in the order of export."""
+def homes(architecture: Architecture) -> dict[str, Home]:
+    """Return the home of every tensor of a model by its Hugging Face name, in the order of export."""
     hidden, vocabulary = architecture.hidden, (architecture.vocabulary, architecture.hidden)
     twin = OUTPUT if architecture.tied_embeddings else None
-    result = {"model.embed_tokens.weight": Place(EMBEDDING, vocabulary, split=0, twin=twin)}
+    result = {"model.embed_tokens.weight": Home(EMBEDDING, vocabulary, split=0, twin=twin)}
     for layer in range(architecture.layers):
-        result |= _layer_places(architecture, layer)
-    result["model.norm.weight"] = Place("decoder.final_layernorm.weight", (hidden,))
+        result |= _layer_homes(architecture, layer)
+    result["model.norm.weight"] = Home("decoder.final_layernorm.weight", (hidden,))
     if not architecture.tied_embeddings:
-        result["lm_head.weight"] = Place(OUTPUT, vocabulary, split=0)
+        result["lm_head.weight"] = Home(OUTPUT, vocabulary, split=0)
     return result
 
 
-def _layer_places(architecture: Architecture, layer: int) -> dict[str, Place]:
-    """Return the places of one layer."""
+def _layer_homes(architecture: Architecture, layer: int) -> dict[str, Home]:
+    """Return the homes of one layer."""
     a, there, here = architecture, f"decoder.layers.{layer}.", f"model.layers.{layer}."
     attention, feed_forward = there + "self_attention.", there + "mlp."
     rows = {"q": a.heads * a.head_dim, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}
-    result = {"input_layernorm.weight": Place(there + "input_layernorm.weight", (a.hidden,), layer=layer)}
+    result = {"input_layernorm.weight": Home(there + "input_layernorm.weight", (a.hidden,), layer=layer)}
     for part, length in rows.items():
-        weight = Place(attention + "linear_qkv.weight", (length, a.hidden), 0, part, layer)
+        weight = Home(attention + "linear_qkv.weight", (length, a.hidden), 0, part, layer)
         result[f"self_attn.{part}_proj.weight"] = weight
         if a.qkv_bias:
-            result[f"self_attn.{part}_proj.bias"] = Place(attention + "linear_qkv.bias", (length,), 0, part, layer)
+            result[f"self_attn.{part}_proj.bias"] = Home(attention + "linear_qkv.bias", (length,), 0, part, layer)
     for part in ("q", "k") if a.qk_norm else ():
-        norm = Place(attention + f"{part}_layernorm.weight", (a.head_dim,), layer=layer)
+        norm = Home(attention + f"{part}_layernorm.weight", (a.head_dim,), layer=layer)
         result[f"self_attn.{part}_norm.weight"] = norm
-    output = Place(attention + "linear_proj.weight", (a.hidden, rows["q"]), 1, layer=layer)
+    output = Home(attention + "linear_proj.weight", (a.hidden, rows["q"]), 1, layer=layer)
     result["self_attn.o_proj.weight"] = output
-    result["post_attention_layernorm.weight"] = Place(there + "pre_mlp_layernorm.weight", (a.hidden,), layer=layer)
+    result["post_attention_layernorm.weight"] = Home(there + "pre_mlp_layernorm.weight", (a.hidden,), layer=layer)
     for part in ("gate", "up"):
-        place = Place(feed_forward + "linear_fc1.weight", (a.intermediate, a.hidden), 0, part, layer)
-        result[f"mlp.{part}_proj.weight"] = place
-    result["mlp.down_proj.weight"] = Place(
+        home = Home(feed_forward + "linear_fc1.weight", (a.intermediate, a.hidden), 0, part, layer)
+        result[f"mlp.{part}_proj.weight"] = home
+    result["mlp.down_proj.weight"] = Home(
         feed_forward + "linear_fc2.weight", (a.hidden, a.intermediate), 1, layer=layer
     )
-    return {here + name: place for name, place in result.items()}
+    return {here + name: home for name, home in result.items()}
 
 
-def stage_of(place: Place, layout: Layout) -> int:
+def stage_of(home: Home, layout: Layout) -> int:
     """Return the pipeline stage that owns a tensor (of a tied embedding: the first)."""
-    if place.layer is None:
-        return 0 if place.parameter == EMBEDDING else layout.pipeline - 1
-    return next(i for i, (start, end) in enumerate(layout.stages) if start <= place.layer < end)
+    if home.layer is None:
+        return 0 if home.parameter == EMBEDDING else layout.pipeline - 1
+    return next(i for i, (start, end) in enumerate(layout.stages) if start <= home.layer < end)
 
 
 def padded(length: int, tensor: int) -> int:
@@ -113,50 +113,50 @@ def padded(length: int, tensor: int) -> int:
     return -(-length // tensor) * tensor
 
 
-def window(parameter: torch.Tensor, place: Place, architecture: Architecture) -> torch.Tensor:
+def window(parameter: torch.Tensor, home: Home, architecture: Architecture) -> torch.Tensor:
     """Return the view of one tensor rank's `parameter` that holds this rank's shard, in any shape with its elements."""
-    if place.part in ("gate", "up"):
-        return parameter.view(2, -1, *parameter.shape[1:])[("gate", "up").index(place.part)]
-    if place.part == "whole":
+    if home.part in ("gate", "up"):
+        return parameter.view(2, -1, *parameter.shape[1:])[("gate", "up").index(home.part)]
+    if home.part == "whole":
         return parameter
     queries = architecture.heads // architecture.kv_heads
     groups = parameter.view(-1, queries + 2, architecture.head_dim, *parameter.shape[1:])
     bounds = {"q": (0, queries), "k": (queries, queries + 1), "v": (queries + 1, queries + 2)}
-    start, end = bounds[place.part]
+    start, end = bounds[home.part]
     return groups[:, start:end]
 
 
-def shard(full: torch.Tensor, place: Place, rank: int, tensor: int) -> torch.Tensor:
+def shard(full: torch.Tensor, home: Home, rank: int, tensor: int) -> torch.Tensor:
     """Return what tensor rank `rank` of `tensor` holds of `full`, as a view without padding."""
-    if place.split is None:
+    if home.split is None:
         return full
-    length = full.shape[place.split]
+    length = full.shape[home.split]
     each = padded(length, tensor) // tensor
     start = min(rank * each, length)
-    return full.narrow(place.split, start, min(each, length - start))
+    return full.narrow(home.split, start, min(each, length - start))
 
 
-def write(parameter: torch.Tensor, part: torch.Tensor, place: Place, architecture: Architecture) -> None:
+def write(parameter: torch.Tensor, part: torch.Tensor, home: Home, architecture: Architecture) -> None:
     """Copy one rank's shard into its window; padded rows of a vocabulary become zero."""
-    target = window(parameter, place, architecture)
-    if place.part != "whole":
+    target = window(parameter, home, architecture)
+    if home.part != "whole":
         target.copy_(part.reshape(target.shape))
         return
     target[: part.shape[0]].copy_(part)
     target[part.shape[0] :].zero_()
 
 
-def read(parameter: torch.Tensor, place: Place, architecture: Architecture) -> torch.Tensor:
+def read(parameter: torch.Tensor, home: Home, architecture: Architecture) -> torch.Tensor:
     """Return one rank's shard, contiguous; a vocabulary comes with its padding."""
-    return window(parameter, place, architecture).reshape(-1, *parameter.shape[1:]).contiguous()
+    return window(parameter, home, architecture).reshape(-1, *parameter.shape[1:]).contiguous()
 
 
-def merge(parts: Sequence[torch.Tensor], place: Place) -> torch.Tensor:
+def merge(parts: Sequence[torch.Tensor], home: Home) -> torch.Tensor:
     """Join the shards of all tensor ranks, in rank order, to the full tensor without padding."""
-    if place.split is None:
+    if home.split is None:
         return parts[0]
-    full = parts[0] if len(parts) == 1 else torch.cat(list(parts), place.split)
-    return full.narrow(place.split, 0, place.shape[place.split]).contiguous()
+    full = parts[0] if len(parts) == 1 else torch.cat(list(parts), home.split)
+    return full.narrow(home.split, 0, home.shape[home.split]).contiguous()
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -208,13 +208,13 @@ def random_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, 
     starts from the same model.
     """
     deviation = float(config.get("initializer_range", 0.02))
-    for name, place in places(architecture_of(config)).items():
+    for name, home in homes(architecture_of(config)).items():
         if name.endswith("bias"):
-            yield name, torch.zeros(place.shape)
-        elif len(place.shape) == 1:
-            yield name, torch.ones(place.shape)
+            yield name, torch.zeros(home.shape)
+        elif len(home.shape) == 1:
+            yield name, torch.ones(home.shape)
         else:
-            yield name, torch.empty(place.shape).normal_(0.0, deviation, generator=_generator(name, seed))
+            yield name, torch.empty(home.shape).normal_(0.0, deviation, generator=_generator(name, seed))
 
 
 def _generator(name: str, seed: int) -> torch.Generator:
@@ -222,7 +222,7 @@ def _generator(name: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def missing_and_surplus(arrived: set[str], wanted: Mapping[str, Place]) -> None:
+def missing_and_surplus(arrived: set[str], wanted: Mapping[str, Home]) -> None:
     """Raise HetrlError when tensors are missing or unknown, naming the first of them."""
     for kind, names in (("missing", wanted.keys() - arrived), ("unknown to this model", arrived - wanted.keys())):
         if names:

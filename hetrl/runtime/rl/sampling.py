@@ -15,19 +15,19 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import Encoder
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.data.rewards import Score, Scorer, reward_of
+from hetrl.runtime.data.rewards import Judgement, Scorer, reward_of
 from hetrl.runtime.transport.member import Member
 
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """The samples of one prompt with their scores and rewards, and the replica that drew them in so many seconds."""
+    """The samples of one prompt, their judgements and rewards, and the replica that drew them in so many seconds."""
 
     prompt: Prompt
     prompt_tokens: tuple[int, ...]
     samples: tuple[wire.Sample, ...]
     rewards: tuple[float, ...]
-    scores: tuple[Score, ...] = ()
+    judgements: tuple[Judgement, ...] = ()
     replica: str = ""
     seconds: float = 0.0
 
@@ -95,11 +95,11 @@ class Sampler:
         if not isinstance(reply.message, wire.Generated):
             raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples
-        scores = tuple(await asyncio.gather(*(self._score(prompt, sample) for sample in samples)))
-        rewards = tuple(reward_of(score, settings.reward) for score in scores)
-        return PromptGroup(prompt, tokens, samples, rewards, scores, replica, reply.message.seconds)
+        judgements = tuple(await asyncio.gather(*(self._judge(prompt, sample) for sample in samples)))
+        rewards = tuple(reward_of(judgement, settings.reward) for judgement in judgements)
+        return PromptGroup(prompt, tokens, samples, rewards, judgements, replica, reply.message.seconds)
 
-    async def _score(self, prompt: Prompt, sample: wire.Sample) -> Score:
+    async def _judge(self, prompt: Prompt, sample: wire.Sample) -> Judgement:
         text = self._settings.tokenizer.decode(list(sample.tokens), skip_special_tokens=True)
         return await self._settings.scorer.score(text, prompt.answer)
 

@@ -111,7 +111,7 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
         "tokens": sum(len(sample.tokens) for sample in samples),
         "versions": dict(versions),
         "replicas": replicas,
-        **tally([score for group in groups for score in group.scores]),
+        **tally([judgement for group in groups for judgement in group.judgements]),
     }
 
 

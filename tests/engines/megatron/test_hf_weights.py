@@ -16,21 +16,21 @@ from tests.engines.megatron.megatron_worlds import model_config
 KINDS = ["qwen3", "qwen2", "llama"]
 
 
-def test_every_tensor_of_transformers_has_a_place_of_its_shape() -> None:
+def test_every_tensor_of_transformers_has_a_home_of_its_shape() -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     for kind in KINDS:
         config = model_config(kind)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
         theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        ours = {name: place.shape for name, place in hf_weights.places(hf_weights.architecture_of(config)).items()}
+        ours = {name: home.shape for name, home in hf_weights.homes(hf_weights.architecture_of(config)).items()}
         assert ours == theirs
 
 
 def test_a_tied_model_has_no_output_tensor_but_a_twin() -> None:
-    places = hf_weights.places(hf_weights.architecture_of(model_config(tie_word_embeddings=True)))
-    assert "lm_head.weight" not in places
-    assert places["model.embed_tokens.weight"].twin == "output_layer.weight"
+    homes = hf_weights.homes(hf_weights.architecture_of(model_config(tie_word_embeddings=True)))
+    assert "lm_head.weight" not in homes
+    assert homes["model.embed_tokens.weight"].twin == "output_layer.weight"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,55 +38,55 @@ def test_a_tied_model_has_no_output_tensor_but_a_twin() -> None:
 def test_shards_written_to_megatron_parameters_read_and_merge_back(kind: str, tensor: int) -> None:
     config = model_config(kind, vocab_size=127)
     architecture = hf_weights.architecture_of(config)
-    places = hf_weights.places(architecture)
+    homes = hf_weights.homes(architecture)
     ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(tensor)]
     weights = dict(hf_weights.random_weights(config, 0))
     for rank, parameters in enumerate(ranks):
-        for name, place in places.items():
-            parameter = parameters.setdefault(place.parameter, empty_parameter(place, architecture, tensor))
-            part = hf_weights.shard(weights[name], place, rank, tensor)
-            hf_weights.write(parameter, part, place, architecture)
+        for name, home in homes.items():
+            parameter = parameters.setdefault(home.parameter, empty_parameter(home, architecture, tensor))
+            part = hf_weights.shard(weights[name], home, rank, tensor)
+            hf_weights.write(parameter, part, home, architecture)
         assert not any(parameter.isnan().any() for parameter in parameters.values())
-    for name, place in places.items():
-        parts = [hf_weights.read(parameters[place.parameter], place, architecture) for parameters in ranks]
-        assert torch.equal(hf_weights.merge(parts, place), weights[name]), name
+    for name, home in homes.items():
+        parts = [hf_weights.read(parameters[home.parameter], home, architecture) for parameters in ranks]
+        assert torch.equal(hf_weights.merge(parts, home), weights[name]), name
 
 
-def empty_parameter(place: hf_weights.Place, architecture: Any, tensor: int) -> torch.Tensor:
+def empty_parameter(home: hf_weights.Home, architecture: Any, tensor: int) -> torch.Tensor:
     """Return a megatron parameter of one rank, full of NaN; a shape is that of the layer's fused matrix."""
-    shape = list(place.shape)
-    if "linear_qkv" in place.parameter:
+    shape = list(home.shape)
+    if "linear_qkv" in home.parameter:
         shape[0] = (architecture.heads + 2 * architecture.kv_heads) * architecture.head_dim
-    if "linear_fc1" in place.parameter:
+    if "linear_fc1" in home.parameter:
         shape[0] = 2 * architecture.intermediate
-    if place.split is not None:
-        shape[place.split] = hf_weights.padded(shape[place.split], tensor) // tensor
+    if home.split is not None:
+        shape[home.split] = hf_weights.padded(shape[home.split], tensor) // tensor
     return torch.full(shape, float("nan"))
 
 
 def test_qkv_is_interleaved_by_group_and_gate_stands_before_up() -> None:
     architecture = hf_weights.architecture_of(model_config())  # 4 heads, 2 key-value heads, head_dim 16
-    places = hf_weights.places(architecture)
+    homes = hf_weights.homes(architecture)
     qkv = torch.arange(8 * 16).float().unsqueeze(1)
     rows = {
-        part: hf_weights.read(qkv, places[f"model.layers.0.self_attn.{part}_proj.weight"], architecture)
+        part: hf_weights.read(qkv, homes[f"model.layers.0.self_attn.{part}_proj.weight"], architecture)
         for part in "qkv"
     }
     blocks = {part: (tensor[::16, 0] / 16).tolist() for part, tensor in rows.items()}
     assert blocks == {"q": [0, 1, 4, 5], "k": [2, 6], "v": [3, 7]}
     fc1 = torch.arange(2 * 96).float().unsqueeze(1)
     gate, up = (
-        hf_weights.read(fc1, places[f"model.layers.0.mlp.{part}_proj.weight"], architecture) for part in ("gate", "up")
+        hf_weights.read(fc1, homes[f"model.layers.0.mlp.{part}_proj.weight"], architecture) for part in ("gate", "up")
     )
     assert (gate[0, 0], up[0, 0]) == (0.0, 96.0)
 
 
 def test_stage_of_puts_the_embedding_first_and_the_head_last() -> None:
-    places = hf_weights.places(hf_weights.architecture_of(model_config()))
+    homes = hf_weights.homes(hf_weights.architecture_of(model_config()))
     layout = Layout(1, ((0, 1), (1, 4)), (2,), 2)
     names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight")
-    assert [hf_weights.stage_of(places[name], layout) for name in names] == [0, 0, 1]
-    assert [hf_weights.stage_of(places[name], layout) for name in ("model.norm.weight", "lm_head.weight")] == [1, 1]
+    assert [hf_weights.stage_of(homes[name], layout) for name in names] == [0, 0, 1]
+    assert [hf_weights.stage_of(homes[name], layout) for name in ("model.norm.weight", "lm_head.weight")] == [1, 1]
 
 
 def test_random_weights_depend_on_seed_and_name_alone() -> None:
@@ -144,7 +144,7 @@ def test_features_that_are_not_computed_are_refused_by_name(change: dict[str, An
 
 
 def test_missing_and_surplus_tensors_are_named() -> None:
-    wanted = {name: hf_weights.Place(name, (1,)) for name in "ab"}
+    wanted = {name: hf_weights.Home(name, (1,)) for name in "ab"}
     hf_weights.missing_and_surplus({"a", "b"}, wanted)
     with pytest.raises(HetrlError, match="1 tensors are missing: b"):
         hf_weights.missing_and_surplus({"a"}, wanted)

@@ -23,8 +23,8 @@ from hetrl.runtime.data.rewards import (
     ANSWER_CHARACTERS,
     RIGHT,
     WRONG,
+    Judgement,
     MathScorer,
-    Score,
     Verdict,
     exact_match,
     final_answer,
@@ -35,7 +35,7 @@ from hetrl.runtime.data.rewards import (
     unscorable,
 )
 
-Check = Callable[[str, str], Score]
+Check = Callable[[str, str], Judgement]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,7 @@ def test_marked(text: str, answer: str | None) -> None:
         ("\\boxed{" + "1" * ANSWER_CHARACTERS + "2}", unscorable("answer too long")),
     ],
 )
-def test_final_answer(response: str, said: str | Score) -> None:
+def test_final_answer(response: str, said: str | Judgement) -> None:
     assert final_answer(response) == said
 
 
@@ -342,7 +342,7 @@ def test_the_rule_follows_the_data_unless_it_is_named(kind: str, rule: str, expe
 
 
 def test_an_experiment_opens_its_scorer() -> None:
-    async def scores(reward: Reward, data: Data) -> list[Score]:
+    async def scores(reward: Reward, data: Data) -> list[Judgement]:
         async with open_scorer(reward, data) as scorer:
             return [await scorer.score(response, "7") for response in (r"\boxed{7.0}", "7")]
 
