@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a type checker does not follow what is loaded by name
     from hetrl.cost.efficiency import Efficiencies as Efficiencies
     from hetrl.cost.objective import Objective as Objective
     from hetrl.errors import HetrlError as HetrlError

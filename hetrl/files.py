@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetrl.errors import HetrlError
+from hetrl.errors import HetrlError, UsageError
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -66,6 +66,16 @@ def read_private(path: Path | str, what: str) -> str:
         raise HetrlError(f"{path}: cannot read the {what} ({error.strerror})") from error
     except UnicodeDecodeError:
         raise HetrlError(f"{path}: not a {what}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds; UsageError where it cannot be read or is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON: {error}") from None
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:

@@ -75,7 +75,7 @@ class Lengths:
         """Return P(L > x) at the middle of each of `GRID_CELLS` cells of 0..maximum, scaled to the exact mean."""
         middles = (np.arange(GRID_CELLS) + 0.5) * self.cell_tokens
         found = np.array([1 - self._exact_share_up_to(float(x)) for x in middles])
-        return found if self.kind == "fixed" else _with_sum(found, self.mean / self.cell_tokens)
+        return _with_sum(found, self.mean / self.cell_tokens)
 
     def _exact_share_up_to(self, tokens: float) -> float:
         """Return P(L <= tokens) below the maximum."""
@@ -138,7 +138,7 @@ def log_median(mean: float, maximum: int, sigma: float) -> float:
     """
     cut = math.log(maximum)
     low, high = math.log(mean) - sigma * sigma, cut + 10 * sigma
-    for _ in range(60):
+    for _ in range(60):  # halvings: more than a double has bits
         mu = (low + high) / 2
         kept = math.exp(mu + sigma * sigma / 2) * _NORMAL.cdf((cut - mu) / sigma - sigma)
         short = kept + maximum * (1 - _NORMAL.cdf((cut - mu) / sigma)) < mean

@@ -42,6 +42,16 @@ class Files:
         """Return the measured shares of all machines together, {GPU type: {phase: share}}."""
         return merge(self.measured.values())
 
+    @cached_property
+    def topology(self) -> Topology:
+        """Return the sites and links as the planner takes them."""
+        return topology_of(self.scenario)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """Return the job as the planner takes it."""
+        return workload_of(self.experiment, self.lengths)
+
     @property
     def digests(self) -> dict[str, str]:
         """Return the sha256 of experiment and topology, the measured shares included, as a plan records them."""
@@ -95,8 +105,10 @@ class Problem:
         """Return the sha256 of what it was read from, as a plan records them; of what was changed since, nothing."""
         if self.files is None:
             return {}
-        read = problem_of(self.files)
-        kept = {"experiment": self.workload == read.workload, "topology": self.topology == read.topology}
+        kept = {
+            "experiment": self.workload == self.files.workload,
+            "topology": self.topology == self.files.topology,
+        }
         return {name: digest for name, digest in self.files.digests.items() if kept[name]}
 
 
@@ -110,11 +122,10 @@ def read_problem(path: Path | str) -> Problem:
 
 def problem_of(files: Files) -> Problem:
     """Return the problem that the files state."""
-    experiment = files.experiment
     return Problem(
-        topology=topology_of(files.scenario),
-        workload=workload_of(experiment, files.lengths),
-        objective=objective_of(experiment, experiment.planner),
+        topology=files.topology,
+        workload=files.workload,
+        objective=objective_of(files.experiment, files.experiment.planner),
         efficiencies=calibrated().with_measured(files.shares) if files.shares else calibrated(),
         files=files,
     )
@@ -153,7 +164,7 @@ def with_measured_links(scenario: ScenarioFile, files: Iterable[MeasuredLinks]) 
     links = {frozenset(link.between): link for link in scenario.links}
     names = {site.name for site in scenario.sites}
     for pair, (delay_ms, gbps) in delay_and_gbps(files).items():
-        if pair <= names:
+        if pair <= names:  # a file may have links of further sites
             one, other = sorted(pair)
             links[pair] = LinkEntry(between=(one, other), delay_ms=delay_ms, gbps=gbps)
     return scenario.model_copy(update={"links": tuple(links.values())})
@@ -164,7 +175,7 @@ def objective_of(experiment: Experiment, planner: Planner) -> Objective:
     return Objective(
         planner.objective,
         steps=experiment.steps,
-        walltime_seconds=max(experiment.launch.walltime_seconds, 1),
+        walltime_seconds=max(experiment.launch.walltime_seconds, 1),  # 00:00:00 is a time, and a bound divides
         gang_timeout_seconds=max(experiment.launch.gang_timeout_seconds, 1),
         **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
     )

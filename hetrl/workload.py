@@ -5,7 +5,6 @@ Sources: HetRL (arXiv 2512.12476) section 3 for the tasks and edges; the models'
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError, nearest
+from hetrl.files import read_json
 from hetrl.lengths import Lengths
 
 ACTOR_GENERATION = "actor_generation"
@@ -144,23 +144,16 @@ def architecture(name: str) -> Architecture:
     catalogue = architecture_catalogue()
     if name in catalogue:
         return catalogue[name]
-    directory = Path(name)
-    if (directory / "config.json").is_file():
-        return architecture_from_hf_config(_read_json(directory / "config.json"), name)
+    path = Path(name) / "config.json"
+    if path.is_file():
+        config = read_json(path)
+        if not isinstance(config, dict):
+            raise UsageError(f"{path}: expected keys and values, found {type(config).__name__}")
+        return architecture_from_hf_config(config, name)
     raise UsageError(
         f'unknown architecture "{name}"{nearest(name, catalogue)}; give a catalogue name '
         "or a directory with a Hugging Face config.json"
     )
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise UsageError(f"{path}: expected keys and values, found {type(document).__name__}")
-    return document
 
 
 @dataclass(frozen=True)

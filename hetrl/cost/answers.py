@@ -240,7 +240,7 @@ def inference(
         seconds=seconds,
         tokens=float(samples * sequence),
         gpus=tp * pp,
-        breakdown={name: part for name, part in parts.items() if part > 1e-12},
+        breakdown={name: part for name, part in parts.items() if part > 1e-12},  # less is what rounding left
         memory_gb=memory / 1e9,
         usable_gb=rates.usable_gb,
         **sources(efficiencies, gpu, "prefill"),

@@ -40,6 +40,7 @@ def weight_sync(
         if name not in topology.site_by_name:
             known = topology.site_by_name
             raise UsageError(f'the topology has no site "{name}"{nearest(name, known)}; known: {", ".join(known)}')
+    # Of a job, a version's way depends on the actor and the bytes of a weight alone.
     workload = Workload("grpo", "sync", 0, 1, 1, 1, Lengths(1, 1), 1, actor=model)
     costs = CostModel(topology, workload, efficiencies or calibrated())
     trainer = TaskPlan("megatron", (Replica(1, _senders(model, topology, sources)),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
@@ -76,12 +76,10 @@ def switch_seconds(name: str, task: TaskPlan, model: CostModel) -> float:
 
 def link_sharing(plan: Plan, alone: Mapping[str, Cost]) -> dict[Direction, int]:
     """Count, per direction between sites, the groups whose trainings may use it at the same time."""
-    users: defaultdict[Direction, set[int]] = defaultdict(set)
-    for index, group in enumerate(plan.groups):
-        for name in group.tasks:
-            for direction in alone[name].wan_bytes:
-                users[direction].add(index)
-    return {direction: len(groups) for direction, groups in users.items() if len(groups) > 1}
+    users: Counter[Direction] = Counter()
+    for group in plan.groups:
+        users.update({direction for name in group.tasks for direction in alone[name].wan_bytes})
+    return {direction: groups for direction, groups in users.items() if groups > 1}
 
 
 def predict(plan: Plan, model: CostModel) -> Predicted:

@@ -15,7 +15,7 @@ from hetrl.cost import formulas
 from hetrl.hardware import Device, Path, Topology, gpu_type, wire_seconds
 
 Direction = tuple[str, str]  # (from site, to site)
-NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)
+NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)  # not 0: bytes are divided by it
 
 
 def path(topology: Topology, device: Device, other: Device) -> Path:

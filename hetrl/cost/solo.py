@@ -126,6 +126,7 @@ def _layouts(asked: SoloTraining, offload: str) -> Iterator[Parallelism]:
         if pipeline > model.layers or (asked.samples is not None and data > asked.samples):
             continue
         for sharding, recompute, size in product(shardings, recomputes, micro_batches):
+            # Of one replica there is nothing to share out; full sharding takes the place of the other two.
             alone = sharding != "none" and data == 1 and asked.sharding is None
             mixed = sharding == "full" and (pipeline > 1 or (tensor > 1 and asked.tensor is None))
             if alone or mixed or (pipeline > 1 and offload == "all"):

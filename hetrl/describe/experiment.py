@@ -8,11 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hetrl.describe.response_lengths import ResponseLengths
-from hetrl.describe.yaml_file import Strict
-
-AtLeastOne = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict
 
 
 class Model(Strict):
@@ -56,19 +52,11 @@ class AlgorithmSection(Strict):
     correction_bounds: tuple[NotNegative, NotNegative] = (0.5, 5.0)
 
     @model_validator(mode="after")
-    def _staleness_needs_async(self) -> AlgorithmSection:
+    def _keys_fit_together(self) -> AlgorithmSection:
         if self.mode == "sync" and self.max_staleness:
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
-        return self
-
-    @model_validator(mode="after")
-    def _constant_is_given(self) -> AlgorithmSection:
         if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
             raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
-        return self
-
-    @model_validator(mode="after")
-    def _correction_has_two_policies(self) -> AlgorithmSection:
         low, high = self.correction_bounds
         if not low <= 1 <= high:
             raise ValueError("correction_bounds must be [low, high] with low <= 1 <= high")
@@ -184,7 +172,7 @@ class Planner(Strict):
     budget_gpu_hours: Positive | None = None
     budget_seconds: Positive = 30.0
     seed: int = 0
-    processes: Annotated[int, Field(ge=1)] = 1
+    processes: AtLeastOne = 1
 
     @model_validator(mode="after")
     def _bounds_are_of_the_objective(self) -> Planner:

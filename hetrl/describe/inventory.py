@@ -140,17 +140,11 @@ def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions
         if node.in_service and (not partitions or set(partitions) & set(node.partitions)):
             for gres, gpus in node.gpus.items():
                 groups.setdefault((gres, gpus, node.memory_gb, node.cpus), []).append(node)
-    return [
-        NodeGroup(
-            gres, _catalogue_gpu(inventory.site, gres, found, gpu_of_gres), gpus, memory_gb, cpus, names_of(found)
-        )
-        for (gres, gpus, memory_gb, cpus), found in groups.items()
-    ]
-
-
-def names_of(nodes: Sequence[ClusterNode]) -> tuple[str, ...]:
-    """Return the nodes' names."""
-    return tuple(node.name for node in nodes)
+    found = []
+    for (gres, gpus, memory_gb, cpus), nodes in groups.items():
+        gpu = _catalogue_gpu(inventory.site, gres, nodes, gpu_of_gres)
+        found.append(NodeGroup(gres, gpu, gpus, memory_gb, cpus, tuple(node.name for node in nodes)))
+    return found
 
 
 def _catalogue_gpu(site: str, gres: str, nodes: Sequence[ClusterNode], gpu_of_gres: Mapping[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ from hetrl.describe import measured, measured_links as links
 from hetrl.describe.measured import Measured
 from hetrl.describe.measured_links import MeasuredLinks
 from hetrl.errors import UsageError
+from hetrl.files import read_json
 from hetrl.hardware import gpu_type
 
 FRESH = timedelta(days=7)  # older files are flagged where they are used
@@ -44,14 +44,16 @@ def parse(document: Any, where: str) -> Measured | MeasuredLinks:
 
 def read_file(path: Path) -> Measured | MeasuredLinks:
     """Read one file; raises UsageError where it cannot be read or is no measured file."""
-    return parse(_read_json(path), str(path))
+    return parse(read_json(path), str(path))
 
 
 def read_all(paths: Iterable[Path]) -> dict[Path, Measured | MeasuredLinks]:
     """Read files, and those of these formats in directories; raises UsageError for a directory without any."""
     found: dict[Path, Measured | MeasuredLinks] = {}
     for path in paths:
-        inside = [one for one in sorted(path.glob("*.json")) if _is_measured(one)] if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():  # `hetrl discover` writes its inventories there too
+            inside = [one for one in sorted(path.glob("*.json")) if _format_of(read_json(one)) in _KINDS]
         if not inside:
             raise UsageError(
                 f"{path}: holds no measured file (*.json); `hetrl profile --out {path}/NAME.json` writes one of a "
@@ -66,20 +68,6 @@ def is_stale(measured_at: datetime, now: datetime) -> bool:
     return now - measured_at > FRESH
 
 
-def _is_measured(path: Path) -> bool:
-    """Return whether a file names one of these formats: inventories are measured into the same directory."""
-    return _format_of(_read_json(path)) in _KINDS
-
-
 def _format_of(document: Any) -> str | None:
     named = document.get("format") if isinstance(document, dict) else None
     return named if isinstance(named, str) else None
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}") from None

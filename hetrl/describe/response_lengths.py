@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from hetrl.describe.yaml_file import Strict
+from hetrl.describe.yaml_file import AtLeastOne, Strict
 from hetrl.errors import UsageError
 from hetrl.lengths import Lengths, empirical, lognormal_sigma
 
@@ -34,8 +34,8 @@ class ResponseLengths(Strict):
     mean: Positive | None = None
     sigma: Positive | None = None
     p95: Positive | None = None
-    low: Annotated[int, Field(ge=1)] | None = None
-    high: Annotated[int, Field(ge=1)] | None = None
+    low: AtLeastOne | None = None
+    high: AtLeastOne | None = None
     path: str | None = None
 
     @model_validator(mode="after")

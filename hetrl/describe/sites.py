@@ -10,12 +10,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
-from hetrl.describe.yaml_file import Strict, read_yaml
+from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
 from hetrl.hardware import ENGINES, Link, Node, Site, Topology, gpu_type
 
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
 Way = Literal["direct", "ssh", "relay", "proxy"]
 WayIn = Literal["direct", "ssh", "relay", "closed"]
@@ -47,8 +45,8 @@ class NodeEntry(Strict):
 
     name: str
     gpu: str
-    gpus: Annotated[int, Field(ge=1)]
-    count: Annotated[int, Field(ge=1)] = 1
+    gpus: AtLeastOne
+    count: AtLeastOne = 1
     nic_gbps: Positive = 100.0
     host_memory_gb: Positive = 512.0
     wan_gbps: Positive | None = None
@@ -83,7 +81,7 @@ class SiteFile(Strict):
     prefix: tuple[str, ...] = ()  # words before every command: a container runtime, a network namespace
     scratch: str | None = None
     mpi: Literal["none", "pmi2", "pmix"] = "none"  # as srun's --mpi, of the training ranks
-    cpus_per_gpu: Annotated[int, Field(ge=1)] = 4  # asked for where allocation is gpu
+    cpus_per_gpu: AtLeastOne = 4  # asked for where allocation is gpu
     sbatch: tuple[Option, ...] = ()  # more options of every job, as --reservation=rl
     egress: Way = "direct"  # how the site's gateway gets out ...
     ingress: WayIn | None = None  # ... and how the others get in; see `way_in`

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.objective import SECONDS, Measure, measure_of, plan_value
 from hetrl.errors import InfeasibleError
-from hetrl.explanation.resources import Part, critical_path
+from hetrl.explanation.resources import critical_path
 from hetrl.hardware import Site, Topology
 from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, site_of
@@ -174,12 +174,9 @@ def runner_up(plan: Plan, others: Sequence[Plan | None], problem: Problem) -> Ru
     if not found:
         return None
     best = min(found, key=lambda other: plan_value(other, problem.topology, problem.objective))
-    ours, theirs = (_by_name(critical_path(one, problem.model)) for one in (plan, best))
+    paths = (critical_path(one, problem.model) for one in (plan, best))
+    ours, theirs = ({part.name: part.seconds for part in path} for path in paths)
     names = dict.fromkeys((*ours, *theirs))
     terms = tuple(Term(name, ours.get(name, 0.0), theirs.get(name, 0.0)) for name in names)
     groups = tuple(group.tasks for group in best.groups)
     return RunnerUp(best.solver.name, best.predicted.iteration_seconds, groups, best.site_order, terms)
-
-
-def _by_name(parts: Sequence[Part]) -> dict[str, float]:
-    return {part.name: part.seconds for part in parts}

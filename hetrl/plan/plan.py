@@ -198,7 +198,7 @@ class Plan:
 
 
 def _plain(value: Any) -> Any:
-    """Turn frozen dataclasses, tuples and mappings into JSON's types."""
+    """Turn frozen dataclasses, tuples and mappings into JSON's types, equal to what is read back from the file."""
     if hasattr(value, "__dataclass_fields__"):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):

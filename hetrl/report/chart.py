@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from hetrl.report.text import figure
 
@@ -166,10 +167,6 @@ def _up(y: float, limits: tuple[float, float], log: bool) -> float:
 def _runs(
     points: Sequence[tuple[float, float | None]], placed: dict[float, tuple[float, float]]
 ) -> list[list[tuple[float, float]]]:
-    runs: list[list[tuple[float, float]]] = [[]]
-    for x, y in points:
-        if y is None:
-            runs.append([])
-        else:
-            runs[-1].append(placed[x])
+    grouped = groupby(points, key=lambda point: point[1] is not None)
+    runs = [[placed[x] for x, _ in run] for known, run in grouped if known]
     return [run for run in runs if len(run) > 1]

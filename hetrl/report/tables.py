@@ -109,7 +109,8 @@ def _summary_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "supervised start", f"{start['steps']} steps to reward {figure(start['reward'])}"
     if "reward_first" in summary:
         yield "reward", f"{figure(summary['reward_first'])} → {figure(summary['reward_last'])}"
-    rates = [f"{figure(summary[f'{key}_per_second'])} {key}/s" for key in ("samples", "tokens") if _has(summary, key)]
+    told = ((key, summary.get(f"{key}_per_second")) for key in ("samples", "tokens"))
+    rates = [f"{figure(rate)} {key}/s" for key, rate in told if rate is not None]
     for what, value in (
         ("throughput", ", ".join(rates)),
         ("engines", ", ".join(f"{name} {version}" for name, version in summary.get("engines", {}).items())),
@@ -122,10 +123,6 @@ def _summary_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield what, value
     if "faults_survived" in summary:
         yield "faults survived", str(summary["faults_survived"])
-
-
-def _has(summary: Mapping[str, Any], key: str) -> bool:
-    return summary.get(f"{key}_per_second") is not None
 
 
 def _versions(versions: Collection[Mapping[str, Any]]) -> str:

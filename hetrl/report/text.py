@@ -17,7 +17,7 @@ def compact_devices(devices: Iterable[str]) -> list[str]:
         by_node.setdefault(node, set()).add(int(index))
     folded: dict[tuple[str, str], list[int]] = {}
     for node, indices in by_node.items():
-        match = re.fullmatch(r"(.*\D)(0|[1-9]\d*)", node)
+        match = re.fullmatch(r"(.*\D)(0|[1-9]\d*)", node)  # a range of numbers would lose the zero of 07
         prefix, number = (match[1], int(match[2])) if match else (node, -1)
         folded.setdefault((prefix, ranges(indices)), []).append(number)
     return [f"{prefix}{_numbers(numbers)}/{indices}" for (prefix, indices), numbers in folded.items()]
