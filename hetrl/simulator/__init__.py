@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from hetrl.cost.memory import task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
-from hetrl.simulator.events import Clock, Process, Signal, Turn, all_of
+from hetrl.simulator.events import Clock, Process, Signal, Turn
 from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.rollouts import Generation, Group
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
@@ -141,7 +141,7 @@ class _Play:
         """
         for kind in (INFERENCES, TRAININGS):
             if names := [name for name in kind if name in self.plan.tasks]:
-                yield from all_of([self._start(name, lengths) for name in names])
+                yield from [self._start(name, lengths) for name in names]
                 room.fire()
         yield before[0]
         began = self.setting.clock.now

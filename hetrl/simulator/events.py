@@ -1,6 +1,6 @@
 """The clock of a simulation: processes that wait for seconds to pass or for something to happen.
 
-    a process is a generator; it yields a number of seconds, or a `Signal` that it waits for
+    a process is a generator; it yields a number of seconds, or a `Signal` that it waits for (`yield from`: several)
     run: take the earliest entry of the queue, set `now` to its time, call it; until the queue is empty
 
 Entries of one time are taken in the order in which they were made, so that a simulation repeats exactly. Nothing here
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 
 
 class Signal:
@@ -82,11 +82,6 @@ class Clock:
                 raise RuntimeError(f"the simulation stands still at {self.now:.6g} s: every process waits")
             self.now, _, call = heapq.heappop(self._queue)
             call()
-
-
-def all_of(signals: Iterable[Signal]) -> Process:
-    """Wait for all of the signals (`yield from`)."""
-    yield from signals
 
 
 class Turn:

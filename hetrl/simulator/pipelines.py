@@ -19,7 +19,7 @@ from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import activation_bytes, gradient_rings, micro_batch_times
 from hetrl.hardware import Device, Topology
 from hetrl.plan.plan import TaskPlan
-from hetrl.simulator.events import Clock, Process, Signal, all_of
+from hetrl.simulator.events import Clock, Process, Signal
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.wires import Channel, Network, Transfer, gateways
 
@@ -75,12 +75,6 @@ def one_forward_one_backward(stages: int, stage: int, micro_batches: int) -> Ite
     yield from ((BACKWARD, index) for index in range(micro_batches - ahead, micro_batches))
 
 
-def forward_only(stages: int, stage: int, micro_batches: int) -> Iterator[tuple[str, int]]:
-    """Yield the forward passes of one stage."""
-    del stages, stage
-    yield from ((FORWARD, index) for index in range(micro_batches))
-
-
 @dataclass(eq=False)
 class Pipeline:
     """One replica of a training or of a forward-only task."""
@@ -116,8 +110,8 @@ class Pipeline:
         self, index: int, micro: Sequence[MicroBatch], arrivals: Sequence[dict[tuple[str, int], Signal]]
     ) -> Process:
         stage, count, clock = self.placed[index], len(self.placed), self.setting.clock
-        order = one_forward_one_backward if self.training else forward_only
-        for kind, j in order(count, index, len(micro)):
+        passes = one_forward_one_backward(count, index, len(micro))
+        for kind, j in passes if self.training else ((FORWARD, j) for j in range(len(micro))):
             yield arrivals[index][kind, j]
             seconds = self._pass_seconds(index, micro[j])[kind]
             self.setting.recorder.on_devices(stage.devices, f"{kind} {j}", self.name, clock.now, seconds)
@@ -155,13 +149,13 @@ def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int])
     for placed, share in zip(replicas, deal(batch, task), strict=True):
         micro = micro_batches(share, task.micro_batch, setting.model.workload.prompt_tokens)
         running.append(setting.clock.start(_call(Pipeline(setting, name, task, placed, False), micro)))
-    yield from all_of(running)
+    yield from running
 
 
 def _call(pipeline: Pipeline, micro: Sequence[MicroBatch]) -> Process:
     if micro:
         yield pipeline.placed[0].shape.rates.overhead.inference_call
-        yield from all_of(pipeline.start(micro))
+        yield from pipeline.start(micro)
 
 
 def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
@@ -177,14 +171,11 @@ def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) 
         part, ends = step % parts, []
         for pipeline, share in zip(pipelines, shares, strict=True):
             minibatch = share[part * len(share) // parts : (part + 1) * len(share) // parts]
-            ends.append(
-                pipeline.start(micro_batches(minibatch, task.micro_batch, setting.model.workload.prompt_tokens))
-            )
-        reduced = [
+            ends.append(pipeline.start(micro_batches(minibatch, task.micro_batch, workload.prompt_tokens)))
+        yield from [
             setting.clock.start(_reduce(setting, name, column, signals, rings))
             for column, signals in zip(zip(*replicas, strict=True), zip(*ends, strict=True), strict=True)
         ]
-        yield from all_of(reduced)
         yield from _update(setting, name, task, replicas)
 
 
@@ -192,10 +183,10 @@ def _reduce(
     setting: Setting, name: str, column: Sequence[Placed], ends: Sequence[Signal], rings: dict[str, Ring]
 ) -> Process:
     """Reduce the gradients of one stage over its replicas, once all of them have ended."""
-    yield from all_of(ends)
+    yield from ends
     began = setting.clock.now
     own = [rings[device.id] for device in column[0].devices if device.id in rings]
-    yield from all_of([setting.clock.start(ring_reduction(setting, ring, f"{name} reduction")) for ring in own])
+    yield from [setting.clock.start(ring_reduction(setting, ring, f"{name} reduction")) for ring in own]
     for stage in column:
         setting.recorder.on_devices(stage.devices, "reduce", name, began, setting.clock.now - began)
 
@@ -217,7 +208,7 @@ def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
         ordered = sorted(members, key=lambda device: device.node)  # the ring crosses each node's edge once
         second = ring.parameter_bytes if ring.sharded else ring.gradient_bytes
         size = (len(ordered) - 1) / len(ordered) * (ring.gradient_bytes + second)
-        edges = list(zip(ordered, [*ordered[1:], ordered[0]], strict=True)) if len(ordered) > 1 else []
+        edges = [*pairwise([*ordered, ordered[0]])] if len(ordered) > 1 else []
         transfers += [setting.network.send(a, b, size, label) for a, b in edges]
         delays = [_delay_seconds(setting.model.topology, a, b) for a, b in edges]
         local_delays = max(local_delays, (2 * (len(ordered) - 1) - 1) * max(delays, default=0.0))
@@ -226,7 +217,7 @@ def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
         ends = gateways(setting.model.topology, sites[source], sites[target])
         transfers.append(setting.network.send(*ends, size, label))
         far_delays = max(far_delays, (2 * (len(sites) - 1) - 1) * _delay_seconds(setting.model.topology, *ends))
-    yield from all_of([transfer.arrived for transfer in transfers])
+    yield from [transfer.arrived for transfer in transfers]
     yield local_delays + far_delays
 
 

@@ -20,9 +20,9 @@ from hetrl.cost.generation import Server, batch_limit, prompts_seconds, server_o
 from hetrl.cost.stages import place_all
 from hetrl.hardware import Device
 from hetrl.plan.plan import TaskPlan
-from hetrl.simulator.events import Process, Signal, all_of
+from hetrl.simulator.events import Process, Signal
 from hetrl.simulator.pipelines import Setting
-from hetrl.workload import ACTOR_GENERATION, Workload
+from hetrl.workload import ACTOR_GENERATION
 
 CHUNK_TOKENS = 16  # what arrives waits for the end of the chunk
 
@@ -34,12 +34,8 @@ class Group:
     number: int
     lengths: tuple[int, ...]
     version: int
-    open: int = 0
+    open: int
     prefilled: bool = False
-
-    def __post_init__(self) -> None:
-        """Nothing is complete yet."""
-        self.open = len(self.lengths)
 
 
 @dataclass(eq=False)
@@ -193,9 +189,9 @@ class Generation:
 
     def group(self, number: int, version: int) -> Group:
         """Return the group of a prompt with its drawn lengths."""
-        workload: Workload = self._setting.model.workload
-        rng = random.Random(f"{self._seed}/{number}")
-        return Group(number, workload.response.draw(workload.samples_per_prompt, rng), version)
+        workload = self._setting.model.workload
+        lengths = workload.response.draw(workload.samples_per_prompt, random.Random(f"{self._seed}/{number}"))
+        return Group(number, lengths, version, open=len(lengths))
 
     def deal(self, groups: Sequence[Group]) -> None:
         """Send the groups of one iteration to the replicas as the plan divides them."""
@@ -221,7 +217,7 @@ class Generation:
 
     def stop(self) -> Process:
         """Bring all replicas to rest."""
-        yield from all_of([rollout.stop() for rollout in self.rollouts])
+        yield from [rollout.stop() for rollout in self.rollouts]
 
     def resume(self) -> None:
         """Let all replicas go on."""
@@ -232,4 +228,4 @@ class Generation:
         """Let all replicas load a version, each in its seconds."""
         served = [rollout.load(pause) for rollout, pause in zip(self.rollouts, seconds, strict=True)]
         self._needed.fire()
-        yield from all_of(served)
+        yield from served

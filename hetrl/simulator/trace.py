@@ -68,7 +68,7 @@ def chrome_trace(spans: Sequence[Span], sites: Sequence[str]) -> dict[str, Any]:
     for site, process in processes.items():
         events.append({"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": site}})
     threads: dict[tuple[str, str], int] = {}
-    for site, thread, _ in sorted({(span.site, span.thread, span.category == "link") for span in spans}, key=_order):
+    for site, _, thread in sorted({(span.site, span.category == "link", span.thread) for span in spans}):
         threads[site, thread] = number = len(threads) + 1
         place = {"ph": "M", "pid": processes[site], "tid": number}
         events.append({**place, "name": "thread_name", "args": {"name": thread.removeprefix(f"{site}/")}})
@@ -78,8 +78,3 @@ def chrome_trace(spans: Sequence[Span], sites: Sequence[str]) -> dict[str, Any]:
         times = {"ts": span.start * 1e6, "dur": span.seconds * 1e6}
         events.append({**place, "name": span.name, "cat": span.category, **times})
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def _order(thread: tuple[str, str, bool]) -> tuple[str, bool, str]:
-    site, name, is_link = thread
-    return (site, is_link, name)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from hetrl.cost.weight_sync import held_bytes
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan, Replica
-from hetrl.simulator.events import Process, Signal, all_of
+from hetrl.simulator.events import Process
 from hetrl.simulator.pipelines import Setting
 from hetrl.simulator.wires import Channel, gateways
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING
@@ -46,12 +46,12 @@ class WeightSync:
             rollouts.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
         allowed = {(one.source, one.target) for one in plan.weight_sync.routes}
         self._sources = []
-        for members in _by_node(trainer):
+        for node, size in self._held.items():
+            members = tuple(device for device in trainer if device.node_id == node)
             here = members[0].site
-            size = self._held[f"{here}/{members[0].node}"]
             targets = [list(nodes.values()) for s, nodes in rollouts.items() if s == here or (here, s) in allowed]
             chains = tuple(self._chain(members[0], nodes) for nodes in targets)
-            self._sources.append(_Source(tuple(members), size, chains))
+            self._sources.append(_Source(members, size, chains))
 
     def _chain(self, source: Device, nodes: Sequence[Device]) -> tuple[Channel, ...]:
         """Return the ways from a node to all of a site's rollout nodes, each forwarding to the next."""
@@ -68,18 +68,17 @@ class WeightSync:
     def transfer(self) -> Process:
         """Bring one version to the host memory of every rollout node."""
         clock = self._setting.clock
-        yield from all_of([clock.start(self._copy(source)) for source in self._sources])
+        yield from [clock.start(self._copy(source)) for source in self._sources]
 
     def _copy(self, source: _Source) -> Process:
         clock, chunk = self._setting.clock, source.size / CHUNKS
-        seconds = (
-            chunk / len(source.devices) / min(self._setting.model.rates(d.id).host_bytes_per_s for d in source.devices)
-        )
+        slowest = min(self._setting.model.rates(device.id).host_bytes_per_s for device in source.devices)
+        seconds = chunk / len(source.devices) / slowest
         arrived = []
         for _ in range(CHUNKS):
             yield seconds
             arrived += [clock.start(_forward(chain, chunk)) for chain in source.chains]
-        yield from all_of(arrived)
+        yield from arrived
 
     def load_seconds(self, replica: Replica) -> float:
         """Return the pause of one replica for one version: its ranks' shares from host memory, and the fixed time."""
@@ -88,14 +87,6 @@ class WeightSync:
         return share / gpu.host_bytes_per_s + gpu.overhead.weight_version
 
 
-def _by_node(devices: Sequence[Device]) -> list[list[Device]]:
-    found: dict[tuple[str, str], list[Device]] = {}
-    for device in devices:
-        found.setdefault((device.site, device.node), []).append(device)
-    return list(found.values())
-
-
 def _forward(chain: Sequence[Channel], size: float) -> Process:
     for channel in chain:
-        arrived: Signal = channel.send(size)
-        yield arrived
+        yield channel.send(size)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetrl.errors import HetrlError
-from hetrl.hardware import Device, Node, Topology, bytes_per_second
+from hetrl.hardware import Device, Topology, bytes_per_second
 from hetrl.simulator.events import Clock, Signal
 from hetrl.simulator.trace import Recorder
 
@@ -37,26 +37,16 @@ def route(topology: Topology, source: Device, target: Device) -> Route:
     if path is None:
         raise HetrlError(f"no link between {source.site} and {target.site}, which the plan uses; add it to the links")
     node, other = (topology.node_by_id[d.node_id] for d in (source, target))
-    if (source.site, source.node) == (target.site, target.node):
-        gbps: dict[Wire, float] = {("lane out", source.id): path.gbps, ("lane in", target.id): path.gbps}
-        return Route(_bytes_per_s(gbps), path.delay_ms / 1e3)
-    gbps = {("nic out", source.site, source.node): node.nic_gbps, ("nic in", target.site, target.node): other.nic_gbps}
-    if source.site == target.site:
-        return Route(_bytes_per_s(gbps), path.delay_ms / 1e3)
-    ends = (source.site, target.site)
-    gbps |= _uplink("wan out", source, node) | _uplink("wan in", target, other)
-    link = topology.link(*ends)
-    assert link is not None  # there is a path
-    gbps["link", *ends] = link.gbps
-    return Route(_bytes_per_s(gbps), path.delay_ms / 1e3, ends)
-
-
-def _uplink(name: str, device: Device, node: Node) -> dict[Wire, float]:
-    return {} if node.wan_gbps is None else {(name, device.site, device.node): node.wan_gbps}
-
-
-def _bytes_per_s(gbps: Mapping[Wire, float]) -> dict[Wire, float]:
-    return {wire: bytes_per_second(rate) for wire, rate in gbps.items()}
+    wires: dict[Wire, float | None] = {("lane out", source.id): path.gbps, ("lane in", target.id): path.gbps}
+    if source.node_id != target.node_id:
+        wires = {("nic out", source.node_id): node.nic_gbps, ("nic in", target.node_id): other.nic_gbps}
+    ends, link = None, topology.link(source.site, target.site)
+    if source.site != target.site and link is not None:
+        ends = (source.site, target.site)
+        wires |= {("wan out", source.node_id): node.wan_gbps, ("wan in", target.node_id): other.wan_gbps}
+        wires["link", *ends] = link.gbps
+    rates = {wire: bytes_per_second(gbps) for wire, gbps in wires.items() if gbps is not None}  # a cap may be none
+    return Route(rates, path.delay_ms / 1e3, ends)
 
 
 def gateways(topology: Topology, sources: Sequence[Device], targets: Sequence[Device]) -> tuple[Device, Device]:
@@ -142,9 +132,7 @@ class Network:
                 del self._on_wire[wire][flow]
         if joins:
             affected.append(flow)
-        if not affected:
-            return
-        if len(affected) == 1:
+        if len(affected) == 1:  # the usual case, at less than the cost of `fair_rates`
             self._go_on(affected[0], min(affected[0].route.wires.values()))
             return
         capacity = {wire: rate for one in affected for wire, rate in one.route.wires.items()}
