@@ -8,10 +8,11 @@ from dataclasses import replace
 
 from hetrl.cost.objective import THROUGHPUT, Objective
 from hetrl.errors import UsageError, nearest
+from hetrl.plan.check import check
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.search import baselines, sha_ea
-from hetrl.search.assemble import Made, checked
+from hetrl.search.assemble import Made
 from hetrl.search.core.functions import library
 from hetrl.search.ilp import solver as ilp_solver
 from hetrl.search.infeasible import refuse_impossible
@@ -69,7 +70,9 @@ def solve(
         plan, compared = SOLVERS[solver](space, budget_seconds, made)
     took = round(time.monotonic() - began, 3)
     told = replace(plan.solver, seconds=took, evaluations=compared, objective=problem.objective.kind)
-    return checked(replace(plan, solver=told), problem)
+    plan = replace(plan, solver=told)
+    check(plan, problem.topology, problem.workload)
+    return plan
 
 
 SOLVERS: Mapping[str, Callable[[Space, float, Made], Found]] = {

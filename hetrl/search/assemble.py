@@ -7,17 +7,14 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.weight_sync import weight_routes
-from hetrl.plan.check import check
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, node_of, site_of
 from hetrl.problem import Problem
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS, TRAININGS
 
-_UNKNOWN = Predicted(0.0, 0.0)
-
 
 @dataclass(frozen=True)
 class Made:
-    """How a plan came about: its seed and the complete plans that were compared."""
+    """How a plan comes about: the solver, its seed, and the digests of what it read."""
 
     solver: str
     seed: int
@@ -45,17 +42,11 @@ def plan_of(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Ma
         tasks={name: tasks[name] for name in TASKS if name in tasks},
         weight_sync=weight_routes(tasks[ACTOR_TRAINING], tasks[ACTOR_GENERATION]),
         site_order=tuple(sites),
-        predicted=_UNKNOWN,
+        predicted=Predicted(0.0, 0.0),  # filled in below: a prediction needs the plan
         solver=Solver(made.solver, made.seed, 0.0, 0),
         inputs=dict(made.inputs),
     )
     return with_prediction(plan, problem.model)
-
-
-def checked(plan: Plan, problem: Problem) -> Plan:
-    """Return the plan if it breaks no constraint; raises PlanError."""
-    check(plan, problem.topology, problem.workload)
-    return plan
 
 
 def _components(group: Mapping[str, TaskPlan]) -> list[dict[str, TaskPlan]]:

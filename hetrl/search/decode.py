@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -87,11 +88,8 @@ def _serving(
     serving, shares, workload = bench.tables.serving, bench.room.shares, space.problem.workload
     replicas: list[Replica] = []
     for kind in range(bench.tables.classes):
-        option = options[kind]
-        placed = _serving_replicas(task, kind, option, chunks, bench.tables)
-        for index, stages in enumerate(placed):
-            if index == bench.parts.runs[task, kind]:
-                break
+        placed = _serving_replicas(task, kind, options[kind], chunks, bench.tables)
+        for index, stages in enumerate(islice(placed, bench.parts.runs[task, kind])):
             units = int(shares.units[kind]) + int(index < shares.extra[kind])
             replicas.append(Replica(units * int(serving.unit_samples[task]), stages))
     cache_gb = float(serving.cache_gb[choice[CACHE]])

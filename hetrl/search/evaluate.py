@@ -17,7 +17,7 @@ from hetrl.search.core.workspace import INFEASIBLE, VALUED, Bench, Parts, Popula
 from hetrl.search.decode import decode
 from hetrl.search.space import Space
 
-FIRST_REMEMBERED, MOST_REMEMBERED = 1 << 20, 1 << 24
+FIRST_REMEMBERED, MOST_REMEMBERED = 1 << 20, 1 << 24  # slots of 8 bytes: 8 MiB for most searches, at most 128 MiB
 
 
 class Evaluator:
@@ -29,7 +29,7 @@ class Evaluator:
         self.tables, self.rows = make_tables(space, narrow)
         self.bench = Bench(self.tables)
         self.size = size_of(self.tables)
-        self._evaluations = 0
+        self.evaluations = 0  # distinct complete plans that were valued
         self._seen = np.zeros(FIRST_REMEMBERED, np.uint64)
         self._met = 0
 
@@ -41,11 +41,6 @@ class Evaluator:
         core.repair(x, self.bench.pointers[0])
         core.draw(x, seeded(seed), self.bench.pointers[0])
         return x
-
-    @property
-    def evaluations(self) -> int:
-        """Return how many distinct complete plans were valued."""
-        return self._evaluations
 
     def evolve(
         self,
@@ -63,7 +58,7 @@ class Evaluator:
         asked = (population, children, regroup, temperature, state, *self.bench.pointers, self._seen)
         while (row := core.evolve(*asked)) != VALUED:
             self.rows.fill(self.tables.serving, row)
-        self._evaluations += int(population.values.counters[1])
+        self.evaluations += int(population.values.counters[1])
         population.values.counters[1] = 0
 
     def _make_room(self, children: int) -> None:
@@ -86,7 +81,7 @@ class Evaluator:
         """Return the value of the objective, or `INFEASIBLE` and more, the farther from feasible the more."""
         found = self._result(x)[0]
         self._make_room(1)
-        self._evaluations += core.remember(x, self.bench.pointers[0], self._seen)
+        self.evaluations += core.remember(x, self.bench.pointers[0], self._seen)
         return found
 
     def iteration_seconds(self, x: Vector) -> float:

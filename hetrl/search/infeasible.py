@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from hetrl.cost.compute import StageShape, has_language_head
 from hetrl.cost.memory import training_state_bytes
@@ -19,23 +18,18 @@ from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
 def refuse_impossible(space: Space) -> None:
     """Raise InfeasibleError for what no search can mend: a missing engine, too little memory over all GPUs."""
     for task in space.problem.workload.tasks:
-        _refuse_missing_engine(space, task)
+        if not _kinds(space, task):
+            sites = ", ".join(site.name for site in space.problem.topology.sites)
+            raise InfeasibleError(
+                f"{task} needs the engine {ENGINE_OF_TASK[task]}, which no site has ({sites}); "
+                "install it at one and list it under `engines`"
+            )
     for task in space.problem.workload.tasks:
         _refuse_too_little_memory(space, task)
 
 
 def _kinds(space: Space, task: str) -> list[int]:
     return [kind for kind in range(len(space.classes)) if space.usable(task, kind)]
-
-
-def _refuse_missing_engine(space: Space, task: str) -> None:
-    if _kinds(space, task):
-        return
-    engine = ENGINE_OF_TASK[task]
-    sites = ", ".join(site.name for site in space.problem.topology.sites)
-    raise InfeasibleError(
-        f"{task} needs the engine {engine}, which no site has ({sites}); install it at one and list it under `engines`"
-    )
 
 
 def least_gb(space: Space, task: str) -> float:
@@ -61,25 +55,19 @@ def _gpu_gb(space: Space, gpu: str) -> float:
 
 def _refuse_too_little_memory(space: Space, task: str) -> None:
     kinds = _kinds(space, task)
-    reach: Callable[[list[int]], float] = lambda some: _usable_gb(space, some)  # noqa: E731
-    needed, usable = least_gb(space, task), reach(kinds)
+    needed, usable = least_gb(space, task), _usable_gb(space, kinds)
+    phase, where = "training", "over all GPUs, the topology has"
     if task not in TRAININGS:  # a replica lies in one site
-        sites = dict.fromkeys(space.classes[kind].site for kind in kinds)
-        usable = max(reach([kind for kind in kinds if space.classes[kind].site == site]) for site in sites)
+        sites = {space.classes[kind].site for kind in kinds}
+        usable = max(_usable_gb(space, [kind for kind in kinds if space.classes[kind].site == site]) for site in sites)
+        phase, where = "weights", "in one site, the largest has"
     if needed <= usable:
         return
-    raise InfeasibleError(_too_little(space, task, needed, usable, kinds))
-
-
-def _too_little(space: Space, task: str, needed: float, usable: float, kinds: list[int]) -> str:
-    workload = space.problem.workload
     best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
     missing = math.ceil((needed - usable) / _gpu_gb(space, best))
-    phase = "training" if task in TRAININGS else "weights"
-    where = "over all GPUs, the topology has" if task in TRAININGS else "in one site, the largest has"
-    return (
-        f"{task}: {model_of(task, workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB usable; "
-        f"add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each) or choose a smaller model"
+    raise InfeasibleError(
+        f"{task}: {model_of(task, space.problem.workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB "
+        f"usable; add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each) or choose a smaller model"
     )
 
 
@@ -90,7 +78,7 @@ def explain_infeasible(space: Space, budget_seconds: float) -> InfeasibleError:
     usable = _usable_gb(space, _kinds(space, task))
     resident = sum(least_gb(space, name) for name in space.problem.workload.tasks)
     best = max((kind.gpu for kind in space.classes), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
-    missing = max(math.ceil((needed * 1.3 - usable) / _gpu_gb(space, best)), 1)
+    missing = max(math.ceil((needed * 1.3 - usable) / _gpu_gb(space, best)), 1)  # and some room for activations
     trainer = ACTOR_TRAINING if task not in TRAININGS else task
     return InfeasibleError(
         f"no plan found within {budget_seconds:g} s: {task} alone needs {needed:.0f} GB of {usable:.0f} GB usable "

@@ -12,12 +12,8 @@ from hetrl.search.core.encoding import Vector
 from hetrl.search.core.workspace import INFEASIBLE, UNFIT
 from hetrl.search.evaluate import Evaluator
 
-AT_ONCE = 2000  # children between two looks at the clock
+AT_ONCE = 2000  # children between two looks at the clock: some hundredths of a second
 SEEDS_APART = 1 << 32  # more than a run draws plans, or anybody counts seeds up to: no two share one
-
-
-def _never() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class Limits:
 
     deadline: float
     evaluations: int | None = None
-    stopped: Callable[[], bool] = _never
+    stopped: Callable[[], bool] = lambda: False
 
     def left(self, evaluations: int) -> int:
         """Return how many evaluations may follow at once; 0 ends the search."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -89,7 +89,7 @@ def _followed(
                     continue
                 latest[number] = told
                 if report is not None and not interrupted:
-                    report(_together([*latest.values()]))
+                    report(_together(latest.values()))
         except KeyboardInterrupt:
             stop.set()
             interrupted = True
@@ -108,12 +108,9 @@ def _heard(ear: Connection, processes: int) -> Progress | tuple[Best, int]:
     return told
 
 
-def _together(latest: Sequence[Progress]) -> Progress:
-    return Progress(
-        min(one.seconds for one in latest),
-        sum(one.evaluations for one in latest),
-        sum(one.arms for one in latest),
-    )
+def _together(latest: Collection[Progress]) -> Progress:
+    evaluations = sum(one.evaluations for one in latest)
+    return Progress(min(one.seconds for one in latest), evaluations, sum(one.arms for one in latest))
 
 
 # ---- in each process

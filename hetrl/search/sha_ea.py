@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,37 +37,26 @@ from hetrl.search.limits import Best, Limits, Progress, Search
 from hetrl.search.processes import search_apart
 from hetrl.search.space import Grouping, Space, linked_sets, set_partitions, stars
 
-START = 16
+START = 16  # children of a population in the first round: the draws that fill it, and a few changes
 POPULATIONS = 4
 CANDIDATES = 12
 PATIENCE = 4
+# Annealing; docs/decisions.md ("The last candidates are annealed") has the other values that were tried.
 POLISH = 4
-REGROUP = 0.1  # share of the changes that change the grouping, while polishing
+REGROUP = 0.1  # share of the changes that change the grouping
 HOT, COOLING = 0.03, 32  # first temperature, as a share of the value, and the steps in which it falls
 _EQUAL = 1e-9  # what rounding may make of equal values
 
-
-class Arm:
-    """One grouping with the populations that are still alive."""
-
-    def __init__(self, evaluator: Evaluator, group: list[int], populations: int) -> None:
-        """Start with empty populations."""
-        tables, parts = evaluator.tables, evaluator.bench.parts
-        self.populations = [new_population(tables, parts, group, CANDIDATES) for _ in range(populations)]
-
-    @property
-    def value(self) -> float:
-        """Return the objective of the arm's best candidate."""
-        return min(map(_best_value, self.populations))
-
-    def halve(self) -> None:
-        """Keep the better half of the populations."""
-        self.populations.sort(key=_best_value)
-        del self.populations[max((len(self.populations) + 1) // 2, 1) :]
+Arm = list[Packed[Population]]  # one grouping: its populations that are still alive
+Alive = TypeVar("Alive")
 
 
 def _best_value(population: Packed[Population]) -> float:
     return float(population.values.value.min())
+
+
+def _better_half(some: list[Alive], value: Callable[[Alive], float]) -> list[Alive]:
+    return sorted(some, key=value)[: (len(some) + 1) // 2]
 
 
 def groupings(tasks: tuple[str, ...], excluded: Grouping | None = None) -> list[list[int]]:
@@ -75,7 +65,7 @@ def groupings(tasks: tuple[str, ...], excluded: Grouping | None = None) -> list[
     `excluded` is left out, in whatever order its groups and their tasks are.
     """
     found = []
-    left_out = None if excluded is None else set(map(frozenset, excluded))
+    left_out = set(map(frozenset, excluded or ()))
     for partition in sorted(set_partitions(tasks), key=len):
         if set(map(frozenset, partition)) == left_out:
             continue
@@ -154,97 +144,80 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
 
     An interrupt (Ctrl-C) ends the search early.
     """
-    state, best, improved = seeded(seed), Best(), 0
+    run, improved = _Run(evaluator, limits, seeded(seed), Best(), report or (lambda progress: None)), 0
     try:
         for restart in count():
-            before = best.value
-            if not _halve(evaluator, limits, START << restart, state, best, report):
+            before = run.best.value
+            if not run.halve(START << restart):
                 break
-            improved = restart if best.value < before else improved
+            improved = restart if run.best.value < before else improved
             if restart - improved >= PATIENCE:
                 break
     except KeyboardInterrupt:
-        best.interrupted = True
-    return best
+        run.best.interrupted = True
+    return run.best
 
 
-def _halve(
-    evaluator: Evaluator,
-    limits: Limits,
-    budget: int,
-    state: Words1,
-    best: Best,
-    report: Callable[[Progress], None] | None,
-) -> bool:
-    """Run one whole halving; False where a limit ended it."""
-    space, began = evaluator.space, evaluator.evaluations
-    arms = [Arm(evaluator, group, POPULATIONS) for group in groupings(space.problem.workload.tasks, space.excluded)]
-    while True:
-        for arm in arms:
-            for population in arm.populations:
-                if not _evolve(evaluator, population, budget, limits, state):
-                    _note(arms, best, evaluator)
-                    return False
-        _note(arms, best, evaluator)
-        if report is not None:
-            report(Progress(best.seconds, evaluator.evaluations, len(arms)))
-        if len(arms) == 1:
-            spent = evaluator.evaluations - began
-            return _polish(evaluator, arms[0], POLISH * spent, limits, state, best, report)
-        arms = sorted(arms, key=lambda arm: arm.value)[: (len(arms) + 1) // 2]
-        for arm in arms:
-            arm.halve()
-        budget *= 2
+@dataclass(frozen=True)
+class _Run:
+    """A search under way; its steps return False where a limit ended them."""
 
+    evaluator: Evaluator
+    limits: Limits
+    state: Words1
+    best: Best
+    report: Callable[[Progress], None]
 
-def _polish(
-    evaluator: Evaluator,
-    arm: Arm,
-    budget: int,
-    limits: Limits,
-    state: Words1,
-    best: Best,
-    report: Callable[[Progress], None] | None,
-) -> bool:
-    """Anneal what is left of the last arm, by so many children; False where a limit ended it.
-
-    A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
-    """
-    regroup = REGROUP if evaluator.space.excluded is None else 0.0
-    children = budget // len(arm.populations) // COOLING
-    for population in arm.populations:
-        for step in range(COOLING):
-            temperature = HOT * (1 - step / COOLING) ** 2
-            going = _evolve(evaluator, population, children, limits, state, regroup, temperature)
-            _note([arm], best, evaluator)
+    def halve(self, budget: int) -> bool:
+        """Run one whole halving, its last arm annealed."""
+        space, tables, parts = self.evaluator.space, self.evaluator.tables, self.evaluator.bench.parts
+        began = self.evaluator.evaluations
+        arms: list[Arm] = [
+            [new_population(tables, parts, group, CANDIDATES) for _ in range(POPULATIONS)]
+            for group in groupings(space.problem.workload.tasks, space.excluded)
+        ]
+        while True:
+            going = all(self._evolve(population, budget) for arm in arms for population in arm)
+            self._note(arms)
             if not going:
                 return False
-            if report is not None:
-                report(Progress(best.seconds, evaluator.evaluations, 1))
-    return True
+            self.report(Progress(self.best.seconds, self.evaluator.evaluations, len(arms)))
+            if len(arms) == 1:
+                return self._polish(arms[0], POLISH * (self.evaluator.evaluations - began))
+            kept = _better_half(arms, lambda arm: min(map(_best_value, arm)))
+            arms = [_better_half(arm, _best_value) for arm in kept]
+            budget *= 2
 
+    def _polish(self, arm: Arm, budget: int) -> bool:
+        """Anneal what is left of the last arm, by so many children.
 
-def _evolve(
-    evaluator: Evaluator,
-    population: Packed[Population],
-    budget: int,
-    limits: Limits,
-    state: Words1,
-    regroup: float = 0.0,
-    temperature: float = 0.0,
-) -> bool:
-    """Evolve a population by so many children; False where a limit was met."""
-    while budget > 0:
-        children = min(budget, limits.left(evaluator.evaluations))
-        if children == 0:
-            return False
-        evaluator.evolve(population, children, state, regroup, temperature)
-        budget -= children
-    return True
+        A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
+        """
+        regroup = REGROUP if self.evaluator.space.excluded is None else 0.0
+        children = budget // len(arm) // COOLING
+        for population in arm:
+            for step in range(COOLING):
+                going = self._evolve(population, children, regroup, HOT * (1 - step / COOLING) ** 2)
+                self._note([arm])
+                if not going:
+                    return False
+                self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
+        return True
 
+    def _evolve(
+        self, population: Packed[Population], budget: int, regroup: float = 0.0, temperature: float = 0.0
+    ) -> bool:
+        """Evolve a population by so many children."""
+        while budget > 0:
+            children = min(budget, self.limits.left(self.evaluator.evaluations))
+            if children == 0:
+                return False
+            self.evaluator.evolve(population, children, self.state, regroup, temperature)
+            budget -= children
+        return True
 
-def _note(arms: list[Arm], best: Best, evaluator: Evaluator) -> None:
-    for arm in arms:
-        for population in arm.populations:
-            place = int(population.values.value.argmin())
-            best.offer(float(population.values.value[place]), population.values.x[place], evaluator)
+    def _note(self, arms: list[Arm]) -> None:
+        for arm in arms:
+            for population in arm:
+                place = int(population.values.value.argmin())
+                self.best.offer(float(population.values.value[place]), population.values.x[place], self.evaluator)

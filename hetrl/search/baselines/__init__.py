@@ -11,20 +11,14 @@ from hetrl.search.assemble import Made
 from hetrl.search.baselines import areal_hex, deap_ea, random_plans, streamrl, verl, verl_expert
 from hetrl.search.space import Space
 
-PLANS: Mapping[str, Callable[[Space, float, Made], tuple[Plan, int]]] = {
-    "verl": verl.plan,
-    "verl-expert": verl_expert.plan,
-    "streamrl": streamrl.plan,
-    "areal-hex": areal_hex.plan,
-    "deap": deap_ea.plan,
-    "random": random_plans.plan,
+_FILES = {
+    "verl": verl,
+    "verl-expert": verl_expert,
+    "streamrl": streamrl,
+    "areal-hex": areal_hex,
+    "deap": deap_ea,
+    "random": random_plans,
 }
+PLANS: Mapping[str, Callable[[Space, float, Made], tuple[Plan, int]]] = {n: file.plan for n, file in _FILES.items()}
 SEARCHES = ("deap", "random")  # the baselines that are not another system's plan
-TUNING: Mapping[str, str] = {  # how the plan of each was tuned, for whoever prints it beside its value
-    "verl": verl.TUNING,
-    "verl-expert": verl_expert.TUNING,
-    "streamrl": streamrl.TUNING,
-    "areal-hex": areal_hex.TUNING,
-    "deap": deap_ea.TUNING,
-    "random": random_plans.TUNING,
-}
+TUNING: Mapping[str, str] = {n: file.TUNING for n, file in _FILES.items()}  # how the plan of each was tuned

@@ -155,13 +155,13 @@ def _columns(problem: Problem, pools: list[Pool], counts: Counts) -> list[Column
     if len(forward) < len(inferences):
         return []
     names = [name for name in workload.tasks if name in TRAININGS]
-    ranked: list[tuple[float, int, Strategy]] = []
+    ranked: list[tuple[float, Strategy]] = []
     for strategy in _strategies(orders):
         actor = _training(ACTOR_TRAINING, strategy, problem)
         if actor is not None:
-            ranked.append((task_cost(ACTOR_TRAINING, actor, problem.model).seconds, len(ranked), strategy))
+            ranked.append((task_cost(ACTOR_TRAINING, actor, problem.model).seconds, strategy))
     found: list[Column] = []
-    for _, _, strategy in sorted(ranked, key=lambda entry: entry[:2]):
+    for _, strategy in sorted(ranked, key=lambda entry: entry[0]):
         trainings = {name: _training(name, strategy, problem) for name in names}
         tasks = forward | {name: task for name, task in trainings.items() if task is not None}
         if len(tasks) == len(forward) + len(names):

@@ -32,7 +32,7 @@ from hetrl.search.space import clique, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES, TASKS, TRAININGS, Architecture
 
 MICRO_BATCHES = (1, 2, 4, 8)
-LEAST_PIECES = 8
+LEAST_PIECES = 8  # so that a division between two stages has some choice
 KEPT = 6  # training layouts that are valued as whole plans, for each choice of idle states
 OFFLOADED: tuple[frozenset[str], ...] = (frozenset(), frozenset(TRAININGS), frozenset(TASKS))  # in turn
 
@@ -114,9 +114,9 @@ def tuned(
     inferences = {n: fastest_inference(n, nodes[n], problem) for n in workload.tasks if n in INFERENCES}
     generations = generation_layouts(nodes[ACTOR_GENERATION], problem)
     best, compared = Tuned(None, 0), len(trainings) + len(generations)
-    if any(task is None for task in inferences.values()):
-        return Tuned(None, compared)
     forward = {name: task for name, task in inferences.items() if task is not None}
+    if len(forward) < len(inferences):
+        return Tuned(None, compared)
     for offloaded in OFFLOADED:
         kept = 0
         for chosen in trainings:
@@ -150,16 +150,15 @@ def _valued(
 def ranked_trainings(problem: Problem, nodes: Mapping[str, Nodes], trials: Trials) -> list[dict[str, TaskPlan]]:
     """Return the training tasks in each layout in which each of them fits alone, the fastest first."""
     names = [name for name in problem.workload.tasks if name in TRAININGS]
-    ranked: list[tuple[float, int, dict[str, TaskPlan]]] = []
+    ranked: list[tuple[float, dict[str, TaskPlan]]] = []
     tensors = powers_of_two(max(len(node) for name in names for node in nodes[name]))
     settings = product(trials.orders, trials.shardings, trials.micro_batches, RECOMPUTES)
     for tensor, pipeline, setting in product(tensors, range(1, MAX_STAGES + 1), list(settings)):
         tasks = {n: training_layout(n, nodes[n], tensor, pipeline, setting, problem) for n in names}
         fitting = {n: task for n, task in tasks.items() if task is not None and fits_alone(n, task, problem)}
         if len(fitting) == len(names):
-            costs = [task_cost(n, task, problem.model).seconds for n, task in fitting.items()]
-            ranked.append((sum(costs), len(ranked), fitting))
-    return [fitting for _, _, fitting in sorted(ranked, key=lambda entry: entry[:2])]
+            ranked.append((sum(task_cost(n, task, problem.model).seconds for n, task in fitting.items()), fitting))
+    return [fitting for _, fitting in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def training_layout(
@@ -191,12 +190,12 @@ def training_layout(
 
 def fastest_inference(name: str, nodes: Nodes, problem: Problem) -> TaskPlan | None:
     """Return a forward-only task in the TP and micro-batch that are fastest; None where no TP fits."""
-    found: list[tuple[float, int, TaskPlan]] = []
+    found: list[TaskPlan] = []
     for replicas, micro_batch in product(_serving_replicas(name, nodes, 1, problem), MICRO_BATCHES):
         task = TaskPlan(ENGINE_OF_TASK[name], replicas, micro_batch=micro_batch)
         if model_of(name, problem.workload).kv_heads % task.tensor_parallel == 0 and fits_alone(name, task, problem):
-            found.append((task_cost(name, task, problem.model).seconds, len(found), task))
-    return min(found, key=lambda entry: entry[:2])[2] if found else None
+            found.append(task)
+    return min(found, key=lambda task: task_cost(name, task, problem.model).seconds, default=None)
 
 
 def generation_layouts(nodes: Nodes, problem: Problem) -> list[TaskPlan]:

@@ -37,16 +37,16 @@ TUNED_SETS = 6
 def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     """Return the expert's plan and the number of layouts compared; raises InfeasibleError where none fits."""
     deadline = time.monotonic() + budget_seconds
-    ranked: list[tuple[float, int, dict[str, Nodes]]] = []
+    ranked: list[tuple[float, dict[str, Nodes]]] = []
     best, compared = Tuned(None, 0), 0
     for nodes in node_sets(space.problem, listed_nodes(space.problem)):
         found = tuned(space.problem, nodes, made, PLAIN, deadline)
         compared += found.compared
-        ranked.append((found.seconds, len(ranked), nodes))
+        ranked.append((found.seconds, nodes))
         best = min(best, found, key=lambda one: one.seconds)
         if best.plan and time.monotonic() > deadline:
             break
-    for _, _, nodes in sorted(ranked, key=lambda entry: entry[:2])[:TUNED_SETS]:
+    for _, nodes in sorted(ranked, key=lambda entry: entry[0])[:TUNED_SETS]:
         if best.plan and time.monotonic() > deadline:
             break
         found = tuned(space.problem, nodes, made, WHOLE, deadline)

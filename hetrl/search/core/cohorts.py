@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hetrl.search.core.records import Floats1, Ints1, Ints2
 from hetrl.search.core.tables import MAX_STAGES, Tables
@@ -31,14 +30,14 @@ class Cohorts(NamedTuple):
     offset: Ints2  # [q, i]
     stride: Ints2  # [q, i]
     replicas: Ints1  # [q] how many replicas it stands for
-    layers: Ints1  # [i]
     samples: Ints1  # [q] of each replica but the first `extra`
     extra: Ints1  # [q] replicas that have `unit` samples more
+    cuts: Ints1  # [q] the first replica of each cohort
     order: Ints1  # [c] classes of the chain
     units: Ints1  # [c] how many units each has
-    cursor: Ints1  # [c]
-    held: Ints1  # [c]
-    cuts: Ints1  # [q]
+    cursor: Ints1  # [c] workspace: the next free unit; the node that was summed up last
+    held: Ints1  # [c] workspace: the stages on that node, as bits
+    layers: Ints1  # [i]
     slope: Floats1  # [q] seconds per unit of samples
     start: Floats1  # [q] seconds beside them
     capacity: Floats1  # [i] most layers of a stage
@@ -51,26 +50,14 @@ class Cohorts(NamedTuple):
 
 def make_cohorts(tables: Tables) -> Cohorts:
     """Return room for the cohorts of any training of a problem."""
-    kinds = tables.classes
-    most = 2 * kinds + MAX_STAGES
-
-    def ints(*sizes: int) -> npt.NDArray[np.int64]:
-        return np.zeros(sizes, np.int64)
-
-    return Cohorts(
-        ints(most, MAX_STAGES),
-        ints(most, MAX_STAGES),
-        ints(most, MAX_STAGES),
-        ints(most),
-        ints(MAX_STAGES),
-        ints(most),
-        ints(most),
-        ints(kinds),
-        ints(kinds),
-        ints(kinds),
-        ints(kinds),
-        ints(most),
-        np.zeros(most),
-        np.zeros(most),
-        *np.zeros((6, MAX_STAGES)),
+    most = 2 * tables.classes + MAX_STAGES  # for each class: the replicas inside it, one that goes on in the next
+    return Cohorts._make(
+        [
+            *np.zeros((3, most, MAX_STAGES), np.int64),
+            *np.zeros((4, most), np.int64),
+            *np.zeros((4, tables.classes), np.int64),
+            np.zeros(MAX_STAGES, np.int64),
+            *np.zeros((2, most)),
+            *np.zeros((6, MAX_STAGES)),
+        ]
     )

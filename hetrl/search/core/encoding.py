@@ -26,12 +26,12 @@ Vector = npt.NDArray[np.int32]
 TENSOR = 0  # trainings: log2 of the tensor-parallel degree
 PIPELINE = 1  # trainings: stages
 SHAPE = 2  # trainings: how units become replicas, one of SHAPES
-MICRO_BATCH = 3  # trainings: index into Tables.micro_batches
+MICRO_BATCH = 3  # trainings: index into TrainingTables.micro_batches
 RECOMPUTE = 4  # trainings: 0 none, 1 full
 SHARDING = 5  # trainings: 0 none, 1 data_parallel
 IDLE = 6  # 0 resident, 1 offload, 2 sleep (generation)
 USED = 7  # trainings: how many classes of the order count
-CACHE = 7  # generation: index into Tables.cache_gb
+CACHE = 7  # generation: index into ServingTables.cache_gb
 CHOICES = 8
 
 STAGES_BY_CLASS, REPLICAS_BY_CLASS, WHOLE_REPLICAS = 0, 1, 2  # each with stages of a replica side by side (+ 0) or
@@ -76,16 +76,6 @@ def bounds(tables: Tables) -> tuple[Vector, Vector]:
             continue
         classes[task] = tables.classes - 1
         lowest[task, PIPELINE] = lowest[task, USED] = 1
-        stages = min(MAX_STAGES, int(tables.layers[task]))
-        last_micro_batch = tables.training.micro_batches.size - 1
-        choice[task] = (
-            tables.training.most_tensor[task],
-            stages,
-            SHAPES - 1,
-            last_micro_batch,
-            1,
-            1,
-            1,
-            tables.classes,
-        )
+        tensor, stages = tables.training.most_tensor[task], min(MAX_STAGES, int(tables.layers[task]))
+        choice[task] = tensor, stages, SHAPES - 1, tables.training.micro_batches.size - 1, 1, 1, 1, tables.classes
     return low, high

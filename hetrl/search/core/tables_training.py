@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,6 @@ MICRO_BATCH_TOKENS = 8192  # larger micro-batches gain nothing on a GPU
 MAX_MICRO_BATCH = 64
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class TrainingTables(NamedTuple):
@@ -68,7 +68,7 @@ def training_tables(space: Space) -> TrainingTables:
     for t, name in enumerate(workload.tasks):
         if name not in TRAININGS:
             continue
-        shape = _shape(space, name, 0)
+        shape = _shape(space, name)
         model = shape.architecture
         degrees = [k for k in range(tensors) if model.heads % (1 << k) == 0 and model.kv_heads % (1 << k) == 0]
         most_tensor[t] = degrees[-1]
@@ -79,9 +79,10 @@ def training_tables(space: Space) -> TrainingTables:
             active[t, k] = _active(of_degree)
             for kind in range(kinds):
                 if 1 << k <= space.classes[kind].gpus_per_node:
-                    both[t, kind, k] = _both(space, replace(of_degree, rates=rates[kind]), kind)
+                    peers = slowest(space.problem.topology, space.nodes[kind][0][: 1 << k])
+                    both[t, kind, k] = _both(replace(of_degree, rates=rates[kind]), peers, workload)
     steps = workload.optimizer_steps_per_iteration
-    shape = _shape(space, TRAININGS[0], 0)
+    shape = _shape(space, TRAININGS[0])
     model = shape.architecture
     return TrainingTables(
         both=both,
@@ -111,60 +112,45 @@ def micro_batch_sizes(workload: Workload) -> list[int]:
     return [size for size in powers_of_two(limit) if workload.samples % size == 0]
 
 
-def _shape(space: Space, name: str, layers: int) -> StageShape:
+def _shape(space: Space, name: str) -> StageShape:
+    """Return a model without its layers, on one rank of the first class."""
     workload = space.problem.workload
     rates = space.problem.efficiencies.rates(space.classes[0].gpu)
-    model = model_of(name, workload)
-    return StageShape(model, layers, True, True, has_language_head(name), 1, rates, workload.weight_bytes)
-
-
-def _corners(value: Callable[[int, int], float], high: int) -> Floats:
-    """Return the coefficients of 1, x, y and x y of a function that is linear in each, from its corners (1, high)."""
-    zero, right, up, corner = value(0, 0), value(1, 0), value(0, high), value(1, high)
-    return np.array([zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high])
+    return StageShape(model_of(name, workload), 0, True, True, has_language_head(name), 1, rates, workload.weight_bytes)
 
 
 def _parameters(shape: StageShape) -> Floats:
     found = np.zeros((2, 2, 2))
-    for first in (0, 1):
-        for last in (0, 1):
-            empty, one = (replace(shape, layers=n, first=bool(first), last=bool(last)).parameters for n in (0, 1))
-            found[first, last] = (empty, one - empty)
+    for first, last in product((0, 1), (0, 1)):
+        empty, one = (replace(shape, layers=n, first=bool(first), last=bool(last)).parameters for n in (0, 1))
+        found[first, last] = (empty, one - empty)
+    return found
+
+
+def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float], high: int) -> Floats:
+    """Return [r, l, 4]: the coefficients of 1, x, y and x y of a cost of (stage with x layers, y, recomputation).
+
+    It is linear in x and in y, so its values at 0 and 1 layers, with y = 0 and `high`, say all of it.
+    """
+    found = np.zeros((2, 2, 4))
+    for r, last in product((0, 1), (0, 1)):
+        stages = [replace(shape, last=bool(last), layers=layers) for layers in (0, 1)]
+        (zero, up), (right, corner) = ([cost(stage, y, RECOMPUTES[r]) for y in (0, high)] for stage in stages)
+        found[r, last] = zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high
     return found
 
 
 def _active(shape: StageShape) -> Floats:
-    found = np.zeros((2, 2, 4))
-    for r, recompute in enumerate(RECOMPUTES):
-        for last in (0, 1):
-            stage = replace(shape, last=bool(last))
-
-            def held(layers: int, in_flight: int, stage: StageShape = stage, recompute: str = recompute) -> float:
-                return training_active_bytes(replace(stage, layers=layers), in_flight, 1.0, recompute)
-
-            found[r, last] = _corners(held, 1)
-    return found
+    return _corners(shape, lambda stage, in_flight, mode: training_active_bytes(stage, in_flight, 1.0, mode), 1)
 
 
-def _both(space: Space, shape: StageShape, kind: int) -> Floats:
-    topology, workload = space.problem.topology, space.problem.workload
-    peers = slowest(topology, space.nodes[kind][0][: shape.tensor_parallel])
-    return _both_of(shape, peers, workload)
+@lru_cache(maxsize=200_000)  # classes of one GPU type, and the searches of one process, ask for the same
+def _both(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
+    def seconds(stage: StageShape, tokens: int, recompute: str) -> float:
+        placed = Placed(stage, (), peers, None)
+        return micro_batch_times(placed, float(tokens), recompute, workload.attended_tokens).both
 
-
-@lru_cache(maxsize=200_000)
-def _both_of(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
-    found = np.zeros((2, 2, 4))
-    for r, recompute in enumerate(RECOMPUTES):
-        for last in (0, 1):
-            stage = replace(shape, last=bool(last))
-
-            def seconds(layers: int, tokens: int, stage: StageShape = stage, recompute: str = recompute) -> float:
-                placed = Placed(replace(stage, layers=layers), (), peers, None)
-                return micro_batch_times(placed, float(tokens), recompute, workload.attended_tokens).both
-
-            found[r, last] = _corners(seconds, 4096)
-    return found
+    return _corners(shape, seconds, 4096)
 
 
 def _update(shape: StageShape) -> tuple[float, float]:

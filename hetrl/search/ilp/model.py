@@ -36,7 +36,7 @@ from hetrl.search.ilp.options import Menu
 from hetrl.search.ilp.space import Floats, Ints
 
 PRICED = 5_000  # columns to start the relaxation with, and to add at most in one round
-ROUNDING = 1e-6
+ROUNDING = 1e-6  # about what solvers let a constraint or a reduced cost be off by
 GAP = 1e-6
 AUXILIARY = ("Z", "I", "R", "Y", "V")
 
@@ -157,17 +157,13 @@ def _relaxation(rows: list[Row], matrix: Floats, limit: float, deadline: float) 
         _run(model, deadline)
         if model.sol_status != pulp.LpSolutionOptimal:
             return None
-        duals = np.array([model.get_constraint_by_name(name).pi for name in _names(rows)])
+        duals = np.array([model.get_constraint_by_name(f"row{index}").pi for index in range(len(rows))])
         reduced = np.where(inside, 0.0, -(duals @ matrix))
         wanted = np.flatnonzero(reduced < -ROUNDING)
         if len(wanted) == 0:
             return float(pulp.value(model.objective)), np.maximum(-(duals @ matrix), 0.0)
         inside[wanted[np.argsort(reduced[wanted])[:PRICED]]] = True
     return None
-
-
-def _names(rows: list[Row]) -> list[str]:
-    return [f"row{index}" for index in range(len(rows))]
 
 
 def _program(
@@ -182,13 +178,13 @@ def _program(
     auxiliary = [model.add_variable(name, 0) for name in AUXILIARY]
     out = []
     model += auxiliary[0]
-    for name, row, weights in zip(_names(rows), rows, matrix, strict=True):
+    for index, (row, weights) in enumerate(zip(rows, matrix, strict=True)):
         terms = [(x[n], float(weights[n])) for n in np.flatnonzero(weights)]
         terms += [(one, float(weight)) for one, weight in zip(auxiliary, row.auxiliary, strict=True) if weight]
         if row.sense == pulp.LpConstraintEQ and price is not None:
-            out.append(model.add_variable(f"out_{name}", 0))
+            out.append(model.add_variable(f"out_row{index}", 0))
             terms.append((out[-1], 1.0))
-        model += pulp.LpConstraint(pulp.LpAffineExpression(terms), row.sense, name, row.right)
+        model += pulp.LpConstraint(pulp.LpAffineExpression(terms), row.sense, f"row{index}", row.right)
     if price is not None:
         model.setObjective(auxiliary[0] + price * pulp.lpSum(out))
     return model, [*x, *auxiliary]
