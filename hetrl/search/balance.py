@@ -16,7 +16,7 @@ def balance(tables: Sequence[Sequence[float]], counts: Sequence[int], units: int
     is too much, from the kind that would end last.
     """
     low, high = 0.0, max(table[-1] for table in tables)
-    for _ in range(40):
+    for _ in range(40):  # halvings: to a millionth of a millionth of the longest time
         middle = (low + high) / 2
         done = sum(count * max(bisect_right(table, middle), least) for table, count in zip(tables, counts, strict=True))
         low, high = (low, middle) if done >= units else (middle, high)

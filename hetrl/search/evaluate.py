@@ -38,7 +38,7 @@ class Evaluator:
         x = np.zeros(self.size, np.int32)
         tasks = self.tables.tasks
         x[:tasks] = np.random.default_rng(abs(seed)).integers(0, tasks, tasks) if group is None else group
-        core.repair(x, self.bench.pointers[0])
+        core.repair(x, self.bench.pointers[0])  # numbers the groups: draw takes them as they are
         core.draw(x, seeded(seed), self.bench.pointers[0])
         return x
 
@@ -116,5 +116,5 @@ class Evaluator:
 
     def assemble(self, x: Vector, made: Made) -> Plan:
         """Return the plan of a vector that fits, with its prediction, which is that of the vector."""
-        self._result(x)
+        self._result(x)  # fills the rows of seconds that decode reads
         return plan_of(self.space.problem, decode(x, self.space, self.bench), made)

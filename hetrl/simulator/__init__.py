@@ -32,7 +32,7 @@ __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
 
 WEIGHT_SYNC = "weight_sync"
 STEADY = 0.01  # two windows of iterations that differ by less are steady
-MOST_ITERATIONS = 40
+MOST_ITERATIONS = 40  # with drawn lengths some plays are never steady
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class _Play:
         allowed = (self.staleness + self.version + 1) * self.batch - accepted - self.running
         fresh = [self.generation.group(self.next + index, self.version) for index in range(allowed)]
         self.next, self.running = self.next + len(fresh), self.running + len(fresh)
-        if self.staleness == 0 and fresh:
+        if self.staleness == 0 and fresh:  # shares of a batch; in mode async they are weights of a dispatcher
             self.generation.deal(fresh)
         else:
             for group in fresh:

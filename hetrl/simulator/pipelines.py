@@ -211,6 +211,7 @@ def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
         edges = [*pairwise([*ordered, ordered[0]])] if len(ordered) > 1 else []
         transfers += [setting.network.send(a, b, size, label) for a, b in edges]
         delays = [_delay_seconds(setting.model.topology, a, b) for a, b in edges]
+        # the transfers have one of the delays themselves, here and between sites
         local_delays = max(local_delays, (2 * (len(ordered) - 1) - 1) * max(delays, default=0.0))
     far_delays = 0.0
     for (source, target), size in wan_reduction_bytes([ring]).items():

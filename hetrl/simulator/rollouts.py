@@ -24,7 +24,7 @@ from hetrl.simulator.events import Process, Signal
 from hetrl.simulator.pipelines import Setting
 from hetrl.workload import ACTOR_GENERATION
 
-CHUNK_TOKENS = 16  # what arrives waits for the end of the chunk
+CHUNK_TOKENS = 16  # fewer events than token by token; what arrives waits for the end of the chunk
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ class Rollout:
             yield from self._work(f"prefill {fresh}", prompts_seconds(self.server, fresh, prompt_tokens))
         batch = len(self.running)
         steps = min(min(sample.left for sample in self.running), CHUNK_TOKENS)
-        context = sum(sample.context for sample in self.running) / batch + steps / 2
+        context = sum(sample.context for sample in self.running) / batch + steps / 2  # halfway through the chunk
         yield from self._work(f"decode {batch}", steps * step_seconds(self.server, batch, context))
         for sample in self.running:
             sample.left -= steps

@@ -70,6 +70,7 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     wanted = list(_grown(problem, pools))
     while wanted:
         for counts in wanted:
+            # past the deadline only until there is any strategy
             if counts not in known and (time.monotonic() < deadline or not any(known.values())):
                 known[counts] = _columns(problem, pools, counts)
         chosen = choose(

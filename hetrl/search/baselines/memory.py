@@ -47,7 +47,8 @@ def with_kv_cache(tasks: Mapping[str, TaskPlan], problem: Problem) -> dict[str, 
                 return None
             (shared if device in held else free).append(room)
     cache = min([most, *shared]) if shared else min(most, max(free))
-    whole = {**tasks, ACTOR_GENERATION: replace(generation, kv_cache_gb=int(cache * 1e6) / 1e6)}
+    cache = int(cache * 1e6) / 1e6  # rounded down: it has to fit
+    whole = {**tasks, ACTOR_GENERATION: replace(generation, kv_cache_gb=cache)}
     return whole if _host_suffices(whole, problem) else None
 
 

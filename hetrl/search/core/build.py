@@ -23,7 +23,7 @@ from hetrl.errors import HetrlError
 SOURCES = Path(__file__).parents[1] / "cpp"
 COMPILERS = ("c++", "g++", "clang++")
 # No contraction to fused operations: the same seed gives the same plan on every machine. What is exported is inlined
-# like the rest (no interposition).
+# like the rest (no interposition), and so are roots (no errno).
 OPTIMISED = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-semantic-interposition")
 FLAGS = ("-std=c++17", *OPTIMISED, "-fvisibility=hidden", "-shared", "-fPIC")
 CHECKED = "HETRL_CHECKED"  # set in the environment: every index is checked (slow; for tests)

@@ -31,7 +31,7 @@ PIPELINES = (2, 4, 8)
 MAX_SEQUENCES = 256  # vLLM's default max_num_seqs (documentation, engine arguments)
 LEAST_SEQUENCES = 2  # a rollout replica that holds fewer at once is not worth its weights
 FORWARD_TOKENS = 4096  # tokens per micro-batch of a forward pass: enough to fill a GPU
-MOST_UNITS = 512
+MOST_UNITS = 512  # of a row: the cost model is asked for each
 CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a hundredth of it
 
 # Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
@@ -95,7 +95,7 @@ class Rows:
     def _seconds(self, name: str, placed: tuple[Placed, ...], limit: int, samples: int) -> tuple[float, ...]:
         workload = self._workload
         if name != ACTOR_GENERATION:
-            return (forward_pipeline_seconds(placed, samples, forward_micro_batch(workload), workload),) * 5
+            return (forward_pipeline_seconds(placed, samples, forward_micro_batch(workload), workload),) * ROLLOUTS
         shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
         found = replica_seconds(server_of(placed), samples, limit, *shape, workload.staleness, workload.samples)
         return found.whole, found.busy, found.prompt, found.last, found.refill

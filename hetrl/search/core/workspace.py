@@ -148,4 +148,5 @@ def new_population(tables: Tables, parts: Parts, group: Sequence[int], candidate
 
 def seeded(seed: int) -> Words1:
     """Return the state of the core's random numbers for a seed (any integer): one word, which fixes a whole search."""
-    return np.random.SeedSequence([abs(seed), int(seed < 0)]).generate_state(1, np.uint64) | np.uint64(1)
+    entropy = [abs(seed), int(seed < 0)]  # a SeedSequence takes no negative numbers, xorshift no state of 0
+    return np.random.SeedSequence(entropy).generate_state(1, np.uint64) | np.uint64(1)

@@ -3,7 +3,7 @@
 
 #include "array.h"
 
-// Return a number in [0, 1): xorshift64* (Vigna, arXiv 1402.6246).
+// Return a number in [0, 1): xorshift64* (Vigna, arXiv 1402.6246). A state of 0 would stay 0.
 inline double uniform(const Hashes& state) {
     Word bits = state[0];
     bits ^= bits >> 12;

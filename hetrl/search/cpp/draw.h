@@ -59,6 +59,7 @@ inline void deal(const Genes& group, const Genes2& devices, const Hashes& state,
     const Int tasks = tables.tasks;
     Local<double> part(tasks, 0.0), got(tasks, 0.0);
     for (Int task = 0; task < tasks; ++task) {
+        // never nothing, and up to seven times as much in one draw as in another
         part[group[task]] += (tables.is_inference[task] ? LIGHT : HEAVY) * (0.2 + 1.3 * uniform(state));
     }
     fill(devices, std::int32_t(0));
@@ -99,7 +100,8 @@ inline Int draw_stages(const Hashes& state) {
     return 1 + below(state, MAX_STAGES);
 }
 
-// Draw an option for every class that has one: one random preference for all of them.
+// Draw an option for every class that has one: one random preference for all of them, squared, so that small degrees of
+// tensor parallelism come more often.
 inline void draw_options(Int task, const Genes& options, const Hashes& state, const Tables& tables) {
     const double preferred = uniform(state);
     for (Int kind = 0; kind < tables.classes; ++kind) {

@@ -37,9 +37,9 @@ inline Word hash_vector(const Genes& x, const Tables& tables) {
                 mix(classes[task][position]);
             }
         }
-        mix(255);
+        mix(255);  // ends the task: how many numbers it has differs
     }
-    return state | 1;
+    return state | 1;  // 0 is an empty slot of the set
 }
 
 // See `hetrl.search.core.functions.remember`. Open addressing, 0 is empty; a full set forgets.
@@ -148,6 +148,7 @@ inline void admit_annealed(const Population& population, double found, double te
 // See `hetrl.search.core.functions.evolve`.
 Int evolve(const Population& population, Int budget, double regrouped, double temperature, const Hashes& state,
            const Tables& tables, const Room& room, const Parts& parts, const Hashes& seen) {
+    // a population that has converged, or a small problem, has hardly a child that was not met before
     for (Int tries = 0; population.counters[CHILDREN] < budget && tries < 20 * budget;) {
         if (!population.counters[WAITS]) {
             ++tries;

@@ -235,7 +235,7 @@ void mutate(const Genes& x, const Flags& stale, const Hashes& state, const Table
             stale[task] = true;
             change_one_task(task, parts, state, tables);
         }
-    } while (uniform(state) >= 0.65);
+    } while (uniform(state) >= 0.65);  // a third changes more: some changes only pay together
     repair_changed(x, stale, tables);
 }
 

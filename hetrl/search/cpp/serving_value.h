@@ -46,7 +46,8 @@ inline Int units_done(double end, const Ints& least, const Ints& most, const Tab
 
 // Set the units of a replica of each class to what it does by the earliest end by which all units can be done; return
 // how many units too much that is. The end is found by interpolation and bisection in turn, until only one step of one
-// class lies between too early and late.
+// class lies between too early and late: interpolation is fast where times are nearly linear in units, but may creep
+// up to a step.
 inline Int find_end(Int units, const Tables& tables, const Shares& shares) {
     const Ints &least = shares.least, &most = shares.most;
     double low = 0.0, high = INFINITE;

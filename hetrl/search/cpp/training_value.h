@@ -94,6 +94,7 @@ inline void share_by_pipelines(const Training& training, const Cohorts& cohorts)
             const double flows = double(count_flows(training, q, i, cohorts));
             cohorts.hop[i] = hop_seconds(training, q, i, 0, tokens, flows, cohorts);
         }
+        // with no fewer micro-batches than stages, the time is linear in their number (`pipeline_period`)
         const double one = stages_seconds(stages, stages, variation, tables, cohorts);
         const double two = stages_seconds(stages, stages + 1, variation, tables, cohorts);
         cohorts.slope[q] = (two - one) * double(unit) / double(micro_batch * numbers.minibatches);

@@ -175,7 +175,7 @@ Int value(const Genes& vector, const Flags& stale, const Tables& tables, const R
     for (Int task = 0; task < tables.tasks; ++task) {
         missing += std::isfinite(parts.seconds[task]) ? 0.0 : NOT_CARRIED;
     }
-    if (missing == 0.0 && !all_joined(tables, parts)) {
+    if (missing == 0.0 && !all_joined(tables, parts)) {  // where nothing lies, no site is known
         missing = NOT_CARRIED;
     }
     room.result[0] = UNFIT * (1 + missing);
@@ -185,6 +185,7 @@ Int value(const Genes& vector, const Flags& stale, const Tables& tables, const R
         slow_down(vector, tables, room, parts);
         const double seconds = plan_seconds(x, tables, room, parts);
         const Found found = objective_value(seconds, x, tables, parts);
+        // below UNFIT however large the excess
         room.result[0] = found.excess == 0.0 ? found.value : INFEASIBLE * (1 + found.excess / (1 + found.excess));
         room.result[1] = seconds;
     }

@@ -22,7 +22,7 @@ from hetrl.search.core.tables import Tables
 from hetrl.search.ilp.options import Menu, UnfinishedError
 from hetrl.search.ilp.space import Floats, Ints, undominated_rows
 
-MOST_STATES = 200_000  # of one allotment
+MOST_STATES = 200_000  # of one allotment: some tens of MB
 
 
 class Columns(NamedTuple):

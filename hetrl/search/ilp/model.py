@@ -191,7 +191,7 @@ def _program(
 
 
 def _run(model: pulp.LpProblem, deadline: float) -> pulp.LpSolver:
-    """Solve on one thread until the deadline; return the solver that did."""
+    """Solve on one thread (login nodes are shared) until the deadline; return the solver that did."""
     seconds = max(deadline - time.monotonic(), 0.1)
     solver = pulp.HiGHS(msg=False, threads=1, timeLimit=seconds, gapRel=GAP)
     if not solver.available():

@@ -46,7 +46,7 @@ from hetrl.search.core.ilp_states import CHAIN, SECONDS
 from hetrl.search.core.tables import Tables
 from hetrl.search.space import Space, powers_of_two
 
-MOST_ALLOTMENTS = 20_000
+MOST_ALLOTMENTS = 20_000  # every task's options are read on each of them
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
