@@ -13,6 +13,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,8 +28,8 @@ from hetrl.runtime.gateway.seat import Seat
 from hetrl.runtime.gateway.zap import ZapHandler
 from hetrl.runtime.transport.chunks import bytes_of
 from hetrl.runtime.transport.endpoints import listen
-from hetrl.runtime.transport.lane import Attempt, Parcel
-from hetrl.runtime.transport.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket, watch
+from hetrl.runtime.transport.lane import Attempt, Parcel, now
+from hetrl.runtime.transport.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
 from hetrl.runtime.wire.keys import SiteKeys
 
@@ -97,13 +98,12 @@ class Gateway:
         context: zmq.Context[Any] = zmq.Context(io_threads=2)
         self._zap.open(context, failed=self._fail)
         socket = server_socket(context, self._keys)
-        monitor = watch(socket, self._count_connection, failed=self._fail)
-        self._router = Port(socket, self._hear, self._pump, failed=self._fail)
+        self._router = Port(socket, self._hear, self._pump, changed=self._count_connection, failed=self._fail)
         linger_seconds, unix_socket = 0.0, None
         try:
             unix_socket = listen(socket, self.site, self._bind_endpoint, self._directory)
             for peer, link in self._links.items():
-                link.open(context, self._keys, self._endpoints[peer], self._restored, self._fail)
+                link.open(context, self._keys, self._endpoints[peer], self._tell_members, self._fail)
             _log.info("%s: the gateway listens on %s", self.site, self._bind_endpoint)
             await self._tick_until_stopped()
             if self._defect is not None:
@@ -112,8 +112,7 @@ class Gateway:
         finally:
             if unix_socket is not None:
                 unix_socket.unlink(missing_ok=True)
-            socket.disable_monitor()
-            monitor.close(0)
+
             for link in self._links.values():
                 link.close(linger_seconds)
             self._router.close(linger_seconds)
@@ -264,9 +263,6 @@ class Gateway:
         for seat in self._seats.values():
             seat.pump()
 
-    def _restored(self, peer: str) -> None:
-        self._tell_members(wire.LinkRestored(site=peer))
-
     def _tell_members(self, message: wire.Message) -> None:
         for address, seat in list(self._seats.items()):
             if seat.connected:
@@ -284,21 +280,15 @@ class Gateway:
                 for parcel in parcels:
                     self._refuse(parcel, cause)
             self._pump()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
-            except TimeoutError:
-                continue
 
-    def _echo(self, peer: str, now: float) -> list[bytes]:
-        return wire.encode(self._header(gateway_of(peer)), wire.Echo(seconds=now))
-
-    def _places(self) -> list[PeerLink | Seat]:
-        return [*self._links.values(), *self._seats.values()]
+    def _echo(self, peer: str, seconds: float) -> list[bytes]:
+        return wire.encode(self._header(gateway_of(peer)), wire.Echo(seconds=seconds))
 
     async def _drain(self) -> float:
         """Let the lanes empty themselves; return what is left of `LINGER_SECONDS` for the sockets."""
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + LINGER_SECONDS
-        while clock() < deadline and not all(place.settled for place in self._places()):
+        links, seats, deadline = self._links.values(), self._seats.values(), now() + LINGER_SECONDS
+        while now() < deadline and not (all(link.settled for link in links) and all(seat.settled for seat in seats)):
             await asyncio.sleep(0.01)
-        return max(0.0, deadline - clock())
+        return max(0.0, deadline - now())

@@ -88,9 +88,8 @@ def read_gateway(path: Path) -> tuple[Gateway, Ways]:
 def _relay_keys(path: str) -> dict[str, bytes]:
     """Return the run's key of each relay."""
     try:
-        return {
-            relay: bytes.fromhex(key) for relay, key in json.loads(read_private(path, "file of relay keys")).items()
-        }
+        keys = json.loads(read_private(path, "file of relay keys"))
+        return {relay: bytes.fromhex(key) for relay, key in keys.items()}
     except (ValueError, TypeError, AttributeError):
         # The cause is cut off: its text may quote the file.
         raise UsageError(f"{path}: not a file of relay keys; submit the run again to write it") from None

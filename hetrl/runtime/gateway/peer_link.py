@@ -23,8 +23,8 @@ import zmq
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.transport.channel import smoothed
-from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
-from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, UP, Port, client_socket, watch
+from hetrl.runtime.transport.lane import Attempt, Lane, Parcel, now
+from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, UP, Port, client_socket
 from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
@@ -39,14 +39,7 @@ class PeerLink:
     """Sends parcels to the gateway of `peer`; times are those of the event loop's clock."""
 
     def __init__(
-        self,
-        site: str,
-        peer: str,
-        *,
-        streams: int,
-        lane_bytes: int,
-        hold_seconds: float,
-        patience_seconds: float,
+        self, site: str, peer: str, *, streams: int, lane_bytes: int, hold_seconds: float, patience_seconds: float
     ) -> None:
         """Prepare a link that is not connected yet, and may stay so for `hold_seconds` at first."""
         self.peer = peer
@@ -65,15 +58,15 @@ class PeerLink:
         context: zmq.Context[Any],
         keys: SiteKeys,
         endpoint: str,
-        restored: Callable[[str], None],
+        tell_members: Callable[[wire.Message], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Connect; `restored` is told the peer whenever a stream that was lost is back."""
-        self._echoed_seconds = _now()
+        """Connect; members are told whenever a stream that was lost is back."""
+        self._echoed_seconds = now()
 
         def came_back() -> None:
             self._counts["reconnects"] += 1
-            restored(self.peer)
+            tell_members(wire.LinkRestored(site=self.peer))
 
         for number in range(1 + self._count):
             queue = STREAM_QUEUE_MESSAGES if number else QUEUE_MESSAGES
@@ -109,10 +102,10 @@ class PeerLink:
     def echoed(self, sent_seconds: float) -> None:
         """Hear the answer to an echo: the link carries both ways, and this is how long it takes."""
         known = self._round_trip_seconds
-        self._round_trip_seconds = smoothed(known, _now() - sent_seconds)
+        self._round_trip_seconds = smoothed(known, now() - sent_seconds)
         if self.gone is not None or known is None:
             _log.info("%s: the link to %s is up", self._site, self.peer)
-        self._echoed_seconds, self.gone = _now(), None
+        self._echoed_seconds, self.gone = now(), None
 
     def answer(self, frames: Sequence[Any]) -> None:
         """Send the answer to an echo if the connection takes it now, on a link that was given up, too.
@@ -123,18 +116,18 @@ class PeerLink:
 
     def tick(self, echo: Callable[[str, float], Sequence[Any]]) -> str | None:
         """Send an echo when it is time; return the cause when the link has just been given up."""
-        now = _now()
-        if now - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo(self.peer, now)):
-            self._echo_seconds = now
+        seconds = now()
+        if seconds - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo(self.peer, seconds)):
+            self._echo_seconds = seconds
         patience = self._hold_seconds if self._round_trip_seconds is None else self._patience_seconds
-        if self.gone is not None or now - self._echoed_seconds <= patience:
+        if self.gone is not None or seconds - self._echoed_seconds <= patience:
             return None
         self.gone = (
             f"{self._site} -> {self.peer}: no connection for {patience:g} s; look into the gateways' logs of both "
             "sites, and at what lies between them"
         )
-        for lane in (self._control, self._bulk):
-            lane.clear()
+        self._control.clear()
+        self._bulk.clear()
         _log.warning("%s", self.gone)
         return self.gone
 
@@ -191,20 +184,15 @@ class Stream:
         self._is_up = self._was_up = self._troubled = False
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._attempt: asyncio.TimerHandle | None = None
-        self._port = Port(socket, lambda frames: None, pump, failed=failed)
-        self._monitor = watch(socket, self._changed, failed=failed)
+        self._port = Port(socket, lambda frames: None, pump, changed=self._changed, failed=failed)
+        self.send = self._port.send
         socket.connect(endpoint)
-
-    def send(self, frames: Sequence[Any]) -> bool:
-        """Hand a message to the connection if it can take it now."""
-        return self._port.send(frames)
 
     def close(self, linger_seconds: float) -> None:
         """Close; what the connection holds may still go for `linger_seconds`."""
         if self._attempt is not None:
             self._attempt.cancel()
-        self._socket.disable_monitor()
-        self._monitor.close(0)
+
         self._port.close(linger_seconds)
 
     def _changed(self, event: int) -> None:
@@ -233,7 +221,3 @@ class Stream:
         self._attempt = None
         self._socket.connect(self._endpoint)
         self._port.look()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -15,7 +15,6 @@ import json
 import logging
 import socket
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import Any
 
 from hetrl.runtime.gateway import relay_protocol, tcp
@@ -34,14 +33,6 @@ class _RefusedError(Exception):
     """Whoever is on the connection gets one line, which says why, and nothing else."""
 
 
-@dataclass(eq=False)
-class _Waiting:
-    """A connection without its counterpart; `partner` becomes the counterpart's connection."""
-
-    connection: socket.socket
-    partner: asyncio.Future[socket.socket]
-
-
 class Relay:
     """Serves the gateways of every run whose key follows from `secret`.
 
@@ -51,7 +42,7 @@ class Relay:
 
     def __init__(self, listener: socket.socket, secret: str, *, connections: int = 512) -> None:
         self._listener, self._secret, self._connections = listener, secret, connections
-        self._waiting: dict[Request, deque[_Waiting]] = {}
+        self._waiting: dict[Request, deque[asyncio.Future[socket.socket]]] = {}  # for the counterparts' connections
         self._tasks: set[asyncio.Task[None]] = set()
         self._counted: Counter[str] = Counter()
         self._strangers = self._splices = 0
@@ -143,7 +134,7 @@ class Relay:
         queue = self._waiting.get(request.counterpart)
         if not queue:
             return False
-        queue.popleft().partner.set_result(connection)
+        queue.popleft().set_result(connection)
         return True
 
     async def _wait(self, connection: socket.socket, request: Request) -> socket.socket:
@@ -151,30 +142,29 @@ class Relay:
 
         Raises _RefusedError for a dial that waited too long, ConnectionError where this end hung up or spoke too early.
         """
-        waiting = _Waiting(connection, asyncio.get_running_loop().create_future())
-        queue = self._waiting.setdefault(request, deque())
-        queue.append(waiting)
+        partner: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(request, deque()).append(partner)
         hangup = asyncio.create_task(_hung_up(connection))
-        events: set[asyncio.Future[Any]] = {waiting.partner, hangup}
+        events: set[asyncio.Future[Any]] = {partner, hangup}
         patience_seconds = DIAL_SECONDS if request.role == relay_protocol.DIAL else None
         try:
             await asyncio.wait(events, timeout=patience_seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             hangup.cancel()
             await asyncio.gather(hangup, return_exceptions=True)
-            self._forget(waiting, request)
-        if waiting.partner.done():
-            return waiting.partner.result()
+            self._forget(partner, request)
+        if partner.done():
+            return partner.result()
         if hangup.cancelled():
             raise _RefusedError(f"no gateway of {request.site} waits here")
         raise ConnectionError("hung up")
 
-    def _forget(self, waiting: _Waiting, request: Request) -> None:
-        queue = self._waiting.get(request)
-        if queue and waiting in queue:
-            queue.remove(waiting)
-        if queue is not None and not queue:
-            del self._waiting[request]
+    def _forget(self, partner: asyncio.Future[socket.socket], request: Request) -> None:
+        queue = self._waiting.get(request, deque())
+        if partner in queue:
+            queue.remove(partner)
+        if not queue:
+            self._waiting.pop(request, None)
 
     async def _splice(self, connection: socket.socket, partner: socket.socket, request: Request) -> None:
         """Tell both ends that they are connected, then carry their bytes."""
@@ -184,13 +174,10 @@ class Relay:
         try:
             for end in (connection, partner):
                 await tcp.send(end, relay_protocol.PAIRED)
-            await tcp.splice(connection, partner, count=self._count_bytes)
+            await tcp.splice(connection, partner, count=lambda size_bytes: self._counted.update(bytes=size_bytes))
         finally:
             self._splices -= 1
             partner.close()
-
-    def _count_bytes(self, size_bytes: int) -> None:
-        self._counted["bytes"] += size_bytes
 
 
 async def _hung_up(connection: socket.socket) -> None:

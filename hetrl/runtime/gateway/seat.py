@@ -5,14 +5,13 @@ A member that was never there is waited for as long as the gang may take to come
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
+from hetrl.runtime.transport.lane import Attempt, Lane, Parcel, now
 from hetrl.runtime.wire import Hello, Priority
 
-RECONNECT_SECONDS = 10.0
+RECONNECT_SECONDS = 10.0  # ZeroMQ tries again after 2 s at most
 
 
 class Seat:
@@ -60,8 +59,7 @@ class Seat:
 
     def overdue(self) -> tuple[list[Parcel], str]:
         """Return what waited in vain for the member, and why; nothing while there is hope."""
-        now = asyncio.get_running_loop().time()
-        if self._away_since is None or now - self._away_since <= self._patience_seconds:
+        if self._away_since is None or now() - self._away_since <= self._patience_seconds:
             return [], ""
         parcels = [parcel for lane in self._lanes.values() for parcel in lane.clear()]
         return parcels, f"{self.address} has not been connected for {self._patience_seconds:g} s"
@@ -90,6 +88,6 @@ class Seat:
 
     def _away(self, outcome: Attempt) -> None:
         if self._away_since is None:
-            self._away_since = asyncio.get_running_loop().time()
+            self._away_since = now()
             lost = outcome is Attempt.LOST
             self._patience_seconds = min(self._hold_seconds, RECONNECT_SECONDS) if lost else self._hold_seconds

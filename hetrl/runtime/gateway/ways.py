@@ -130,7 +130,8 @@ def open_ways(
             require_ssh(site, peer)
             tunnel = functools.partial(ssh_command, str(way.login), local_port=port, ssh_config=links.ssh_config)
             if way.endpoint:
-                work.append(functools.partial(keep_tunnel, tunnel(endpoint=_address(way.endpoint)), report))
+                command = tunnel(endpoint=way.endpoint.removeprefix("tcp://"))
+                work.append(functools.partial(keep_tunnel, command, report))
             else:
                 ask = ask_command(str(way.login), str(way.endpoint_file), links.ssh_config)
                 work.append(functools.partial(keep_tunnel_to, ask, tunnel, report))
@@ -162,11 +163,7 @@ async def _reach_peer(peer: str, way: Way, reach: Reach) -> socket.socket:
     endpoint = way.endpoint or read_endpoint(Path(str(way.endpoint_file)))
     if endpoint is None:
         raise SiteUnreachableError(f"{peer}: its gateway is not up, or {way.endpoint_file} not here yet")
-    return await reach(_address(endpoint))
-
-
-def _address(endpoint: str) -> str:
-    return endpoint.removeprefix("tcp://")
+    return await reach(endpoint.removeprefix("tcp://"))
 
 
 def _reach(proxy: str | None, credentials: str | None) -> Reach:

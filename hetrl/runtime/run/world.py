@@ -14,12 +14,10 @@ import torch.distributed as dist
 
 from hetrl.runtime import wire
 
-_NOBODY = wire.Header(run="", source="", to=(), id=0)
-
 
 def share(message: wire.Message | None, buffers: Sequence[bytes | memoryview] = ()) -> tuple[wire.Message, list[bytes]]:
     """Hand a message of rank 0 to every rank (collective); the other ranks pass None and get what rank 0 passed."""
-    frames = [] if message is None else [wire.encode(_NOBODY, message)[1], *buffers]
+    frames = [] if message is None else [wire.encode_struct(message), *buffers]
     received = _broadcast_frames(frames)
     return wire.decode_message(received[0]), received[1:]
 

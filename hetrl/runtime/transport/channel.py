@@ -24,7 +24,7 @@ from hetrl.runtime.wire import Acknowledged, Place, Priority, Probe
 STALL_SECONDS, LONGEST_STALL_SECONDS = 1.0, 8.0
 STALL_ROUND_TRIPS = 4.0
 _SMOOTHING = 1 / 8  # RFC 6298, section 2
-_MOST_RANGES = 64
+_MOST_RANGES = 64  # of a report, which stays small; what it leaves out is only sent again
 
 
 @dataclass
@@ -112,8 +112,8 @@ class Outbound:
         for sequence in arrived:
             sent = self._sent.pop(sequence)
             self._unacknowledged_bytes -= sent.chunk.bytes
-            if not sent.again:
-                self._measure(now - sent.seconds)
+            if not sent.again:  # of one that went twice nobody knows which was answered (Karn, RFC 6298, section 3)
+                self._round_trip_seconds = smoothed(self._round_trip_seconds, now - sent.seconds)
         if arrived or report.taken_bytes > self._taken_bytes:
             self._taken_bytes = max(self._taken_bytes, report.taken_bytes)
             self._moved_seconds, self._stall_seconds = now, self._patience_seconds
@@ -155,9 +155,6 @@ class Outbound:
     def _patience_seconds(self) -> float:
         return max(STALL_SECONDS, STALL_ROUND_TRIPS * (self._round_trip_seconds or 0.0))
 
-    def _measure(self, seconds: float) -> None:
-        self._round_trip_seconds = smoothed(self._round_trip_seconds, seconds)
-
 
 class Inbound:
     """The receiver's end."""
@@ -173,10 +170,8 @@ class Inbound:
         self.stream = stream
         self._expected = 0
         self._early: dict[int, Chunk] = {}
-        self.early_bytes = 0
         self._assembly: Assembly | None = None
-        self._taken_bytes = 0
-        self._news_bytes = 0
+        self.early_bytes = self._taken_bytes = self._news_bytes = 0
 
     def accept(self, place: Place, chunk: Chunk) -> list[Assembly]:
         """Take a chunk and return the messages that it completes, in order."""
@@ -234,12 +229,14 @@ class Inbound:
     def report(self, answers: int = 0) -> Acknowledged:
         """Return what is here."""
         self._news_bytes = 0
+        starts = sorted(number for number in self._early if number - 1 not in self._early)
+        ends = sorted(number + 1 for number in self._early if number + 1 not in self._early)
         return Acknowledged(
             priority=self.priority,
             incarnation=self.incarnation,
             stream=self.stream,
             cumulative=self._expected,
-            ranges=tuple(_ranges(sorted(self._early)))[:_MOST_RANGES],
+            ranges=tuple(zip(starts, ends, strict=True))[:_MOST_RANGES],
             taken_bytes=self._taken_bytes,
             answers=answers,
         )
@@ -248,12 +245,3 @@ class Inbound:
 def smoothed(known: float | None, found: float) -> float:
     """Return a smoothed round trip that takes another one in; None: it is the first."""
     return found if known is None else known + _SMOOTHING * (found - known)
-
-
-def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the half-open ranges that sorted numbers make."""
-    start = 0
-    for index in range(1, len(numbers) + 1):
-        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
-            yield numbers[start], numbers[index - 1] + 1
-            start = index

@@ -13,7 +13,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Buffer
 from hetrl.runtime.transport.endpoints import connect_unix, unix_socket_of
 from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
-from hetrl.runtime.transport.sockets import DOWN, LINGER_SECONDS, UP, Port, client_socket, watch
+from hetrl.runtime.transport.sockets import DOWN, LINGER_SECONDS, UP, Port, client_socket
 from hetrl.runtime.wire.keys import SiteKeys
 
 
@@ -43,10 +43,9 @@ class Connection:
         self._lanes = [Lane(self._attempt_of(number)) for number in range(2)]
         self._hellos: list[Sequence[Buffer]] = [[], []]  # those that wait for room
         self._ports = [
-            Port(socket, heard, functools.partial(self._pump, number), failed=failed)
+            Port(socket, heard, functools.partial(self._pump, number), changed=self._changed, failed=failed)
             for number, socket in enumerate(self._sockets)
         ]
-        self._monitors = [watch(socket, self._changed, failed=failed) for socket in self._sockets]
         self._gateway, self._directory = gateway, directory
         self._is_unix = self._take_unix_socket()
         if not self._is_unix:
@@ -85,14 +84,12 @@ class Connection:
 
     def pump(self) -> None:
         """Send what waits."""
-        for number in range(len(self._lanes)):
+        for number in range(2):
             self._pump(number)
 
     def close(self) -> zmq.Context[Any]:
         """Close; what the sockets hold may still go while the context that is returned is terminated."""
-        for socket, monitor, port in zip(self._sockets, self._monitors, self._ports, strict=True):
-            socket.disable_monitor()
-            monitor.close(0)
+        for port in self._ports:
             port.close(LINGER_SECONDS)
         return self._context
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport.channel import Inbound, Outbound
@@ -18,7 +18,7 @@ from hetrl.runtime.wire import NO_ANSWER, Priority
 
 # 64 MiB: 10 Gb/s over a round trip of 50 ms.
 WINDOW_BYTES = 64 * 2**20
-_PAST_LIVES = 16
+_PAST_LIVES = 16  # of each member: frames of lives that are over may still be under way
 
 Emit = Callable[[wire.Header, Sequence[Buffer]], None]
 Fail = Callable[[str, tuple[int, ...], str], None]  # receiver, its messages that were under way, cause
@@ -30,7 +30,8 @@ class Exchange:
     def __init__(self, address: str, run: str, incarnation: int, emit: Emit, fail: Fail) -> None:
         self.address, self.incarnation = address, incarnation
         self.malformed = 0
-        self._run, self._emit, self._fail = run, emit, fail
+        self._emit, self._fail = emit, fail
+        self._header = wire.Header(run=run, source=address, to=(), id=NO_ANSWER, incarnation=incarnation)
         self._outbound: dict[tuple[str, Priority], Outbound] = {}
         self._inbound: dict[tuple[str, Priority], Inbound] = {}
         self._lives: dict[str, int] = {}
@@ -95,18 +96,9 @@ class Exchange:
     def _emit_chunk(
         self, receivers: tuple[str, ...], priority: Priority, places: tuple[wire.Place, ...], chunk: Chunk
     ) -> None:
-        header = wire.Header(
-            run=self._run,
-            source=self.address,
-            to=receivers,
-            id=chunk.message,
-            reply_to=chunk.reply_to,
-            incarnation=self.incarnation,
-            priority=priority,
-            places=places,
-            sizes=chunk.sizes,
-        )
-        self._emit(header, [wire.encode_header(header), *chunk.views])
+        named = {"to": receivers, "id": chunk.message, "reply_to": chunk.reply_to}
+        header = replace(self._header, **named, priority=priority, places=places, sizes=chunk.sizes)
+        self._emit(header, [wire.encode_struct(header), *chunk.views])
 
     def tell(
         self,
@@ -118,15 +110,7 @@ class Exchange:
         reply_to: int | None = None,
     ) -> None:
         """Send a message outside the channels: once, if it arrives at all."""
-        header = wire.Header(
-            run=self._run,
-            source=self.address,
-            to=(to,),
-            id=id,
-            reply_to=reply_to,
-            incarnation=self.incarnation,
-            priority=priority,
-        )
+        header = replace(self._header, to=(to,), id=id, reply_to=reply_to, priority=priority)
         self._emit(header, wire.encode(header, message))
 
     def acknowledged(self, header: wire.Header, report: wire.Acknowledged, now: float) -> None:
@@ -264,8 +248,7 @@ class Exchange:
 
     def stuck(self, shipment: Shipment) -> tuple[str, ...]:
         """Return the receivers that a message waits for."""
-        channels = {to: self._to(to, shipment.priority) for to in shipment.receivers}
-        return tuple(to for to, channel in channels.items() if not channel.has_room(shipment.bytes))
+        return tuple(to for to in shipment.receivers if not self._to(to, shipment.priority).has_room(shipment.bytes))
 
     @property
     def unacknowledged(self) -> bool:
@@ -296,7 +279,5 @@ class Exchange:
 
 
 def _header_of(message: Assembly, header: wire.Header) -> wire.Header:
-    """Return the header of a message that the chunk with `header` completed."""
-    if header.id == message.message and header.reply_to == message.reply_to:
-        return header
-    return msgspec.structs.replace(header, id=message.message, reply_to=message.reply_to, places=(), sizes=())
+    """Return the header of a message that the chunk with `header` completed, maybe one of a later message."""
+    return replace(header, id=message.message, reply_to=message.reply_to, places=(), sizes=())

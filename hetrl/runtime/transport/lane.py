@@ -52,7 +52,7 @@ class Lane:
         if self._limit_bytes is not None and self.bytes + parcel.bytes > self._limit_bytes:
             return False
         if self._busy_since is None:
-            self._busy_since = _now()
+            self._busy_since = now()
         self._queues[parcel.header.priority].append(parcel)
         self.bytes += parcel.bytes
         self.pump()
@@ -82,7 +82,7 @@ class Lane:
     @property
     def busy_seconds(self) -> float:
         """Return for how long in all there was something in the lane."""
-        return self._busy_seconds + (0.0 if self._busy_since is None else _now() - self._busy_since)
+        return self._busy_seconds + (0.0 if self._busy_since is None else now() - self._busy_since)
 
     def _next(self) -> deque[Parcel] | None:
         control, data, weights = self._queues
@@ -93,5 +93,6 @@ class Lane:
         self._busy_seconds, self._busy_since = self.busy_seconds, None
 
 
-def _now() -> float:
+def now() -> float:
+    """Return the seconds of the event loop's clock."""
     return asyncio.get_running_loop().time()

@@ -31,8 +31,8 @@ class Envelope:
 class Mailbox:
     """The inbox and the waiting requests of the member `address`; `taken` is told of what its application took out."""
 
-    def __init__(self, address: str, taken: Callable[[Arrival], None]) -> None:
-        self._address, self._taken = address, taken
+    def __init__(self, address: str, run: str, taken: Callable[[Arrival], None]) -> None:
+        self._address, self._run, self._taken = address, run, taken
         self._waiting: dict[int, tuple[str, asyncio.Future[Envelope | None]]] = {}
         self._inbox: asyncio.Queue[tuple[Envelope, Arrival | None] | None] = asyncio.Queue()
         self._end: HetrlError | None = None
@@ -82,8 +82,14 @@ class Mailbox:
         """Return whom a request that waits went to."""
         return self._waiting[message][0] if message in self._waiting else None
 
-    def lose(self, receiver: str, messages: tuple[int, ...], undeliverable: Callable[[int], Envelope]) -> None:
-        """Fail every request to a receiver, and tell of plain messages that were under way to it."""
+    def lose(self, receiver: str, messages: tuple[int, ...], cause: str) -> None:
+        """Fail every request to a receiver, and tell of plain messages that were under way to it, as a gateway does."""
+
+        def undeliverable(message: int) -> Envelope:
+            source, to = wire.gateway_of(wire.site_of(self._address)), (self._address,)
+            header = wire.Header(run=self._run, source=source, to=to, id=wire.NO_ANSWER, reply_to=message)
+            return Envelope(header, wire.Undeliverable(receiver=receiver, cause=cause), ())
+
         for message, (to, reply) in list(self._waiting.items()):
             if to == receiver and not reply.done():
                 reply.set_result(undeliverable(message))

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
-
-import msgspec
-import zmq
 
 from hetrl.errors import HetrlError, error_of
 from hetrl.runtime import wire
-from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Arrival, Buffer, bytes_of
+from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Buffer, bytes_of
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
+from hetrl.runtime.transport.receiver import Receiver
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
 from hetrl.runtime.wire.keys import SiteKeys
 
@@ -34,10 +30,7 @@ SEND_SECONDS = 600.0
 HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
-_SETTLE_SECONDS = 0.02  # one report for many small messages
 _FAREWELL_SECONDS = 0.5  # for what was sent to arrive
-
-_log = logging.getLogger(__name__)
 
 
 class Member:
@@ -54,29 +47,40 @@ class Member:
         if wire.site_of(address) != keys.site:
             raise HetrlError(f"{address}: the keys are those of site {keys.site}; give the keys of its own site")
         self.address = address
-        self.malformed = 0
         self._run, self._gateway, self._keys, self._directory = run, gateway, keys, directory
         # Unique across restarts of the same address, so that a late reply finds no wrong request.
         self._ids = itertools.count(time.time_ns() // 1000)
-        self._exchange = Exchange(address, run, secrets.randbits(62), self._emit, self._lose)
-        self._mailbox = Mailbox(address, self._take)
         self._moved = asyncio.Event()
-        self._settling = False
+        self._mailbox = Mailbox(address, run, lambda arrival: self._receiver.take(arrival))
+        self._exchange = Exchange(
+            address,
+            run,
+            secrets.randbits(62),  # tells this life of the address from every other one
+            lambda header, frames: self._connection.send(header, frames),
+            self._mailbox.lose,
+        )
+        self._receiver = Receiver(self._exchange, self._mailbox, self._moved.set)
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def malformed(self) -> int:
+        """Return how many messages were dropped because they could not be read."""
+        return self._receiver.malformed
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._connection = Connection(
-            self._gateway, self._directory, self._keys, self._hear, self._connected, self._failed
+            self._gateway, self._directory, self._keys, self._receiver.hear, self._connected, self._failed
         )
         self._start(self._tick(), "clock")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._finish(HetrlError(f"{self.address}: the member is closed"))
-        await self._say_farewell()
+        self._exchange.settle()
+        deadline = self._loop.time() + _FAREWELL_SECONDS
+        while self._loop.time() < deadline and self._exchange.unacknowledged:
+            await asyncio.sleep(0.005)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -108,13 +112,7 @@ class Member:
         return await self._mailbox.take(timeout_seconds)
 
     async def request(
-        self,
-        to: str,
-        message: wire.Message,
-        buffers: Sequence[Buffer] = (),
-        *,
-        timeout_seconds: float,
-        doing: str,
+        self, to: str, message: wire.Message, buffers: Sequence[Buffer] = (), *, timeout_seconds: float, doing: str
     ) -> Envelope:
         """Send and return the reply; `doing` says what for, as in "step 12: generate group 3".
 
@@ -126,7 +124,7 @@ class Member:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await self._transmit(message_id, (to,), message, buffers, None)
-                while _is_gateway(to) and not (await asyncio.wait([reply], timeout=ASK_GATEWAY_SECONDS))[0]:
+                while wire.is_gateway(to) and not (await asyncio.wait([reply], timeout=ASK_GATEWAY_SECONDS))[0]:
                     self._exchange.tell(to, message, id=message_id)
                 envelope = await reply
         except TimeoutError:
@@ -171,10 +169,10 @@ class Member:
         self._mailbox.check()
         if not receivers:
             raise HetrlError(f"{self.address}: {type(message).__name__} has no receiver")
-        if _is_gateway(receivers[0]):
+        if wire.is_gateway(receivers[0]):
             self._exchange.tell(receivers[0], message, id=message_id, reply_to=reply_to)
             return
-        frames = [wire.encode_message(message), *buffers]
+        frames = [wire.encode_struct(message), *buffers]
         if (size_bytes := bytes_of(frames)) > MESSAGE_BYTES:
             raise HetrlError(
                 f"{self.address}: {type(message).__name__} has {size_bytes} bytes, at most {MESSAGE_BYTES} may go "
@@ -198,10 +196,6 @@ class Member:
             if not shipment.posted:
                 self._exchange.withdraw(shipment, self._loop.time())
 
-    def _emit(self, header: wire.Header, frames: Sequence[Buffer]) -> None:
-        """Send what the exchange sends."""
-        self._connection.send(header, frames)
-
     def _connected(self, lost: bool) -> None:
         """Say whose the connections are, and ask at once for what may have been lost with one before."""
         self._greet()
@@ -213,98 +207,6 @@ class Member:
         self._connection.greet(
             header, chunks_resent=self._exchange.chunks_resent, chunks_duplicate=self._exchange.chunks_duplicate
         )
-
-    # ---- receiving
-
-    def _hear(self, frames: list[zmq.Frame]) -> None:
-        try:
-            header = wire.decode_header(frames[0].buffer)
-            if header.places:
-                arrivals = self._exchange.heard(header, [frame.buffer for frame in frames[1:]])
-                self._settle_soon()
-            else:
-                self._attend(header, wire.decode_message(frames[1].buffer))
-                return
-        except (msgspec.MsgspecError, ValueError, LookupError) as error:
-            self._drop(error)
-            return
-        for arrival in arrivals:
-            self._open(arrival)
-
-    def _open(self, arrival: Arrival) -> None:
-        try:
-            message = wire.decode_message(arrival.frames[0])
-        except (msgspec.MsgspecError, ValueError) as error:
-            self._take(arrival)
-            self._drop(error)
-            return
-        self._accept(Envelope(arrival.header, message, tuple(arrival.frames[1:])), arrival)
-
-    def _drop(self, error: Exception) -> None:
-        self.malformed += 1
-        _log.warning("%s: dropped a malformed message: %s", self.address, error)
-
-    def _attend(self, header: wire.Header, message: wire.Message) -> None:
-        """Take what travels outside the channels."""
-        now = self._loop.time()
-        match message:
-            case wire.Acknowledged():
-                self._exchange.acknowledged(header, message, now)
-                self._moved.set()
-            case wire.Probe():
-                self._exchange.probed(header, message)
-            case wire.LinkRestored(site=site):
-                self._exchange.hasten(now, site)
-            case wire.Undeliverable(receiver=receiver, cause=cause):
-                self._refused(header, receiver, cause)
-            case _:
-                self._accept(Envelope(header, message, ()), None)
-
-    def _accept(self, envelope: Envelope, arrival: Arrival | None) -> None:
-        """Give what arrived to whoever waits for it."""
-        source, message = envelope.header.source, envelope.message
-        if isinstance(message, wire.Abort):
-            self._finish(RunAborted(f"{source} ended the run: {message.cause}"))
-        elif not self._mailbox.put(envelope, arrival):
-            _log.info("%s: %s of %s came too late", self.address, type(message).__name__, source)
-
-    def _take(self, arrival: Arrival) -> None:
-        """Return the credit of a message."""
-        self._exchange.taken(arrival)
-        self._settle_soon()
-
-    def _settle_soon(self) -> None:
-        if self._exchange.owes and not self._settling:
-            self._settling = True
-            self._loop.call_later(_SETTLE_SECONDS, self._settle)
-
-    def _settle(self) -> None:
-        self._settling = False
-        self._exchange.settle()
-
-    # ---- what cannot arrive
-
-    def _refused(self, header: wire.Header, receiver: str, cause: str) -> None:
-        """Hear from a gateway that a member or a site cannot be reached."""
-        answered = header.reply_to
-        if not _is_gateway(header.source):
-            raise ValueError(f"{header.source} is no gateway")
-        asked = self._mailbox.asked(answered)
-        if answered is not None and asked is not None and _is_gateway(asked):
-            self._lose(receiver, (answered,), cause)
-        elif answered is None or self._exchange.under_way(answered, receiver):
-            self._exchange.end(receiver, cause)
-            self._moved.set()
-
-    def _lose(self, receiver: str, messages: tuple[int, ...], cause: str) -> None:
-        """Tell whoever waits for a receiver, or sent it these messages, that they did not arrive."""
-
-        def undeliverable(message: int) -> Envelope:
-            gateway = gateway_of(self._keys.site)
-            header = wire.Header(run=self._run, source=gateway, to=(self.address,), id=NO_ANSWER, reply_to=message)
-            return Envelope(header, wire.Undeliverable(receiver=receiver, cause=cause), ())
-
-        self._mailbox.lose(receiver, messages, undeliverable)
 
     # ---- time and the end
 
@@ -325,13 +227,6 @@ class Member:
                 greeted = now
                 self._greet()
 
-    async def _say_farewell(self) -> None:
-        """Say what is owed, and give what was sent a moment to arrive."""
-        self._exchange.settle()
-        deadline = self._loop.time() + _FAREWELL_SECONDS
-        while self._loop.time() < deadline and self._exchange.unacknowledged:
-            await asyncio.sleep(0.005)
-
     def _finish(self, end: HetrlError) -> None:
         """Make every pending and later call raise `end`."""
         self._mailbox.finish(end)
@@ -350,7 +245,3 @@ class Member:
 
     def _failed(self, defect: BaseException) -> None:
         self._finish(HetrlError(f"{self.address} stopped: {defect!r}"))
-
-
-def _is_gateway(address: str) -> bool:
-    return address == gateway_of(wire.site_of(address))

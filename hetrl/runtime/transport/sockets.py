@@ -21,9 +21,10 @@ QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES = 16, 1
 _FRAME_BYTES = CHUNK_BYTES + 2**16
 # A peer that is silent for so long is disconnected (ZMTP PING/PONG, https://rfc.zeromq.org/spec/37/).
 _PING_MS, _PONG_TIMEOUT_MS = 2_000, 15_000
+# Whoever connects and does not finish the handshake is hung up on: a scan of ports must not hold connections open.
 _CONNECT_MS, _HANDSHAKE_MS = 5_000, 10_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 2_000
-_BURST = 64  # messages read before anybody else gets a turn
+_BURST = 64  # messages read before anybody else in the event loop gets a turn
 
 UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 DOWN = zmq.EVENT_DISCONNECTED
@@ -80,16 +81,21 @@ class Port:
         heard: Callable[[list[zmq.Frame]], None],
         ready: Callable[[], object] = lambda: None,
         *,
+        changed: Callable[[int], None] | None = None,
         failed: Callable[[Exception], None],
     ) -> None:
-        """Watch a socket; what a callback raises is a defect and goes to `failed`."""
+        """Watch a socket; `changed` gets ACCEPTED, UP (the handshake is through) or DOWN for each of its connections.
+
+        What a callback raises is a defect and goes to `failed`.
+        """
         self._socket, self._heard, self._ready, self._failed = socket, heard, ready, failed
         self._loop = asyncio.get_running_loop()
         self._scheduled = self._turning = self._closed = False
         self._full = False  # so that a full socket is not asked again before it says that it has room
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._turn)
-        self._again()
+        self._monitor = None if changed is None else _monitor(socket, changed, failed)
+        self.look()
 
     def send(self, frames: Sequence[Any]) -> bool:
         """Hand a message to the socket if it can take it now; raises zmq.ZMQError as the socket does."""
@@ -103,20 +109,20 @@ class Port:
             return False
         finally:
             if not self._turning:
-                self._again()
+                self.look()
         return True
-
-    def look(self) -> None:
-        """Look soon at what the socket has: needed after every other use of it, which may take up its signal."""
-        self._again()
 
     def close(self, linger_seconds: float) -> None:
         """Close the socket; what it holds may still go for `linger_seconds`."""
         self._closed = True
+        if self._monitor is not None:
+            self._socket.disable_monitor()  # first: ZeroMQ would wait for ever to tell a monitor that is closed
+            self._monitor.close(0)
         self._loop.remove_reader(self._descriptor)
         self._socket.close(linger=int(linger_seconds * 1000))
 
-    def _again(self) -> None:
+    def look(self) -> None:
+        """Look soon at what the socket has: needed after every other use of it, which may take up its signal."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -137,7 +143,7 @@ class Port:
         self._turning = False
         # What sending used up above: a socket that has something to read, or room again, says so only here.
         if not self._closed and self._events & (zmq.POLLIN | (zmq.POLLOUT if self._full else 0)):
-            self._again()
+            self.look()
 
     @property
     def _events(self) -> int:
@@ -152,11 +158,8 @@ class Port:
             self._heard(frames)
 
 
-def watch(socket: zmq.Socket[bytes], heard: Callable[[int], None], *, failed: Callable[[Exception], None]) -> Port:
-    """Tell of the connections of a socket: `heard` gets ACCEPTED, UP (the handshake is through) or DOWN for each."""
-    monitor = socket.get_monitor_socket(ACCEPTED | UP | DOWN)
-
+def _monitor(socket: zmq.Socket[bytes], changed: Callable[[int], None], failed: Callable[[Exception], None]) -> Port:
     def tell(frames: list[zmq.Frame]) -> None:
-        heard(int(parse_monitor_message([frame.bytes for frame in frames])["event"]))
+        changed(int(parse_monitor_message([frame.bytes for frame in frames])["event"]))
 
-    return Port(monitor, tell, failed=failed)
+    return Port(socket.get_monitor_socket(ACCEPTED | UP | DOWN), tell, failed=failed)

@@ -115,14 +115,9 @@ def encode(header: Header, message: Message) -> list[bytes]:
     return [_encoder.encode(header), _encoder.encode(message)]
 
 
-def encode_header(header: Header) -> bytes:
-    """Return the first frame of a chunk."""
-    return _encoder.encode(header)
-
-
-def encode_message(message: Message) -> bytes:
-    """Return the struct of a message."""
-    return _encoder.encode(message)
+def encode_struct(struct: Header | Message) -> bytes:
+    """Return a header as the first frame of a chunk, or a message as the struct that is cut into chunks."""
+    return _encoder.encode(struct)
 
 
 def decode_header(frame: bytes | memoryview) -> Header:
@@ -156,6 +151,11 @@ def site_of(member: str) -> str:
 def gateway_of(site: str) -> str:
     """Return the address of the gateway of a site."""
     return address(site, "gateway")
+
+
+def is_gateway(member: str) -> bool:
+    """Whether an address is that of a gateway."""
+    return member == gateway_of(site_of(member))
 
 
 def by_site(receivers: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -10,12 +10,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from hetrl.errors import HetrlError
 from hetrl.files import read_private, write_private
 
 _FILE = "key file"
-_KEY_LENGTH = 40  # a Curve25519 key in Z85, https://rfc.zeromq.org/spec/32/
+# A Curve25519 key in Z85 (https://rfc.zeromq.org/spec/32/).
+Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class SiteKeys:
     """What one site must know: its own pair and the public keys of the other sites (Z85)."""
 
     site: str
-    public: str
-    secret: str = field(repr=False)
-    peers: dict[str, str]
+    public: Key
+    secret: Key = field(repr=False)
+    peers: dict[str, Key]
 
     def site_by_key(self) -> dict[str, str]:
         """Return the site that owns each public key of the run, this one included."""
@@ -60,17 +64,7 @@ def write_keys(path: Path | str, keys: SiteKeys) -> None:
 def read_keys(path: Path | str) -> SiteKeys:
     """Read one site's keys; raises HetrlError when others can read the file or it is not a key file."""
     try:
-        return _parse(json.loads(read_private(path, _FILE)))
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(read_private(path, _FILE), type=SiteKeys)
+    except msgspec.MsgspecError:
         # The cause is cut off: its text may quote the file.
         raise HetrlError(f"{path}: not a key file of hetrl; submit the run again to write it") from None
-
-
-def _parse(raw: dict[str, object]) -> SiteKeys:
-    """Build the keys from JSON; raises ValueError, TypeError or KeyError on anything else."""
-    site, public, secret, peers = (raw[name] for name in ("site", "public", "secret", "peers"))
-    if not (isinstance(site, str) and isinstance(public, str) and isinstance(secret, str) and isinstance(peers, dict)):
-        raise TypeError("wrong types")
-    if any(not isinstance(key, str) or len(key) != _KEY_LENGTH for key in (public, secret, *peers.values())):
-        raise ValueError("wrong keys")
-    return SiteKeys(site=site, public=public, secret=secret, peers=dict(peers))

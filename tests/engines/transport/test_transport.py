@@ -506,7 +506,7 @@ def test_a_replayed_frame_is_heard_once() -> None:
                 id=7,
                 incarnation=5,
                 places=(wire.Place(stream=1, sequence=0),),
-                sizes=(len(wire.encode_message(wire.Done())),),
+                sizes=(len(wire.encode_struct(wire.Done())),),
             )
             for _ in range(3):
                 bare.send_multipart(wire.encode(header, wire.Done()))
