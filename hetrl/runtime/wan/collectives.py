@@ -28,7 +28,7 @@ async def send(group: Communicator, key: Key, to: Sequence[str], tensor: torch.T
 
 async def receive(group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> None:
     """Receive a flat tensor from one rank."""
-    arrivals = group.receive(key, source, view_of(tensor), dtype_name(tensor), cuts(view_of(tensor).nbytes))
+    arrivals = _begin(group, key, source, tensor)
     await arrivals.all()
     group.endpoint.inbox.end(arrivals)
 
@@ -42,25 +42,26 @@ async def spread(group: Communicator, operation: Operation, blocks: Sequence[tup
             if root == placement.rank:
                 key = replace(operation.key, tag=tag)
                 tasks.create_task(send(group, key, placement.other_leaders, tensor))
-        for number, arrivals in _foreign(group, operation, blocks):
-            root, tensor = blocks[number]
+        for (root, tensor), arrivals in zip(blocks, _foreign(group, operation, blocks), strict=True):
             passed += await _pass_on(group, root, tensor, arrivals)
         await asyncio.gather(*passed)
 
 
 def _foreign(
     group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]
-) -> list[tuple[int, Arrivals | None]]:
+) -> list[Arrivals | None]:
     """Begin to receive the blocks of other sites, if this rank leads its own; None for the others."""
     placement = group.placement
-    begun: list[tuple[int, Arrivals | None]] = []
-    for tag, (root, tensor) in enumerate(blocks):
-        arrivals = None
-        if placement.leads and root not in placement.local:
-            place, key = view_of(tensor), replace(operation.key, tag=tag)
-            arrivals = group.receive(key, root, place, dtype_name(tensor), cuts(place.nbytes))
-        begun.append((tag, arrivals))
-    return begun
+    return [
+        _begin(group, replace(operation.key, tag=tag), root, tensor)
+        if placement.leads and root not in placement.local
+        else None
+        for tag, (root, tensor) in enumerate(blocks)
+    ]
+
+
+def _begin(group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> Arrivals:
+    return group.receive(key, source, view_of(tensor), dtype_name(tensor), cuts(tensor.nbytes))
 
 
 async def _pass_on(

@@ -16,7 +16,7 @@ from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.streams import Arrivals, Inbox, Key, Outbox, key_of
 
 PROBE_SECONDS = 3.0
-LAST_WORDS_SECONDS = 1.0
+LAST_WORDS_SECONDS = 1.0  # for telling the other ranks why this one stops
 _CLOSE_SECONDS = 10.0
 _UNHANDLED = 1000  # messages kept for handlers to come; the oldest go first
 
@@ -90,7 +90,7 @@ class Endpoint:
             self._loop.call_soon_threadsafe(self._closing.set)
         self._thread.join(_CLOSE_SECONDS)
 
-    def add(self, group: KnownGroup) -> None:
+    async def add(self, group: KnownGroup) -> None:
         """Know a group, so that it hears of lost members."""
         self._groups[group.name] = group
         for address in set(group.addresses) & set(self._gone):
@@ -190,7 +190,7 @@ class Endpoint:
                 self._up.set_result(None)
                 await self._closing.wait()
                 self._stop(f"{self.address}: the world is stopped")
-                if self._tasks:  # what is told to the other ranks on the way out
+                if self._tasks:
                     await asyncio.wait(self._tasks, timeout=LAST_WORDS_SECONDS)
                 for task in (reading, *self._tasks):
                     task.cancel()

@@ -58,9 +58,7 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._group.island.join(_CLOSE_SECONDS)
         self._on_shutdown()
 
-    def abort(self) -> None:
-        """End the group; what it still does fails."""
-        self.shutdown()
+    abort = shutdown
 
     # ---- point to point
 
@@ -170,11 +168,7 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         """Raise UsageError."""
         raise _unsupported("all_to_all")
 
-    def all_to_all_single(self, *_: Any) -> NoReturn:
-        """Raise UsageError."""
-        raise _unsupported("all_to_all")
-
-    alltoall_base = all_to_all_single
+    alltoall_base = all_to_all_single = alltoall
 
     def gather(self, *_: Any) -> NoReturn:
         """Raise UsageError."""

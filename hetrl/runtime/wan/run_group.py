@@ -15,14 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Envelope, Member
-
-_NOTHING: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 
 
 class Post(NamedTuple):
@@ -39,8 +36,8 @@ class RunGroup:
 
     epoch: int = 0
     members: tuple[str, ...] = ()
-    left: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # of the last change: who and why
-    arrived: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: _NOTHING)  # barrier -> member -> request
+    left: Mapping[str, str] = field(default_factory=dict)  # of the last change: who and why
+    arrived: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # barrier -> member -> request
 
     def start(self, members: Sequence[str]) -> tuple[RunGroup, list[Post]]:
         """Begin the first epoch."""
@@ -62,12 +59,11 @@ class RunGroup:
         if refusal := self._refusal(member, message.epoch, f"barrier {message.barrier}"):
             return self, [Post((member,), wire.Failed(cause=refusal), request)]
         here = {**self.arrived.get(message.barrier, {}), member: request}
-        complete = set(here) == set(self.members)
-        barriers = {name: who for name, who in self.arrived.items() if name != message.barrier}
-        if not complete:
-            barriers[message.barrier] = here
-        posts = [Post((other,), wire.Done(), number) for other, number in here.items()] if complete else []
-        return replace(self, arrived=MappingProxyType(barriers)), posts
+        if set(here) != set(self.members):
+            return replace(self, arrived={**self.arrived, message.barrier: here}), []
+        others = {name: who for name, who in self.arrived.items() if name != message.barrier}
+        posts = [Post((other,), wire.Done(), number) for other, number in here.items()]
+        return replace(self, arrived=others), posts
 
     def share(self, member: str, message: wire.Share, request: int) -> tuple[RunGroup, list[Post]]:
         """Hand a member's value to everybody, the member included."""
@@ -80,7 +76,7 @@ class RunGroup:
         return [Post(self.members, wire.Abort(cause=cause))] if self.members else []
 
     def _change(self, members: tuple[str, ...], left: dict[str, str]) -> tuple[RunGroup, list[Post]]:
-        following = RunGroup(self.epoch + 1, members, MappingProxyType(left))
+        following = RunGroup(self.epoch + 1, members, left)
         posts = [
             Post((member,), wire.Failed(cause=following._over(self.epoch, f"barrier {barrier}")), request)
             for barrier, here in self.arrived.items()

@@ -111,13 +111,9 @@ def _make_group(options: Any, _: Any) -> dist.ProcessGroup:
         local_rank = placement.local.index(placement.rank)
         island = Island(island_store, local_rank, len(placement.local), options.timeout)
     group = Communicator(name, placement, _world.endpoint, island)
-    _world.endpoint.call(_add(_world.endpoint, group))
+    _world.endpoint.call(_world.endpoint.add(group))
     is_default = not options.global_ranks_in_group
     return WanProcessGroup(group, options.timeout, _disconnect if is_default else lambda: None)
-
-
-async def _add(endpoint: Endpoint, group: Communicator) -> None:
-    endpoint.add(group)
 
 
 def _inside(options: Any, store: Store) -> dist.ProcessGroup:
