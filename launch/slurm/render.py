@@ -23,7 +23,7 @@ from hetrl.errors import UsageError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.report.text import ranges
-from hetrl.runtime.run.step import Row
+from hetrl.runtime.run.step import StepProcess
 from launch.render import ARRAY, CONTROLLER, CPU, GANG, GATEWAY, Process, argv_of, environment_of
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
 from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
@@ -44,7 +44,7 @@ class SiteScript:
     kind: str  # gang | array
     key: str
     text: str
-    rows: Mapping[str, tuple[Row, ...]]  # by step, or by index of the array
+    rows: Mapping[str, tuple[StepProcess, ...]]  # by step, or by index of the array
     gang_timeout_seconds: float
     nodes: int = 0
     gpus: int = 0
@@ -58,7 +58,7 @@ class SiteScript:
 
     @property
     def rows_text(self) -> str:
-        """Return the file that `hetrl.runtime.run.step.read_rows` reads, a process on each line."""
+        """Return the file that `hetrl.runtime.run.step.read_processes` reads, a process on each line."""
         steps = []
         for step, rows in self.rows.items():
             lines = ",\n".join(f"  {json.dumps(asdict(row))}" for row in rows)
@@ -83,10 +83,10 @@ class _Run:
         """Return the catalogue GPU of every device."""
         return {device.id: device.gpu for device in self.problem.topology.devices}
 
-    def rows(self, placed: Sequence[Placed]) -> tuple[Row, ...]:
+    def rows(self, placed: Sequence[Placed]) -> tuple[StepProcess, ...]:
         """Return what the nodes of these processes start."""
         return tuple(
-            Row(
+            StepProcess(
                 one.process.name,
                 argv_of(one.process),
                 environment_of(one.process, self.id, self.gpu_by_device, one.positions),

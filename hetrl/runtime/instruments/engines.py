@@ -84,20 +84,13 @@ def decoding(device: torch.device, how: Repetitions, start_seconds: float) -> It
         )
         server = VllmServer(settings, Path(root) / "server", Path(root) / "server.log")
         seconds = asyncio.run(_decode(server, how, start_seconds))
-    question: Question = {
-        "model": _MODEL,
-        "batch": DECODED_SEQUENCES,
-        "response": DECODED_TOKENS,
-    }
-    yield Measurement(
-        "vllm decode", question, "tokens", float(DECODED_SEQUENCES * DECODED_TOKENS), how.warm_up, seconds
-    )
+    question: Question = {"model": _MODEL, "batch": DECODED_SEQUENCES, "response": DECODED_TOKENS}
+    decoded = float(DECODED_SEQUENCES * DECODED_TOKENS)
+    yield Measurement("vllm decode", question, "tokens", decoded, how.warm_up, seconds)
 
 
 async def _decode(server: VllmServer, how: Repetitions, start_seconds: float) -> tuple[float, ...]:
-    sampling = Sampling(
-        samples=DECODED_SEQUENCES, max_tokens=DECODED_TOKENS, temperature=1.0, top_p=1.0, seed=0, stop_tokens=()
-    )
+    sampling = Sampling(samples=DECODED_SEQUENCES, max_tokens=DECODED_TOKENS, temperature=1.0, top_p=1.0, seed=0)
     samples: list[float] = []
     await server.start(start_seconds)
     try:

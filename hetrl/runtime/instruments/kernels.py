@@ -21,10 +21,7 @@ from hetrl.runtime.wan.torch_world import start_world, stop_world
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 MATMUL_SIZES = {"cpu": (256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
-ALL_REDUCE_BYTES = {
-    "cpu": (2**10, 2**14, 2**18, 2**22, 2**24),
-    "cuda": (2**12, 2**16, 2**20, 2**24, 2**28),
-}
+ALL_REDUCE_BYTES = {"cpu": (2**10, 2**14, 2**18, 2**22, 2**24), "cuda": (2**12, 2**16, 2**20, 2**24, 2**28)}
 RANKS = 2
 _MEETING_SECONDS = 60.0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from hetrl.errors import HetrlError
@@ -33,6 +33,11 @@ class Load:
     interval_seconds: float
     interval_bytes: tuple[int, ...]
     window_bytes: int
+
+
+def gbps_of(interval_bytes: Sequence[int], interval_seconds: float) -> tuple[float, ...]:
+    """Return the rate in each interval of a load."""
+    return tuple(size_bytes * 8 / interval_seconds / 1e9 for size_bytes in interval_bytes)
 
 
 async def round_trips(send: Callable[[], Awaitable[None]], count: int) -> tuple[float, ...]:

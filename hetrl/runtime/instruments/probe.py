@@ -18,7 +18,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -28,7 +28,7 @@ from hetrl.errors import GangTimeoutError, HetrlError, UsageError
 from hetrl.files import replace_json, replace_text
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.gateway_process import read_gateway, serving
-from hetrl.runtime.instruments.load import full_load, round_trips
+from hetrl.runtime.instruments.load import full_load, gbps_of, round_trips
 from hetrl.runtime.run.context import exit_with, log_to_stderr
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, read_endpoint
@@ -86,11 +86,8 @@ async def probe(directory: Path) -> None:
     endpoint = asked.bind or str(read_endpoint(directory / GATEWAY_ENDPOINT))
     replace_text(directory / READY_FILE, f"{endpoint}\n")
     sites = await wait_for_go(directory / GO_FILE, asked.wait_seconds)
-    keys, leads, found = (
-        read_keys(directory / "keys.json"),
-        asked.site == sites[0],
-        Found(directory / LINKS_FILE, asked),
-    )
+    keys, leads = read_keys(directory / "keys.json"), asked.site == sites[0]
+    found = Found(directory / LINKS_FILE, asked)
     for number, streams in enumerate(asked.streams):
         if number > 0:
             gateway, ways = read_gateway(directory / gateway_file(streams))
@@ -170,15 +167,12 @@ class Found:
 
     def add(self, pair: tuple[str, str], streams: int, measured: wire.LinkMeasured) -> None:
         """Take what was measured with so many streams."""
-        gbps = tuple(one * 8 / measured.interval_seconds / 1e9 for one in measured.interval_bytes)
+        seconds = measured.interval_seconds
+        throughput: tuple[Throughput, ...] = (Throughput(streams, seconds, gbps_of(measured.interval_bytes, seconds)),)
         trips = tuple(1e3 * seconds for seconds in measured.round_trip_seconds)
-        one = Probed(
-            *pair, self._ways[pair[0]][pair[1]], trips, (Throughput(streams, measured.interval_seconds, gbps),)
-        )
         if known := self._measured.get(pair):
-            throughput = known.throughput + one.throughput
-            one = replace(one, round_trip_ms=known.round_trip_ms + trips, throughput=throughput)
-        self._measured[pair] = one
+            trips, throughput = known.round_trip_ms + trips, known.throughput + throughput
+        self._measured[pair] = Probed(*pair, self._ways[pair[0]][pair[1]], trips, throughput)
         self.write()
 
     def skip(self, what: str, why: str) -> None:

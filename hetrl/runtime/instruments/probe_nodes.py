@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import struct
 import sys
 import time
@@ -24,7 +23,7 @@ from hetrl.describe.measured_links import Probed, Throughput
 from hetrl.errors import HetrlError, SiteUnreachableError, UsageError
 from hetrl.files import replace_json
 from hetrl.runtime.gateway import tcp
-from hetrl.runtime.instruments.load import INTERVALS, WARM_UP_ROUND_TRIPS, Load, Send, full_load, round_trips
+from hetrl.runtime.instruments.load import INTERVALS, WARM_UP_ROUND_TRIPS, Send, full_load, gbps_of, round_trips
 from hetrl.runtime.run.context import exit_with, log_to_stderr
 from hetrl.runtime.run.island import IslandRank, island_from_environment, started_by_mpi
 
@@ -34,11 +33,6 @@ MEET_SECONDS = 60.0  # for rank 0 to listen
 MPI_MESSAGE_BYTES = 2**22
 _LENGTH = struct.Struct("!Q")
 _ANSWER = b"."
-
-
-def gbps_of(load: Load) -> tuple[float, ...]:
-    """Return the rate in each interval of a load."""
-    return tuple(size * 8 / load.interval_seconds / 1e9 for size in load.interval_bytes)
 
 
 # ---- TCP: rank 0 answers each message by a byte, rank 1 measures
@@ -112,7 +106,6 @@ async def connect(island: IslandRank, streams: int) -> list[NodeConnection]:
                 raise
             await asyncio.sleep(0.2)
             continue
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         found.append(NodeConnection(*await asyncio.open_connection(sock=opened)))
     return found
 
@@ -126,7 +119,7 @@ async def measure_by_tcp(
     found = []
     for number in streams:
         load = await full_load(_by_turns(connections[:number]), seconds, trips)
-        found.append(Throughput(number, load.interval_seconds, gbps_of(load)))
+        found.append(Throughput(number, load.interval_seconds, gbps_of(load.interval_bytes, load.interval_seconds)))
     for connection in connections:
         connection.close()
     return trips, found
@@ -168,8 +161,8 @@ def measure_by_mpi(world: Any, seconds: float, count: int) -> tuple[tuple[float,
             sent[interval] += len(message)
         go_on[0] = interval < INTERVALS
         world.Send(go_on, dest=0)
-    load = Load(interval_seconds, tuple(sent), len(message))
-    return tuple(trips[WARM_UP_ROUND_TRIPS:]), [Throughput(1, interval_seconds, gbps_of(load))]
+    throughput = Throughput(1, interval_seconds, gbps_of(sent, interval_seconds))
+    return tuple(trips[WARM_UP_ROUND_TRIPS:]), [throughput]
 
 
 # ---- the process
@@ -192,9 +185,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Probed | None:
         asyncio.run(serve(island))
         return None
     else:
-        trips, found = asyncio.run(
-            measure_by_tcp(island, options.streams, options.seconds, options.round_trips),
-        )
+        trips, found = asyncio.run(measure_by_tcp(island, options.streams, options.seconds, options.round_trips))
     if island.rank == 0:
         return None
     round_trip_ms = tuple(1e3 * seconds for seconds in trips)

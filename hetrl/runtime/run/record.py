@@ -63,8 +63,8 @@ class Record:
         append_line(self._directory / "metrics.jsonl", row)
         self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
 
-    def summary(self, run: str, name: str, plan: Plan, stats: wire.LinkStatsReply) -> dict[str, Any]:
-        """Write summary.json and return it; `stats` are those of the lead site's gateway."""
+    def summary(self, run: str, name: str, plan: Plan, stats: wire.LinkStatsReply) -> None:
+        """Write summary.json; `stats` are those of the lead site's gateway."""
         rows, elapsed = self._rows, sum(row["seconds"]["iteration"] for row in self._rows)
         summary = {
             "run": run,
@@ -89,7 +89,6 @@ class Record:
             "faults_survived": sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)
-        return summary
 
 
 def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 The file lists the processes of each step; task i of a step (SLURM_PROCID) becomes the i-th of them:
 
     print to logs/<process>.log
-    take the GPUs that Slurm granted: the row counts them from 0
+    take the GPUs that Slurm granted: the file counts them from 0
     as a rank of a Megatron task, find the store: rank 0 picks its address, the others wait for it
-    execute the row's command
+    execute its command
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class Row:
+class StepProcess:
     """One process: its name within the site, its command, what it adds to the environment.
 
     CUDA_VISIBLE_DEVICES counts the GPUs that Slurm grants on the node from 0. `world` is the Megatron task whose ranks
@@ -40,46 +40,46 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Rows:
+class JobProcesses:
     """The file of a job: its processes by step, or by index of the array."""
 
     gang_timeout_seconds: float
-    steps: Mapping[str, tuple[Row, ...]]
+    steps: Mapping[str, tuple[StepProcess, ...]]
 
 
-def read_rows(path: Path) -> Rows:
-    """Read a file of rows; raises UsageError where it is not one."""
+def read_processes(path: Path) -> JobProcesses:
+    """Read the file of a job; raises UsageError where it is not one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Rows)
+        return msgspec.json.decode(path.read_bytes(), type=JobProcesses)
     except OSError as error:
         raise UsageError(f"{path}: cannot read the rows of this job ({error.strerror})") from None
     except msgspec.MsgspecError as error:
         raise UsageError(f"{path}: not the rows of a job ({error}); submit the run again") from None
 
 
-def row_of(rows: Rows, step: str, environment: Mapping[str, str]) -> Row:
-    """Return the row of this task of a step; raises UsageError where the step has another number of tasks."""
-    if step not in rows.steps:
-        raise UsageError(f'there is no step "{step}" in the rows of this job; it has {", ".join(rows.steps)}')
-    found = rows.steps[step]
+def process_of(job: JobProcesses, step: str, environment: Mapping[str, str]) -> StepProcess:
+    """Return the process of this task of a step; raises UsageError where the step has another number of tasks."""
+    if step not in job.steps:
+        raise UsageError(f'there is no step "{step}" in the rows of this job; it has {", ".join(job.steps)}')
+    found = job.steps[step]
     number, count = int(environment.get("SLURM_PROCID", "0")), int(environment.get("SLURM_NTASKS", "1"))
     if count != len(found) or number >= count:
         raise UsageError(f"step {step} has {len(found)} processes, and srun started {count} tasks; set --ntasks")
     return found[number]
 
 
-def environment_of(row: Row, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a row's process, with the GPUs that Slurm granted.
+def environment_of(process: StepProcess, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process, with the GPUs that Slurm granted.
 
-    Raises UsageError where Slurm granted fewer GPUs than the row counts on.
+    Raises UsageError where Slurm granted fewer GPUs than the process counts on.
     """
-    environment = {**inherited, **row.environment}
-    if _VISIBLE in row.environment:
+    environment = {**inherited, **process.environment}
+    if _VISIBLE in process.environment:
         granted = [gpu for gpu in inherited.get(_VISIBLE, "").split(",") if gpu]
-        wanted = [int(position) for position in row.environment[_VISIBLE].split(",")]
+        wanted = [int(position) for position in process.environment[_VISIBLE].split(",")]
         if max(wanted) >= len(granted):
             raise UsageError(
-                f"{row.name} needs GPU {max(wanted)} of its node, counted from 0, and Slurm granted "
+                f"{process.name} needs GPU {max(wanted)} of its node, counted from 0, and Slurm granted "
                 f"{len(granted)} ({_VISIBLE}={inherited.get(_VISIBLE, '')!r}); correct gres and nodes in the site's "
                 "file, or ask the site for its gres.conf"
             )
@@ -87,13 +87,13 @@ def environment_of(row: Row, inherited: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def store_of(row: Row, directory: Path, timeout_seconds: float) -> dict[str, str]:
-    """Return the variables that name the store of a row's world; nothing for a process without one."""
-    if row.world is None:
+def store_of(process: StepProcess, directory: Path, timeout_seconds: float) -> dict[str, str]:
+    """Return the variables that name the store of a process's world; none where it has none."""
+    if process.world is None:
         return {}
-    path = directory / store_endpoint(row.world)
-    first = row.environment["HETRL_RANK"] == "0"
-    host, port = meet(path, serves=first, timeout_seconds=timeout_seconds, whose=f"rank 0 of {row.world}")
+    path = directory / store_endpoint(process.world)
+    first = process.environment["HETRL_RANK"] == "0"
+    host, port = meet(path, serves=first, timeout_seconds=timeout_seconds, whose=f"rank 0 of {process.world}")
     return {"HETRL_STORE_HOST": host, "HETRL_STORE_PORT": str(port)}
 
 
@@ -104,15 +104,15 @@ def main() -> int:
     parser.add_argument("step", help="a step of the gang, or the index of an array's task")
     arguments = parser.parse_args()
     try:
-        rows = read_rows(arguments.rows)
-        row = row_of(rows, arguments.step, os.environ)
-        _print_to(Path("logs") / f"{row.name}.log")
-        environment = environment_of(row, os.environ)
-        environment |= store_of(row, Path.cwd(), rows.gang_timeout_seconds)
+        job = read_processes(arguments.rows)
+        process = process_of(job, arguments.step, os.environ)
+        _print_to(Path("logs") / f"{process.name}.log")
+        environment = environment_of(process, os.environ)
+        environment |= store_of(process, Path.cwd(), job.gang_timeout_seconds)
     except HetrlError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    argv = [sys.executable if word == "python" else word for word in row.argv]
+    argv = [sys.executable if word == "python" else word for word in process.argv]
     os.execve(argv[0], argv, environment)
 
 

@@ -63,7 +63,7 @@ def layout_of(context: Context, task: str) -> Layout:
 def build_engine(context: Context, task: str, island: IslandRank) -> MegatronEngine:
     """Start the task's world and build its model with the experiment's first weights (collective)."""
     experiment, plan = context.experiment, context.plan.tasks[task]
-    device = "cpu" if _first_gpu(context, task) == "cpu" else f"cuda:{island.local_rank}"
+    device = "cpu" if context.gpus[plan.rank_order()[0]] == "cpu" else f"cuda:{island.local_rank}"
     start_world(
         island.rank,
         island.size,
@@ -71,14 +71,11 @@ def build_engine(context: Context, task: str, island: IslandRank) -> MegatronEng
         island.port,
         timeout_seconds=experiment.launch.gang_timeout_seconds,
         device=device,
-        collective_seconds=experiment.launch.walltime_seconds,
+        collective_seconds=experiment.launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
     )
     directory = ensure_model_directory(experiment.model, context.architecture, context.directory / f"model-{task}")
-    optimizer = None
-    if task in TRAININGS:
-        optimizer = OptimizerSettings(
-            learning_rate=experiment.algorithm.learning_rate, distributed=plan.optimizer_sharding == "data_parallel"
-        )
+    rate, distributed = experiment.algorithm.learning_rate, plan.optimizer_sharding == "data_parallel"
+    optimizer = OptimizerSettings(learning_rate=rate, distributed=distributed) if task in TRAININGS else None
     engine = MegatronEngine(
         directory.config,
         layout_of(context, task),
@@ -91,10 +88,6 @@ def build_engine(context: Context, task: str, island: IslandRank) -> MegatronEng
     weights = directory.weights
     engine.load(iter_safetensors(weights) if weights else random_weights(directory.config, experiment.model.seed))
     return engine
-
-
-def _first_gpu(context: Context, task: str) -> str:
-    return context.gpus[context.plan.tasks[task].rank_order()[0]]
 
 
 def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryview]) -> TokenBatch:
@@ -184,10 +177,8 @@ class Lead:
             case wire.Save(step=step, keep=keep):
                 await self._execute(message, ())
                 keep_last(CHECKPOINTS, keep)
-                saved = wire.Saved(
-                    step=step, directory=str(path_of(CHECKPOINTS, step)), seconds=time.monotonic() - start
-                )
-                await self._member.reply(envelope, saved)
+                directory, seconds = str(path_of(CHECKPOINTS, step)), time.monotonic() - start
+                await self._member.reply(envelope, wire.Saved(step=step, directory=directory, seconds=seconds))
             case wire.Publish():
                 publisher = Publisher(self._member, message, asyncio.get_running_loop())
                 await publisher.begin()

@@ -75,6 +75,7 @@ class VllmServer:
                 await asyncio.sleep(POLL_SECONDS)
             answer = await self._call("GET", "/version", CONTROL_SECONDS)
             self._versions = {"vllm": str(answer["version"])}
+
             await self._call("POST", "/init_weight_transfer_engine", CONTROL_SECONDS, {"init_info": {}})
         except BaseException:
             await self.stop()
@@ -250,18 +251,14 @@ def _sample(choice: Mapping[str, Any]) -> wire.Sample:
     """Return one choice of an answer of /inference/v1/generate."""
     tokens = choice["token_ids"] or []
     content = (choice["logprobs"] or {}).get("content") or []
-    spans = choice["weight_versions"] or []
+    versions = tuple(
+        wire.VersionSpan(0 if span["version"] == "default" else int(span["version"]), span["start"], span["end"])
+        for span in choice["weight_versions"] or []
+    )
     return wire.Sample(
         tokens=tuple(tokens),
         logprobs=tuple(entry["logprob"] for entry in content),
-        versions=tuple(
-            wire.VersionSpan(
-                version=0 if span["version"] == "default" else int(span["version"]),
-                start=span["start"],
-                end=span["end"],
-            )
-            for span in spans
-        ),
+        versions=versions,
         finish_reason=choice["finish_reason"],
     )
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.describe.inventory import ClusterNode, Inventory, Partition
 from hetrl.errors import UsageError
-from hetrl.runtime.run.step import read_rows
+from hetrl.runtime.run.step import read_processes
 from launch.render import render
 from launch.slurm.render import TEMPLATES
 from tests.launch.slurm.slurm_plans import CASES, RUN, plan, problem, scripts, single_gpus, two_node_types
@@ -263,7 +263,7 @@ def test_any_plan_gives_scripts_that_bash_reads_and_starts_each_process_once(tmp
     for name, script in found.items():
         path = folder / name.replace("/", "-")
         path.with_suffix(".json").write_text(script.rows_text)
-        assert read_rows(path.with_suffix(".json")).steps == script.rows
+        assert read_processes(path.with_suffix(".json")).steps == script.rows
         assert max(map(len, script.text.splitlines())) <= 300
         files.append(path.with_suffix(".sbatch"))
         files[-1].write_text(script.text)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from hetrl.errors import GangTimeoutError, UsageError
-from hetrl.runtime.run.step import Row, Rows, environment_of, read_rows, row_of, store_of
+from hetrl.runtime.run.step import JobProcesses, StepProcess, environment_of, process_of, read_processes, store_of
 from hetrl.runtime.transport import rendezvous
 from hetrl.runtime.transport.rendezvous import (
     node_address,
@@ -25,26 +25,32 @@ from hetrl.runtime.transport.rendezvous import (
 )
 
 ROOT = Path(__file__).parents[3]
-ROWS = Rows(60, {"train": tuple(Row(f"train-{rank}", ("true",), {}) for rank in range(3)), "0": (Row("a", (), {}),)})
+JOB = JobProcesses(
+    60,
+    {
+        "train": tuple(StepProcess(f"train-{rank}", ("true",), {}) for rank in range(3)),
+        "0": (StepProcess("a", (), {}),),
+    },
+)
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 def test_each_task_of_a_step_takes_its_row():
     for number in range(3):
-        assert row_of(ROWS, "train", {"SLURM_PROCID": str(number), "SLURM_NTASKS": "3"}).name == f"train-{number}"
-    assert row_of(ROWS, "0", {}).name == "a"
+        assert process_of(JOB, "train", {"SLURM_PROCID": str(number), "SLURM_NTASKS": "3"}).name == f"train-{number}"
+    assert process_of(JOB, "0", {}).name == "a"
 
 
 def test_a_step_with_another_number_of_tasks_is_refused():
     with pytest.raises(UsageError, match="step train has 3 processes, and srun started 2 tasks"):
-        row_of(ROWS, "train", {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
+        process_of(JOB, "train", {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
 
 
 def test_an_unknown_step_is_refused_with_those_there_are():
     with pytest.raises(UsageError, match='no step "trian".*train, 0'):
-        row_of(ROWS, "trian", {})
+        process_of(JOB, "trian", {})
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"gang_timeout_seconds": 1}', '{"steps": {"a": [{"name": 1}]}}'])
@@ -53,7 +59,7 @@ def test_a_file_that_has_no_rows_is_named(tmp_path, text):
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=r"gang\.json: (cannot read|not) the rows of (this|a) job"):
-        read_rows(path)
+        read_processes(path)
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
@@ -69,26 +75,28 @@ def test_a_file_that_has_no_rows_is_named(tmp_path, text):
     ],
 )
 def test_gpus_are_those_that_slurm_granted(granted, row, visible):
-    found = environment_of(Row("a", (), {"CUDA_VISIBLE_DEVICES": row}), {"CUDA_VISIBLE_DEVICES": granted, "HOME": "/h"})
+    found = environment_of(
+        StepProcess("a", (), {"CUDA_VISIBLE_DEVICES": row}), {"CUDA_VISIBLE_DEVICES": granted, "HOME": "/h"}
+    )
     assert found == {"CUDA_VISIBLE_DEVICES": visible, "HOME": "/h"}
 
 
 @pytest.mark.parametrize("inherited", [{}, {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "4,5"}])
 def test_too_few_granted_gpus_are_said(inherited):
     with pytest.raises(UsageError, match=r"actor_generation-1 needs GPU 2 of its node.*granted [02] "):
-        environment_of(Row("actor_generation-1", (), {"CUDA_VISIBLE_DEVICES": "1,2"}), inherited)
+        environment_of(StepProcess("actor_generation-1", (), {"CUDA_VISIBLE_DEVICES": "1,2"}), inherited)
 
 
 def test_a_process_without_gpus_keeps_its_environment():
-    row = Row("controller", (), {"HETRL_RUN": "r"})
+    row = StepProcess("controller", (), {"HETRL_RUN": "r"})
     assert environment_of(row, {"CUDA_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": "0", "HETRL_RUN": "r"}
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def rank(number: int) -> Row:
-    return Row(f"train-{number}", (), {"HETRL_RANK": str(number)}, "actor_training")
+def rank(number: int) -> StepProcess:
+    return StepProcess(f"train-{number}", (), {"HETRL_RANK": str(number)}, "actor_training")
 
 
 def test_ranks_meet_where_rank_0_says(tmp_path, monkeypatch):
@@ -101,7 +109,7 @@ def test_ranks_meet_where_rank_0_says(tmp_path, monkeypatch):
     assert found == first
     with socket.socket() as probe:
         probe.bind((first["HETRL_STORE_HOST"], int(first["HETRL_STORE_PORT"])))  # an address of this node, and free
-    assert store_of(Row("controller", (), {}), tmp_path, 20) == {}
+    assert store_of(StepProcess("controller", (), {}), tmp_path, 20) == {}
 
 
 def test_a_rank_0_that_does_not_come_is_named(tmp_path):
