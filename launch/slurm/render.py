@@ -208,7 +208,7 @@ def _script(
     name: str,
     job_pattern: str,
     more: Mapping[str, Any],
-    rows: Mapping[str, tuple[Row, ...]],
+    rows: Mapping[str, tuple[StepProcess, ...]],
 ) -> SiteScript:
     """Render the template of this kind, its sizes still open; raises UsageError where the user's own cannot be."""
     directory, file, key = run.directories[site], run.files[site], f"hetrl-{run.id}-{site}-{name}"

@@ -44,12 +44,8 @@ def question_and_answer(kind: str, row: DataRow) -> tuple[str, str]:
 def _text(row: DataRow, key: str) -> str:
     value = row.values.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise UsageError(f'{row.place}: expected a text under "{key}"; its keys are: {_keys(row)}')
+        raise UsageError(f'{row.place}: expected a text under "{key}"; its keys are: {", ".join(row.values) or "none"}')
     return value
-
-
-def _keys(row: DataRow) -> str:
-    return ", ".join(row.values) or "none"
 
 
 def _plain(row: DataRow) -> str:

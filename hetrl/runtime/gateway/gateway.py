@@ -95,7 +95,7 @@ class Gateway:
 
     async def serve(self) -> None:
         """Work until `stop`; then send what is queued for at most 2 s. Raises HetrlError when the port is taken."""
-        context: zmq.Context[Any] = zmq.Context(io_threads=2)
+        context: zmq.Context[Any] = zmq.Context(io_threads=2)  # they do CURVE for every byte between sites
         self._zap.open(context, failed=self._fail)
         socket = server_socket(context, self._keys)
         self._router = Port(socket, self._hear, self._pump, changed=self._count_connection, failed=self._fail)
@@ -117,7 +117,7 @@ class Gateway:
                 link.close(linger_seconds)
             self._router.close(linger_seconds)
             self._zap.close()
-            await asyncio.to_thread(context.term)
+            await asyncio.to_thread(context.term)  # it waits for what lingers
 
     def stop(self) -> None:
         """Make `serve` drain and return."""

@@ -54,6 +54,7 @@ def _ssh(ssh_config: str | None) -> list[str]:
         "ConnectTimeout": str(CONNECT_SECONDS),
         "ControlMaster": "no",
         "ControlPath": "none",
+        # ssh ends, and is started again, where the other end has not answered for 3 x 5 s (ssh_config(5)).
         "ServerAliveInterval": "5",
         "ServerAliveCountMax": "3",
     }

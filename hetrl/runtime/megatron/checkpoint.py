@@ -76,8 +76,7 @@ def restore(shards: Shards, optimizer: Any, directory: Path) -> dict[str, Any]:
     failure, state = None, {}
     try:
         state = checkpoint.read_state(directory)
-        kinds = list(TENSOR_FILES) if optimizer is not None else [WEIGHTS]
-        for kind in kinds:
+        for kind in TENSOR_FILES if optimizer is not None else [WEIGHTS]:
             _take_file(shards, optimizer, directory / TENSOR_FILES[kind], kind)
         if optimizer is not None:
             set_steps(optimizer, int(state["steps"]))
@@ -155,11 +154,11 @@ def _take_generators(path: Path) -> None:
     """Put this rank's random generators where the file says."""
     with safe_open(path, framework="pt", device="cpu") as file:
         packed = file.get_tensor(f"rank.{dist.get_rank()}")
-    current = _generators()
-    if packed.numel() != sum(state.numel() for state in current.values()):
+    sizes = {name: state.numel() for name, state in _generators().items()}
+    if packed.numel() != sum(sizes.values()):
         return  # written on another kind of device: generators start from their seeds
-    parts = packed.split([state.numel() for state in current.values()])
-    states = {name: part.clone() for name, part in zip(current, parts, strict=True)}
+    parts = packed.split(list(sizes.values()))
+    states = {name: part.clone() for name, part in zip(sizes, parts, strict=True)}
     torch.set_rng_state(states.pop("torch"))
     if "cuda" in states:
         torch.cuda.set_rng_state(states.pop("cuda"))

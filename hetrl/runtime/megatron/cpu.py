@@ -13,7 +13,7 @@ import importlib
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,10 +44,7 @@ _CUDA_NAMED = (
     ("megatron.core.optimizer.distrib_optimizer", "DistributedOptimizer.__init__"),
     ("megatron.core.optimizer.distrib_optimizer", "DistributedOptimizer.get_parameter_state_dp_zero"),
     ("megatron.core.optimizer.optimizer", "Float16OptimizerWithFloat16Params.__init__"),
-    (
-        "megatron.core.models.common.language_module.language_module",
-        "LanguageModule.setup_embeddings_and_output_layer",
-    ),
+    ("megatron.core.models.common.language_module.language_module", "LanguageModule.setup_embeddings_and_output_layer"),
     ("megatron.core.tensor_parallel.data", "broadcast_data"),
 )
 # `from torch.cuda import ...` escapes the proxy: these two accessors of the generator state are replaced themselves.
@@ -56,47 +53,27 @@ _GENERATOR_STATE: dict[str, Callable[..., Any]] = {
     "_get_cuda_rng_state": lambda *args, **kwargs: torch.get_rng_state(),
     "_set_cuda_rng_state": lambda state, *args, **kwargs: torch.set_rng_state(state),
 }
+# What torch.cuda is to megatron: its one device and one generator are those of the CPU.
+_CUDA: dict[str, Callable[..., Any]] = {
+    "current_device": lambda: _CPU,
+    "synchronize": lambda *args, **kwargs: None,
+    "empty_cache": lambda: None,
+    "get_rng_state": _GENERATOR_STATE["_get_cuda_rng_state"],
+    "set_rng_state": _GENERATOR_STATE["_set_cuda_rng_state"],
+    "manual_seed": torch.manual_seed,
+}
 
 
-class _CudaProxy(types.ModuleType):
-    """torch.cuda whose one device and one generator are those of the CPU."""
+class _Proxy(types.ModuleType):
+    """A module in which some names are replaced."""
 
-    def __init__(self) -> None:
-        super().__init__("torch.cuda")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch.cuda, name)
-
-    def current_device(self) -> torch.device:
-        return _CPU
-
-    def synchronize(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def empty_cache(self) -> None:
-        pass
-
-    def get_rng_state(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        torch.set_rng_state(state)
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-
-class _TorchProxy(types.ModuleType):
-    """torch with the CUDA proxy and factories that stay on the CPU."""
-
-    def __init__(self) -> None:
-        super().__init__("torch")
-        self.cuda = _CudaProxy()
-        for name in _FACTORIES:
-            setattr(self, name, _on_cpu(getattr(torch, name)))
+    def __init__(self, module: types.ModuleType, names: Mapping[str, Any]) -> None:
+        super().__init__(module.__name__)
+        self.__dict__.update(names)
+        self.__wrapped__ = module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(self.__wrapped__, name)
 
 
 def install() -> bool:
@@ -111,7 +88,8 @@ def install() -> bool:
     torch.compiler.set_stance("force_eager")
     for name in _MODULES:
         importlib.import_module(name)
-    proxy = _TorchProxy()
+    factories = {name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
+    proxy = _Proxy(torch, {"cuda": _Proxy(torch.cuda, _CUDA), **factories})
     for name, module in list(sys.modules.items()):
         if name.startswith("megatron.core") and module is not None and module.__dict__.get("torch") is torch:
             module.__dict__["torch"] = proxy

@@ -184,7 +184,7 @@ class MegatronEngine:
         optimizer.zero_grad()
         function = partial(self._loss_of, settings=settings)
         metrics = self._mean(self._run(batch.trimmed(), function, forward_only=False), int(batch.mask.sum()))
-        optimizer.prepare_grads()
+        optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
         grad_norm = float(optimizer.get_grad_norm())
         if not math.isfinite(grad_norm) or not math.isfinite(metrics["loss"]):
             raise HetrlError(

@@ -82,22 +82,19 @@ def _layer_homes(architecture: Architecture, layer: int) -> dict[str, Home]:
     rows = {"q": a.heads * a.head_dim, "k": a.kv_heads * a.head_dim, "v": a.kv_heads * a.head_dim}
     result = {"input_layernorm.weight": Home(there + "input_layernorm.weight", (a.hidden,), layer=layer)}
     for part, length in rows.items():
-        weight = Home(attention + "linear_qkv.weight", (length, a.hidden), 0, part, layer)
-        result[f"self_attn.{part}_proj.weight"] = weight
+        qkv = f"self_attn.{part}_proj."
+        result[qkv + "weight"] = Home(attention + "linear_qkv.weight", (length, a.hidden), 0, part, layer)
         if a.qkv_bias:
-            result[f"self_attn.{part}_proj.bias"] = Home(attention + "linear_qkv.bias", (length,), 0, part, layer)
+            result[qkv + "bias"] = Home(attention + "linear_qkv.bias", (length,), 0, part, layer)
     for part in ("q", "k") if a.qk_norm else ():
-        norm = Home(attention + f"{part}_layernorm.weight", (a.head_dim,), layer=layer)
-        result[f"self_attn.{part}_norm.weight"] = norm
-    output = Home(attention + "linear_proj.weight", (a.hidden, rows["q"]), 1, layer=layer)
-    result["self_attn.o_proj.weight"] = output
+        norm = f"self_attn.{part}_norm.weight"
+        result[norm] = Home(attention + f"{part}_layernorm.weight", (a.head_dim,), layer=layer)
+    result["self_attn.o_proj.weight"] = Home(attention + "linear_proj.weight", (a.hidden, rows["q"]), 1, layer=layer)
     result["post_attention_layernorm.weight"] = Home(there + "pre_mlp_layernorm.weight", (a.hidden,), layer=layer)
+    wide, narrow = (a.intermediate, a.hidden), (a.hidden, a.intermediate)
     for part in ("gate", "up"):
-        home = Home(feed_forward + "linear_fc1.weight", (a.intermediate, a.hidden), 0, part, layer)
-        result[f"mlp.{part}_proj.weight"] = home
-    result["mlp.down_proj.weight"] = Home(
-        feed_forward + "linear_fc2.weight", (a.hidden, a.intermediate), 1, layer=layer
-    )
+        result[f"mlp.{part}_proj.weight"] = Home(feed_forward + "linear_fc1.weight", wide, 0, part, layer)
+    result["mlp.down_proj.weight"] = Home(feed_forward + "linear_fc2.weight", narrow, 1, layer=layer)
     return {here + name: home for name, home in result.items()}
 
 

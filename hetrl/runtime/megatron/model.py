@@ -119,7 +119,7 @@ def _transformer_config(
         pipeline_model_parallel_layout=_pipeline_layout(layout),
         variable_seq_lengths=packed,
         moe_token_dispatcher_type="alltoall",  # no experts here, but the default refuses variable lengths
-        calculate_per_token_loss=True,
+        calculate_per_token_loss=True,  # losses are sums, divided by the tokens of the whole batch
         finalize_model_grads_func=finalize_model_grads,
         **(full if recompute == "full" else {}),
     )

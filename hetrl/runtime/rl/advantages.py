@@ -49,12 +49,7 @@ def group_advantages(
 
 
 def generalised_advantages(
-    rewards: NDArray[np.float64],
-    values: NDArray[np.float64],
-    mask: NDArray[np.bool_],
-    *,
-    discount: float,
-    trace: float,
+    rewards: NDArray[np.float64], values: NDArray[np.float64], mask: NDArray[np.bool_], *, discount: float, trace: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return advantages and returns [n, s] of the masked tokens by generalised advantage estimation; 0 elsewhere.
 

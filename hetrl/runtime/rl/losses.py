@@ -63,7 +63,9 @@ def policy_loss(
     if entropy is not None:
         sums["entropy"] = _masked(entropy, mask).sum()
     if settings.entropy_coefficient:
-        loss = loss - settings.entropy_coefficient * _masked(_differentiable(entropy), mask)
+        if entropy is None or not entropy.requires_grad:  # the bonus would silently do nothing
+            raise HetrlError("policy loss: entropy_coefficient needs an entropy with a gradient; set it to 0")
+        loss = loss - settings.entropy_coefficient * _masked(entropy, mask)
     if "token_weights" in extras:
         loss = loss * _masked(extras["token_weights"], mask)
     return loss.sum(), {name: value.detach() for name, value in sums.items()}
@@ -168,10 +170,3 @@ def _masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 def _bounded_exp(exponent: torch.Tensor) -> torch.Tensor:
     return exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
-
-
-def _differentiable(entropy: torch.Tensor | None) -> torch.Tensor:
-    """Return the entropy; HetrlError where a bonus on it would silently do nothing."""
-    if entropy is None or not entropy.requires_grad:
-        raise HetrlError("policy loss: entropy_coefficient needs an entropy with a gradient; set it to 0")
-    return entropy

@@ -102,8 +102,7 @@ class Agent:
             return
         await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start
-        applied = wire.WeightsApplied(version=end.version, digest=end.digest, seconds=seconds)
-        await self._member.reply(envelope, applied)
+        await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=end.digest, seconds=seconds))
 
 
 async def serve_replica(context: Context, replica: int) -> None:

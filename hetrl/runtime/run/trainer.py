@@ -215,6 +215,7 @@ class Lead:
 async def lead(context: Context, task: str, island: IslandRank) -> None:
     """Join the run as rank 0 of a task: build the engine, say READY, serve."""
     async with context.joined(task) as member:
+        # One thread: collectives have one order on all ranks.
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             loop = asyncio.get_running_loop()
             engine = await loop.run_in_executor(thread, build_engine, context, task, island)

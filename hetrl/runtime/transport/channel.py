@@ -143,7 +143,10 @@ class Outbound:
         return self.open_bytes > 0 and now - self._moved_seconds > self._stall_seconds
 
     def probe(self, now: float) -> tuple[Probe, int | None]:
-        """Return a question for the receiver's state, and a message that waits for the answer."""
+        """Return a question for the receiver's state, and a message that waits for the answer.
+
+        It asks for the chunks before it only: what was sent later may just not have arrived yet.
+        """
         self._probes += 1
         self._horizon = self._sequence
         self._moved_seconds = now

@@ -40,11 +40,11 @@ def node_address(interface: str | None = None) -> str:
     Raises UsageError where the interface has none, or where nothing but loopback is found.
     """
     if interface is not None:
-        found = psutil.net_if_addrs().get(interface, [])
-        for one in found:
+        interfaces = psutil.net_if_addrs()
+        for one in interfaces.get(interface, []):
             if one.family == socket.AF_INET:
                 return str(one.address)
-        names = ", ".join(sorted(psutil.net_if_addrs()))
+        names = ", ".join(sorted(interfaces))
         raise UsageError(
             f"{socket.gethostname()}: interface {interface} has no IPv4 address; set `interface` in the site's file "
             f"to one of {names}"

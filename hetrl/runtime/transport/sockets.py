@@ -59,6 +59,7 @@ def server_socket(context: zmq.Context[Any], keys: SiteKeys) -> zmq.Socket[bytes
 
 def _bound(socket: zmq.Socket[bytes], queue_messages: int) -> None:
     """Limit how long a peer may be silent, and how much it may make us hold."""
+    # The kernel's buffers are left as they are: asking for a size (ZMQ_SNDBUF) switches off their tuning.
     socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _PONG_TIMEOUT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)

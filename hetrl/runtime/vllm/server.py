@@ -268,6 +268,7 @@ def _terminate(process: subprocess.Popen[bytes], workers: set[psutil.Process]) -
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
+    # Only a server that ended in order has told its workers to end.
     deadline = time.monotonic() + (STOP_SECONDS if process.returncode == 0 else 1.0)
     while any(_lives(worker) for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -37,8 +37,7 @@ class Publisher:
             asyncio.run_coroutine_threadsafe(self._send(name, tensor), self._loop).result()
 
     async def _send(self, name: str, tensor: torch.Tensor) -> None:
-        flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-        data: memoryview = flat.numpy().data
+        data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         dtype = str(tensor.dtype).removeprefix("torch.")
         for message, buffer in pieces(self._request.version, name, dtype, tuple(tensor.shape), data, CHUNK_BYTES):
             self._digests[name] = message.digest
@@ -49,15 +48,10 @@ class Publisher:
         """Close the version and wait for every receiver; raises HetrlError when one computed another digest."""
         version, digest = self._request.version, digest_of_digests(self._digests)
         end = wire.WeightsEnd(version=version, tensors=len(self._digests), bytes=self._bytes, digest=digest)
-        doing = f"apply weight version {version}"
-        replies = await asyncio.gather(
-            *(
-                self._member.request(receiver, end, timeout_seconds=APPLY_SECONDS, doing=doing)
-                for receiver in self._request.receivers
-            )
-        )
+        receivers, doing = self._request.receivers, f"apply weight version {version}"
+        asked = (self._member.request(to, end, timeout_seconds=APPLY_SECONDS, doing=doing) for to in receivers)
         applied: dict[str, float] = {}
-        for receiver, reply in zip(self._request.receivers, replies, strict=True):
+        for receiver, reply in zip(receivers, await asyncio.gather(*asked), strict=True):
             match reply.message:
                 case wire.WeightsApplied(digest=arrived, seconds=seconds) if arrived == digest:
                     applied[receiver] = seconds

@@ -105,6 +105,7 @@ class WeightFile:
         if begin.encoding != "full":
             raise self._reject(f"encoding {begin.encoding!r} cannot be read; send the full set")
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Read as well: a digest is taken of what stands in the file, not of what came.
         self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
     def add(self, message: WeightsTensor, buffer: Buffer) -> None:
@@ -184,11 +185,9 @@ class WeightFile:
             raise self._reject(f"tensor {arrival.spec.name}: arrived with digest {found}, sent as {arrival.digest}")
 
     def _finish(self) -> tuple[Path, str]:
-        header = _header(list(self._arrivals.values()))
+        header, count = _header(list(self._arrivals.values())), len(self._arrivals)
         if len(header) > HEADER_BYTES:
-            raise self._reject(
-                f"{len(self._arrivals)} tensors need a header of {len(header)} bytes, room {HEADER_BYTES}"
-            )
+            raise self._reject(f"{count} tensors need a header of {len(header)} bytes, room {HEADER_BYTES}")
         _write(self._open_descriptor, header.ljust(HEADER_BYTES), 0)
         digest = _digest_of_range(self._open_descriptor, 0, HEADER_BYTES + self._bytes)
         path = self._directory / f"version-{self._version}.safetensors"
