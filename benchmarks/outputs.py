@@ -32,7 +32,8 @@ from hetrl import search
 from launch import cli
 
 EVALUATIONS, SEED = 20_000, 0
-BASELINES = ("verl", "streamrl")  # the solvers whose plans follow without a clock
+BASELINES = ("verl", "streamrl")
+BASELINE_BUDGET_SECONDS = 3600  # they have tried all they know long before
 BASELINE_CONFIGS = ("gsm8k-llama-3.1-8b-ppo", "paper-multi-country")
 VARYING = ("keys.json", "events.jsonl", "state.json")
 QUESTIONS = """
@@ -64,7 +65,8 @@ def main(out: Path) -> None:
         render(config, out / f"{name}.run")
     for name in BASELINE_CONFIGS:
         for solver in BASELINES:
-            tell(out / f"{name}.{solver}.json", ["plan", f"configs/{name}.yaml", "--json", "--solver", solver])
+            options = ["--json", "--solver", solver, "--budget", str(BASELINE_BUDGET_SECONDS)]
+            tell(out / f"{name}.{solver}.json", ["plan", f"configs/{name}.yaml", *options])
     for number, question in enumerate(QUESTIONS.strip().splitlines()):
         for form in ("", "--json"):
             tell(out / f"predict-{number}{form}.txt", ["predict", "--task", *shlex.split(question), *form.split()])

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetrl.files import EventLog
+from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from launch.collect import Collector
 from launch.executor import Executor, Exit
 from launch.interrupts import Interrupts, signal_name
-from launch.render import CONTROLLER, GATEWAY
 from launch.run_directory import Run
 from launch.show import from_here, log_tail, names_error, telling_line
 from launch.state import State

@@ -26,11 +26,12 @@ from hetrl.errors import HetrlError
 from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.runtime.wire import GATEWAY
 from hetrl.runtime.wire.keys import make_run_keys
 from launch.executor import Exit, Prepared, Started
 from launch.interrupts import signal_name
 from launch.ports import LOOPBACK, free_ports, gateway_endpoints
-from launch.render import GATEWAY, VISIBLE, Command, Job, Store, commands, render, tasks_with_store
+from launch.render import VISIBLE, Command, Job, Store, commands, render, tasks_with_store
 from launch.run_directory import Run, create_run, stage, write_scripts
 from launch.site_ways import links_of, relay_secrets
 from launch.state import State

@@ -17,10 +17,9 @@ from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
 from hetrl.plan.plan import Plan, node_of, site_of
+from hetrl.runtime.wire import CONTROLLER, GATEWAY
 
 CPU = "cpu"
-GATEWAY = "gateway"
-CONTROLLER = "controller"
 GANG = "gang"
 ARRAY = "array"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -58,7 +58,7 @@ def parse_look(text: str) -> Look:
 
 def write_script(site: ProbeSite, files: Mapping[str, str]) -> str:
     """Write small files into a site's directory, in this order, each in one go."""
-    return script("probe_write", directory=site.there, files=[word for file in files.items() for word in file])
+    return script("write_files", directory=site.there, files=[word for file in files.items() for word in file])
 
 
 def fetch_script(site: ProbeSite) -> str:

@@ -55,7 +55,7 @@ def discover_command(arguments: argparse.Namespace) -> int:
 
 def discover(site: SiteFile) -> Inventory:
     """Return what a site has now; raises HetrlError where it cannot be reached or has no Slurm."""
-    argv = ["bash", "-c", script("discover", at=of_cluster(site.cluster))]
+    argv = ["bash", "-lc", script("discover", at=of_cluster(site.cluster))]
     text = Shell(site.name, site.ssh).check(argv, timeout_seconds=DISCOVER_SECONDS, doing="read what the cluster has")
     return parse_discovery(text, site.name, datetime.now(UTC).isoformat(timespec="seconds"))
 

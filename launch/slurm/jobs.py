@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 
 from hetrl.errors import GangTimeoutError
 from hetrl.files import EventLog
+from hetrl.runtime.wire import CONTROLLER
 from launch.executor import Exit, Started
-from launch.render import CONTROLLER, GANG
+from launch.render import GANG
 from launch.slurm.commands import GONE, Queued
 from launch.slurm.poll import Look
 from launch.slurm.run import SlurmJob, SlurmRun, SlurmSite

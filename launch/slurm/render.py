@@ -24,7 +24,8 @@ from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.report.text import ranges
 from hetrl.runtime.run.step import StepProcess
-from launch.render import ARRAY, CONTROLLER, CPU, GANG, GATEWAY, Process, argv_of, environment_of
+from hetrl.runtime.wire import CONTROLLER, GATEWAY
+from launch.render import ARRAY, CPU, GANG, Process, argv_of, environment_of
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
 from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
 

@@ -53,7 +53,7 @@ def carry(run: Run, slurm: SlurmRun, site: SlurmSite, carried: dict[str, str]) -
         if not endpoint or carried.get(each.destination) == endpoint:
             continue
         there = PurePosixPath(each.destination)
-        argv = ["bash", "-c", script("probe_write", directory=str(there.parent), files=[there.name, endpoint])]
+        argv = ["bash", "-c", script("write_files", directory=str(there.parent), files=[there.name, endpoint])]
         doing = f"tell it where the gateway of {site.name} is"
         try:
             slurm.site(each.target).shell.check(argv, timeout_seconds=CARRY_SECONDS, doing=doing)

@@ -46,7 +46,7 @@ def test_every_script_is_sent():
 @given(TEXT, st.lists(TEXT, max_size=3))
 def test_whatever_a_script_is_given_arrives(word, words):
     shown = '\nprintf "%s\\0" "$directory" "${files[@]}"'
-    text = script("probe_write", directory=word, files=words).partition("# shellcheck")[0]
+    text = script("write_files", directory=word, files=words).partition("# shellcheck")[0]
     assert bash(text + shown).split("\0")[:-1] == [word, *words]
 
 
@@ -61,8 +61,8 @@ def test_counts_arrive_by_their_names(known):
 
 
 def test_a_script_is_given_what_it_declares():
-    with pytest.raises(TypeError, match=r"probe_write.sh: declares \['directory', 'files'\], is given \['directory'\]"):
-        script("probe_write", directory="/scratch")
+    with pytest.raises(TypeError, match=r"write_files.sh: declares \['directory', 'files'\], is given \['directory'\]"):
+        script("write_files", directory="/scratch")
 
 
 @given(LINES, st.integers(0, 255))

@@ -29,7 +29,6 @@ from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
 
 HEARTBEAT_SECONDS = 2.0
 GENERATION = ACTOR_GENERATION
-CONTROLLER = "controller"
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Context:
     @property
     def controller(self) -> str:
         """Return the controller's address."""
-        return wire.address(self.lead_site, CONTROLLER)
+        return wire.address(self.lead_site, wire.CONTROLLER)
 
     @cached_property
     def architecture(self) -> Architecture:

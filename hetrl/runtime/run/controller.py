@@ -31,7 +31,7 @@ from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Policy, timed
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_reward
-from hetrl.runtime.run.context import CONTROLLER, GENERATION, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.run.record import Record, sample_metrics
@@ -194,7 +194,7 @@ def _answer_tokens(run: Run, answer: str) -> tuple[int, ...]:
 async def control(context: Context) -> None:
     """Lead the run to its end; on the way out every member is told that it finished or why it ends."""
     record = Record(context.directory, context.site)
-    async with context.member(CONTROLLER) as member:
+    async with context.member(wire.CONTROLLER) as member:
         try:
             membership = Membership(member, context.members, record.ready)
             await membership.gather(context.experiment.launch.gang_timeout_seconds)

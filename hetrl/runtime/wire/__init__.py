@@ -105,6 +105,8 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
     WeightsEnd: Priority.WEIGHTS,
 }
 
+GATEWAY, CONTROLLER = "gateway", "controller"  # the roles of members without a task
+
 _encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(Header)
 _message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -150,7 +152,7 @@ def site_of(member: str) -> str:
 
 def gateway_of(site: str) -> str:
     """Return the address of the gateway of a site."""
-    return address(site, "gateway")
+    return address(site, GATEWAY)
 
 
 def is_gateway(member: str) -> bool:
