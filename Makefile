@@ -111,18 +111,28 @@ programs: # rsync for the tests of the launcher, Slurm and a shaped network for 
 	@if [ "$$(id -u)" = 0 ]; then lab/setup.sh; fi
 
 test-fast: setup-dev programs ## the tests that start no engine
-	@$(PYTEST) -n logical --maxprocesses 8 --dist worksteal tests --ignore=tests/engines --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
+	@$(PYTEST) -n logical --maxprocesses 8 --dist worksteal tests --ignore=tests/engines --ignore=tests/rehearsal --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
 
-test-engines: setup-dev ## the tests that start megatron-core or vLLM
-	@$(PYTEST) tests/engines $(ARGS)
+test-engines: setup-dev ## the tests that start megatron-core or vLLM, and those of GPU ranks on a fake device
+	@$(PYTEST) tests/engines tests/rehearsal $(ARGS)
 
 test-e2e: setup-dev ## the tests that run the command line from start to end
 	@$(PYTEST) tests/end_to_end $(ARGS)
 
 test-slurm: setup-dev programs ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
 	@$(PYTEST) tests/lab/test_links.py $(ARGS) || [ $$? = 5 ] # alone, for it measures; 5: ARGS picks none of these
+	@$(MAKE) -j 2 --output-sync slurm-runs slurm-clusters
+
+# Side by side: runs with real engines compute, tests of the launcher and of clusters wait for polls and deadlines.
+RUNS := tests/lab/test_quickstart.py tests/slurm/test_run.py tests/slurm/test_rootless.py
+
+.PHONY: slurm-runs slurm-clusters
+slurm-runs:
+	@$(PYTEST) $(RUNS) $(ARGS) || [ $$? = 5 ]
+
+slurm-clusters:
 	@$(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder tests/lab tests/slurm --ignore=tests/lab/test_links.py \
-	  $(ARGS) || [ $$? = 5 ]
+	  $(RUNS:%=--ignore=%) $(ARGS) || [ $$? = 5 ]
 
 bench-%: setup-dev ## run benchmarks/NAME.py
 	@if [ ! -f benchmarks/$*.py ]; then echo 'no benchmark "$*"; there are:' \

@@ -25,13 +25,13 @@ def join(setup: dict[str, Any], rank: int) -> None:
     """Enter the world of the backend that the setup names."""
     host, port = setup["store"]
     if setup["backend"] == "gloo":
-        start_world(rank, len(setup["ranks"]), host, port, TIMEOUT_SECONDS, "cpu")
+        store = dist.TCPStore(host, port, is_master=rank == 0, wait_for_workers=False)
+        start_world(rank, len(setup["ranks"]), store, TIMEOUT_SECONDS, "cpu")
         return
     address = setup["ranks"][rank]
     site = address.split("/")[0]
     member = Member(address, "run", setup["gateways"][site], read_keys(Path("keys.json")), Path())
-    island = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    start_wan_world(member, setup["ranks"], rank, island_store=island, timeout_seconds=TIMEOUT_SECONDS)
+    start_wan_world(member, setup["ranks"], rank, timeout_seconds=TIMEOUT_SECONDS)
 
 
 def timed(operation: str, size_bytes: int, group: dist.ProcessGroup, rank: int, ranks: int) -> tuple[float, Cpu]:

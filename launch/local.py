@@ -30,8 +30,8 @@ from hetrl.runtime.wire import GATEWAY
 from hetrl.runtime.wire.keys import make_run_keys
 from launch.executor import Exit, Prepared, Started
 from launch.interrupts import signal_name
-from launch.ports import LOOPBACK, free_ports, gateway_endpoints
-from launch.render import VISIBLE, Command, Job, Store, commands, render, tasks_with_store
+from launch.ports import gateway_endpoints
+from launch.render import VISIBLE, Command, Job, commands, render
 from launch.run_directory import Run, create_run, stage, write_scripts
 from launch.site_ways import links_of, relay_secrets
 from launch.state import State
@@ -55,16 +55,10 @@ def prepare_local(problem: Problem, plan: Plan, config: Path) -> Prepared:
     keys = make_run_keys(plan.site_order)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     run = create_run(problem.experiment.name, config.read_text(), plan)
-    jobs = commands(render(plan, gpus, pick_stores(plan)), run.id, gpus, {site.name: site.prefix for site in used})
+    jobs = commands(render(plan, gpus), run.id, gpus, {site.name: site.prefix for site in used})
     stage(run, problem.experiment, plan, gpus, gateways, keys, links, secrets)
     write_scripts(run, jobs)
     return Prepared(run, partial(LocalExecutor, run, jobs))
-
-
-def pick_stores(plan: Plan) -> dict[str, Store]:
-    """Return a free port of this machine for the store of every torch world."""
-    names = tasks_with_store(plan)
-    return {name: Store(LOOPBACK, port) for name, port in zip(names, free_ports(len(names)), strict=True)}
 
 
 class LocalExecutor:

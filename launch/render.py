@@ -23,23 +23,7 @@ CPU = "cpu"
 GANG = "gang"
 ARRAY = "array"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True)
-class Store:
-    """Where rank 0 of a task serves the store of its world."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True)
-class World:
-    """The torch world of a Megatron task: its devices in rank order, and its store where that is known beforehand."""
-
-    task: str
-    devices: tuple[str, ...]
-    store: Store | None = None
+LOOPBACK = "lo"  # what all processes of one Linux machine share, and nobody else
 
 
 @dataclass(frozen=True)
@@ -47,12 +31,13 @@ class Process:
     """One process: GATEWAY, CONTROLLER, or by the task that is its role a rank of a world or a generation replica.
 
     `rank` is the rank, or the number of the replica; `devices` are those that it computes on, at the slot `node`.
+    `world` are the devices of all ranks of its world, in rank order; empty where it is none.
     """
 
     role: str
     rank: int | None
     devices: tuple[str, ...]
-    world: World | None
+    world: tuple[str, ...]
     node: str
 
     @property
@@ -68,9 +53,7 @@ class Process:
     @property
     def visible(self) -> tuple[str, ...]:
         """Return the devices that it sees: a rank also those of its world's other ranks on the node."""
-        if self.world is None:
-            return self.devices
-        return tuple(device for device in self.world.devices if node_of(device) == self.node)
+        return tuple(device for device in self.world if node_of(device) == self.node) or self.devices
 
 
 @dataclass(frozen=True)
@@ -100,19 +83,18 @@ class Job(Generic[_Task]):
     tasks: tuple[_Task, ...]
 
 
-def render(plan: Plan, gpu_by_device: Mapping[str, str], stores: Mapping[str, Store]) -> tuple[Job[Process], ...]:
+def render(plan: Plan, gpu_by_device: Mapping[str, str]) -> tuple[Job[Process], ...]:
     """Return the jobs of all sites, the lead site's first.
 
-    `stores` has the tasks of `tasks_with_store` whose address is known beforehand; the ranks of another one agree on it
-    when they start (`hetrl.runtime.run.step`). Raises UsageError for what cannot be started (`check_startable`).
+    Raises UsageError for what cannot be started (`check_startable`).
     """
     check_startable(plan)
     gangs = {site: _site_processes(plan, site) for site in plan.site_order}
     arrays: dict[tuple[str, str], list[Process]] = {}
-    for name in tasks_with_store(plan):
-        world = World(name, plan.tasks[name].rank_order(), stores.get(name))
-        ranks = (Process(name, rank, (device,), world, node_of(device)) for rank, device in enumerate(world.devices))
-        gangs[site_of(world.devices[0])] += ranks
+    for name, task in plan.tasks.items():
+        world = task.rank_order() if task.engine == "megatron" else ()
+        for rank, device in enumerate(world):
+            gangs[site_of(device)].append(Process(name, rank, (device,), world, node_of(device)))
     array_devices = {device for group in plan.groups if group.job == ARRAY for device in group.devices}
     for replica in _replicas(plan):
         site = site_of(replica.node)
@@ -129,11 +111,17 @@ def render(plan: Plan, gpu_by_device: Mapping[str, str], stores: Mapping[str, St
 def commands(
     jobs: Iterable[Job[Process]], run: str, gpu_by_device: Mapping[str, str], prefixes: Mapping[str, Sequence[str]]
 ) -> tuple[Job[Command], ...]:
-    """Return the jobs with what starts their processes; `prefixes` has, by site, the words before every command."""
+    """Return the jobs with what starts their processes, all of a site on one machine.
+
+    `prefixes` has, by site, the words before every command.
+    """
     found = []
     for job in jobs:
         prefix = prefixes[job.site]
-        tasks = (Command(one, (*prefix, *argv_of(one)), environment_of(one, run, gpu_by_device)) for one in job.tasks)
+        tasks = [
+            Command(one, (*prefix, *argv_of(one)), environment_of(one, run, gpu_by_device, interface=LOOPBACK))
+            for one in job.tasks
+        ]
         found.append(Job(job.site, job.name, job.kind, tuple(tasks)))
     return tuple(found)
 
@@ -144,28 +132,31 @@ def argv_of(process: Process) -> tuple[str, ...]:
         return ("python", "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
     if process.role == CONTROLLER:
         return ("python", "-m", "hetrl.runtime.run.controller", ".")
-    if process.world is not None:
-        return ("python", "-m", "hetrl.runtime.run.trainer", ".", "--task", process.role)
+    if process.world:
+        device = process.visible.index(process.devices[0])
+        words = ("--task", process.role, "--rank", str(process.rank), "--device", str(device))
+        return ("python", "-m", "hetrl.runtime.run.trainer", ".", *words)
     return ("python", "-m", "hetrl.runtime.run.rollout", ".", "--replica", str(process.rank))
 
 
 def environment_of(
-    process: Process, run: str, gpu_by_device: Mapping[str, str], positions: Mapping[str, int] | None = None
+    process: Process,
+    run: str,
+    gpu_by_device: Mapping[str, str],
+    positions: Mapping[str, int] | None = None,
+    interface: str | None = None,
 ) -> dict[str, str]:
-    """Return what a process adds to the environment; a rank uses device HETRL_LOCAL_RANK of those it sees.
+    """Return what a process adds to the environment.
 
     `positions` counts the devices that it is granted on its node, by id; without them they are counted as in the plan.
+    The ranks of a world listen for each other on the network interface `interface` (None: their backend's choice).
     """
-    environment = {"HETRL_RUN": run}
-    seen = process.visible
-    if (world := process.world) is not None:
-        environment["HETRL_RANK"] = str(process.rank)
-        environment["HETRL_WORLD_SIZE"] = str(len(world.devices))
-        environment["HETRL_LOCAL_RANK"] = str(seen.index(process.devices[0]))
-        if world.store is not None:
-            environment |= {"HETRL_STORE_HOST": world.store.host, "HETRL_STORE_PORT": str(world.store.port)}
+    environment, seen = {"HETRL_RUN": run}, process.visible
+    if process.world and interface:
+        environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     if all(gpu_by_device[device] == CPU for device in seen):
-        return {**environment, "OMP_NUM_THREADS": "1"}  # a `cpu` device is one core's share of a machine
+        # A `cpu` device is one core's share of a machine, whose GPUs are not the plan's: engines take those they see.
+        return {**environment, "OMP_NUM_THREADS": "1", VISIBLE: ""}
     numbers = (index_of(device) if positions is None else positions[device] for device in seen)
     return {**environment, VISIBLE: ",".join(map(str, numbers))}
 
@@ -173,11 +164,6 @@ def environment_of(
 def index_of(device: str) -> int:
     """Return the number of a device on its node."""
     return int(device.rsplit("/", 1)[1])
-
-
-def tasks_with_store(plan: Plan) -> tuple[str, ...]:
-    """Return the tasks that are a torch world each: those of the Megatron engine, in the plan's order."""
-    return tuple(name for name, task in plan.tasks.items() if task.engine == "megatron")
 
 
 def check_startable(plan: Plan) -> None:
@@ -209,14 +195,14 @@ def _site_processes(plan: Plan, site: str) -> list[Process]:
     """Return the gateway of a site and, at the lead site, the controller; neither owns a device."""
     node = next(node_of(device) for task in plan.tasks.values() for device in task.devices if site_of(device) == site)
     roles = (GATEWAY, CONTROLLER) if site == plan.lead_site else (GATEWAY,)
-    return [Process(role, None, (), None, node) for role in roles]
+    return [Process(role, None, (), (), node) for role in roles]
 
 
 def _replicas(plan: Plan) -> Iterator[Process]:
     """Yield each generation replica."""
     for name, task in plan.tasks.items():
         for number, replica in enumerate(task.replicas) if task.engine == "vllm" else ():
-            yield Process(name, number, replica.devices, None, node_of(replica.devices[0]))
+            yield Process(name, number, replica.devices, (), node_of(replica.devices[0]))
 
 
 def array_name(gpu: str, devices: int) -> str:

@@ -18,7 +18,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 # The layers of tests that start services, and the seconds that one test of each may take.
-LAYER_SECONDS = {"engines": 600, "end_to_end": 900, "lab": 900, "slurm": 900}
+LAYER_SECONDS = {"engines": 600, "rehearsal": 600, "end_to_end": 900, "lab": 900, "slurm": 900}
 LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processes that share them
     "test_sha_ea_finds_nearly_every_optimum_of_the_space",
     "test_equal_nodes_may_change_places",
@@ -26,8 +26,6 @@ LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processe
     "test_one_more_gpu_never_makes_an_optimum_worse",
     "test_four_thousand_gpus_are_planned_for",
     "test_every_plan_passes_check",
-    "lab/test_quickstart.py",
-    "slurm/test_run.py",
     "slurm/test_submit.py",
     "slurm/test_faults.py",
 }

@@ -24,7 +24,6 @@ from rich.console import Console
 from hetrl.describe.measured import Measured, Measurement, Skipped, file_name, gpu_of, write_measured
 from hetrl.errors import HetrlError, UsageError
 from hetrl.hardware import gpu_type
-from launch.ports import free_ports
 from launch.show import from_here, log_tail, telling_line
 
 DIRECTORY = Path("topology/measured")
@@ -200,7 +199,7 @@ def _stop_early(arguments: argparse.Namespace, collected: Collected) -> None:
 
 def _argv(arguments: argparse.Namespace) -> list[str]:
     device = "auto" if arguments.gpu is None else ("cpu" if arguments.gpu == "cpu" else "cuda")
-    words = ["--device", device, "--ports", *map(str, free_ports(2))]
+    words = ["--device", device]
     words += ["--quick"] if arguments.quick else []
     words += ["--architecture", arguments.architecture] if arguments.architecture else []
     return [sys.executable, "-m", "hetrl.runtime.instruments.profile", *words]

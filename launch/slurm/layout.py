@@ -73,7 +73,7 @@ def layouts(
     gpus = {device.id: device.gpu for device in topology.devices}
     gangs: dict[str, list[Process]] = {}
     arrays: dict[str, list[Process]] = {site: [] for site in plan.site_order}
-    for job in render(plan, gpus, {}):
+    for job in render(plan, gpus):
         if job.kind == GANG:
             gangs[job.site] = [*job.tasks]
         else:
@@ -120,7 +120,7 @@ def _by_step(processes: Iterable[Process]) -> dict[str, list[Process]]:
     """Group the processes by step: the ranks of a task are one, everything else stands alone."""
     steps: dict[str, list[Process]] = {}
     for one in processes:
-        steps.setdefault(one.world.task if one.world else one.name, []).append(one)
+        steps.setdefault(one.role if one.world else one.name, []).append(one)
     return steps
 
 

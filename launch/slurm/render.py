@@ -46,7 +46,6 @@ class SiteScript:
     key: str
     text: str
     rows: Mapping[str, tuple[StepProcess, ...]]  # by step, or by index of the array
-    gang_timeout_seconds: float
     nodes: int = 0
     gpus: int = 0
     array_tasks: int = 0
@@ -65,7 +64,7 @@ class SiteScript:
             lines = ",\n".join(f"  {json.dumps(asdict(row))}" for row in rows)
             steps.append(f" {json.dumps(step)}: [\n{lines}\n ]")
         joined = ",\n".join(steps)
-        return f'{{"gang_timeout_seconds": {self.gang_timeout_seconds}, "steps": {{\n{joined}\n}}}}\n'
+        return f'{{"steps": {{\n{joined}\n}}}}\n'
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,14 @@ class _Run:
         """Return the catalogue GPU of every device."""
         return {device.id: device.gpu for device in self.problem.topology.devices}
 
-    def rows(self, placed: Sequence[Placed]) -> tuple[StepProcess, ...]:
+    def rows(self, site: str, placed: Sequence[Placed]) -> tuple[StepProcess, ...]:
         """Return what the nodes of these processes start."""
+        gpus, interface = self.gpu_by_device, self.files[site].interface
         return tuple(
             StepProcess(
                 one.process.name,
                 argv_of(one.process),
-                environment_of(one.process, self.id, self.gpu_by_device, one.positions),
-                one.process.world.task if one.process.world else None,
+                environment_of(one.process, self.id, gpus, one.positions, interface),
             )
             for one in placed
         )
@@ -157,7 +156,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
         "steps": steps,
         "array_tasks": array_tasks,
     }
-    rows = {step.name: run.rows(step.members) for step in gang.steps}
+    rows = {step.name: run.rows(gang.site, step.members) for step in gang.steps}
     return replace(
         _script(run, gang.site, GANG, GANG, "%j", values, rows),
         nodes=sum(len(one.slots) for one in gang.components),
@@ -186,7 +185,7 @@ def _array(run: _Run, array: ArrayLayout) -> SiteScript:
         "processes": per_task,
         "last": tasks - 1,
     }
-    rows = {str(index): run.rows(task) for index, task in enumerate(array.tasks)}
+    rows = {str(index): run.rows(array.site, task) for index, task in enumerate(array.tasks)}
     script = _script(run, array.site, ARRAY, array.name, "%A_%a", values, rows)
     return replace(script, nodes=tasks, gpus=tasks * array.shape.gpus, array_tasks=tasks)
 
@@ -235,7 +234,7 @@ def _script(
         line = getattr(error, "lineno", None)
         where = f"{kind}.sbatch.j2{f', line {line}' if line else ''}"
         raise UsageError(f"launch.templates: {where}: {error}; it may use {', '.join(sorted(values))}") from None
-    return SiteScript(site, name, kind, key, text, rows, launch.gang_timeout_seconds)
+    return SiteScript(site, name, kind, key, text, rows)
 
 
 def python_of(file: SiteFile, directory: str) -> tuple[str, ...]:
@@ -266,7 +265,7 @@ def _contents(steps: Sequence[Step]) -> str:
     fixed = [process.role for process in processes if process.role in (GATEWAY, CONTROLLER)]
     ranks = Counter(process.role for process in processes if process.world)
     training = [f"{task} ({count} {'rank' if count == 1 else 'ranks'})" for task, count in ranks.items()]
-    replicas = [process for process in processes if process.rank is not None and process.world is None]
+    replicas = [process for process in processes if process.rank is not None and not process.world]
     return ", ".join([*fixed, *training, *([_ranges(replicas)] if replicas else [])])
 
 

@@ -18,7 +18,7 @@ from launch.collect import log_planned
 from launch.follow import Outcome
 from launch.life import live
 from launch.local import LocalExecutor, carrying
-from launch.render import Command, Job, Process, World
+from launch.render import Command, Job, Process
 from launch.run_directory import Run, create_run
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,8 @@ def job(run: Run, site: str, **programs: str) -> Job[Command]:
 
 def member(site: str, name: str) -> Process:
     role, _, rank = name.partition("__")
-    return Process(role, int(rank) if rank else None, (), World(role, ()) if rank else None, f"{site}/{site}-0")
+    world = (f"{site}/{site}-0/{rank}",) if rank else ()
+    return Process(role, int(rank) if rank else None, (), world, f"{site}/{site}-0")
 
 
 def launch(run: Run, jobs: Sequence[Job[Command]], console: Console) -> Outcome:

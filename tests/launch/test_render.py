@@ -8,16 +8,15 @@ import pytest
 
 from hetrl.errors import UsageError
 from hetrl.plan.plan import Group, Replica, Stage, TaskPlan
-from launch.render import Process, Store, World, commands, render, tasks_with_store
+from launch.render import Process, commands, render
 from tests.launch.launch_cases import quick_gpus, quick_plan
 from tests.plan import plan_cases
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jobs.json"
-STORES = {name: Store("127.0.0.1", 29500 + index) for index, name in enumerate(tasks_with_store(plan_cases.plan()))}
 
 
 def rendered(plan, gpus):
-    jobs = render(plan, gpus, STORES)
+    jobs = render(plan, gpus)
     return commands(jobs, "quick-20260101-000000", gpus, dict.fromkeys(plan.site_order, ()))
 
 
@@ -28,7 +27,7 @@ def test_jobs_of_a_plan_over_three_gpu_sites_equal_the_golden_file():
     assert json.loads(json.dumps(documents)) == json.loads(GOLDEN.read_text())
 
 
-def test_cpu_devices_get_one_thread_and_no_cuda_variable():
+def test_cpu_devices_get_one_thread_and_see_no_gpu():
     jobs = rendered(quick_plan(), quick_gpus(quick_plan()))
     assert [(job.site, job.name, [command.process.name for command in job.tasks]) for job in jobs] == [
         ("alpha", "gang", ["gateway", "controller", "actor_training-0", "actor_training-1"]),
@@ -40,7 +39,7 @@ def test_cpu_devices_get_one_thread_and_no_cuda_variable():
     environments = [command.environment for job in jobs for command in job.tasks]
     assert all(environment["OMP_NUM_THREADS"] == "1" for environment in environments)
     assert all(environment["HETRL_RUN"] == "quick-20260101-000000" for environment in environments)
-    assert not any("CUDA_VISIBLE_DEVICES" in environment for environment in environments)
+    assert all(environment["CUDA_VISIBLE_DEVICES"] == "" for environment in environments)
 
 
 def test_replicas_of_a_gang_group_join_the_gang_of_their_site():
@@ -92,15 +91,15 @@ def test_site_without_a_device_is_refused():
 
 
 NODE = "alpha/alpha-0"
-WORLD = World("actor_training", (f"{NODE}/0", f"{NODE}/1"))
+WORLD = (f"{NODE}/0", f"{NODE}/1")
 
 
 @pytest.mark.parametrize(
     ("process", "name", "said"),
     [
         (Process("actor_training", 1, (f"{NODE}/1",), WORLD, NODE), "actor_training-1", "actor_training rank 1"),
-        (Process("actor_generation", 0, (), None, NODE), "actor_generation-0", "actor_generation replica 0"),
-        (Process("gateway", None, (), None, NODE), "gateway", "gateway"),
+        (Process("actor_generation", 0, (), (), NODE), "actor_generation-0", "actor_generation replica 0"),
+        (Process("gateway", None, (), (), NODE), "gateway", "gateway"),
     ],
 )
 def test_processes_are_spoken_of_as_ranks_and_replicas(process, name, said):

@@ -15,7 +15,7 @@ from hetrl.files import replace_json
 from hetrl.plan.document import read_plan
 from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.wire.keys import make_run_keys, read_keys
-from launch.render import Store, commands, render
+from launch.render import commands, render
 from launch.run_directory import (
     HOLD_MARGIN_SECONDS,
     create_run,
@@ -99,7 +99,7 @@ def test_a_site_that_uses_a_relay_gets_the_key_of_its_run_for_it_and_not_the_sec
 
 def test_scripts_hold_the_gang_and_one_row_per_array_task():
     plan, run = quick_plan(), quick_run()
-    jobs = render(plan, quick_gpus(plan), {"actor_training": Store("127.0.0.1", 29500)})
+    jobs = render(plan, quick_gpus(plan))
     write_scripts(run, commands(jobs, run.id, quick_gpus(plan), dict.fromkeys(plan.site_order, ())))
     gang = json.loads((run.path / "scripts" / "alpha" / "gang.json").read_text())
     assert [task["name"] for task in gang["tasks"]] == ["gateway", "controller", "actor_training-0", "actor_training-1"]

@@ -115,7 +115,7 @@ CODE: Mapping[str, str] = {"PYTHONPATH": str(ROOT)}
 ISLAND = """
 import os, sys
 from pathlib import Path
-from hetrl.runtime.run.island import island_from_environment, started_by_mpi
+from hetrl.runtime.instruments.island import island_from_environment, started_by_mpi
 island = island_from_environment(os.environ, Path.cwd(), sys.argv[1] if len(sys.argv) > 1 else None)
 print(started_by_mpi(os.environ), island.rank, island.size, island.local_rank, island.host, island.port)
 """

@@ -25,9 +25,10 @@ from tests.launch.slurm.slurm_plans import plan, problem
 ROOT = Path(__file__).parents[2]
 GATEWAY = "import signal, sys, time; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(print('told'))); time.sleep(99)"
 REPORT = """
-import json, os, socket
-names = ("SLURM_PROCID", "CUDA_VISIBLE_DEVICES", "HETRL_RANK", "HETRL_STORE_HOST", "HETRL_STORE_PORT")
-print(json.dumps({"host": socket.gethostname(), **{name: os.environ.get(name) for name in names}}))
+import json, os, socket, sys
+names = ("SLURM_PROCID", "CUDA_VISIBLE_DEVICES")
+said = {"host": socket.gethostname(), "words": sys.argv[1:]}
+print(json.dumps({**said, **{name: os.environ.get(name) for name in names}}))
 """
 SLEEP = "import time; time.sleep(99)"
 
@@ -89,7 +90,8 @@ def cluster(lab: Lab, trainers: list[str], rollouts: list[list[str]], programs: 
         for step in rows["steps"].values():
             for row in step:
                 step_name = row["name"].rpartition("-")[0] or row["name"]
-                row["argv"] = ["python", "-c", programs.get(row["name"], programs.get(step_name, REPORT))]
+                code = programs.get(row["name"], programs.get(step_name, REPORT))
+                row["argv"] = ["python", "-c", code, *row["argv"][3:]]  # instead of `python -m MODULE`
         (directory / "scripts" / f"{name}.json").write_text(json.dumps(rows))
     for path in (directory, *directory.rglob("*")):
         if not path.is_symlink() and ROOT not in path.resolve().parents:
@@ -103,12 +105,12 @@ def test_ranks_of_a_heterogeneous_job_stand_on_their_nodes_with_their_gpus(stran
     assert alpha.scripts["gang"].heterogeneous
     assert alpha.exit_code(alpha.submit("gang")) == "0:0", alpha.logs()
     ranks = [json.loads(alpha.log(f"actor_training-{rank}")) for rank in range(5)]
-    assert [rank["HETRL_RANK"] for rank in ranks] == list("01234")
+    said = [dict(zip(rank["words"][1::2], rank["words"][2::2], strict=True)) for rank in ranks]
+    assert [words["--rank"] for words in said] == list("01234")
+    assert [words["--device"] for words in said] == list("01012")
     assert [len(rank["CUDA_VISIBLE_DEVICES"].split(",")) for rank in ranks] == [2, 2, 3, 3, 3]
     hosts = [rank["host"] for rank in ranks]
     assert hosts[0] == hosts[1] != hosts[2] == hosts[3] == hosts[4]
-    (store,) = {(rank["HETRL_STORE_HOST"], rank["HETRL_STORE_PORT"]) for rank in ranks}
-    assert store[0] == strangers.address(hosts[0])
     assert json.loads(alpha.log("controller"))["host"] == hosts[0]
     assert alpha.log("gateway") == "told\n"
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 import torch
 from safetensors.torch import save_file
+from torch._C._distributed_c10d import HashStore
 
 from hetrl.describe.measured import Measurement, Question
 from hetrl.runtime.instruments.timing import Repetitions
@@ -29,14 +30,14 @@ _MODEL = f"tiny-qwen3-{_LAYERS}-layers"
 _ENGINE_SECONDS = 60.0  # for a world to meet, and for each of its collectives
 
 
-def training_steps(device: torch.device, port: int, how: Repetitions) -> Iterator[Measurement]:
-    """Yield the time of one optimiser step of a two-layer Qwen3 on one rank; `port` is free on the loopback."""
+def training_steps(device: torch.device, how: Repetitions) -> Iterator[Measurement]:
+    """Yield the time of one optimiser step of a two-layer Qwen3 on one rank."""
     from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, start_world, stop_world
 
     with tempfile.TemporaryDirectory() as root:
         write_tiny_model(Path(root), layers=_LAYERS)
         config = read_config(root)
-    start_world(0, 1, "127.0.0.1", port, _ENGINE_SECONDS, "cuda:0" if device.type == "cuda" else "cpu")
+    start_world(0, 1, HashStore(), _ENGINE_SECONDS, "cuda:0" if device.type == "cuda" else "cpu")
     try:
         engine = MegatronEngine(
             config,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import queue
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from hetrl.describe.measured import Measurement, Question
 from hetrl.errors import HetrlError
@@ -50,19 +53,20 @@ def copies(device: torch.device, how: Repetitions) -> Iterator[Measurement]:
         yield Measurement("copy", question, "bytes", factor * size, how.warm_up, seconds)
 
 
-def all_reduces(device: torch.device, port: int, how: Repetitions) -> Iterator[Measurement]:
+def all_reduces(device: torch.device, how: Repetitions) -> Iterator[Measurement]:
     """Yield all-reduces between two ranks: gloo, or NCCL between two GPUs.
 
-    `port` is free on the loopback. Raises HetrlError where there is only one GPU, or where the ranks do not answer.
+    Raises HetrlError where there is only one GPU, or where the ranks do not answer.
     """
     if device.type == "cuda" and torch.cuda.device_count() < RANKS:
         raise HetrlError("this machine shows one GPU; an all-reduce needs two")
     sizes = ALL_REDUCE_BYTES[device.type]
     context = get_context("spawn")
     answers: Any = context.Queue()
-    arguments = (device.type, port, sizes, how, answers)
-    ranks = [context.Process(target=_rank, args=(rank, *arguments), daemon=True) for rank in range(RANKS)]
     with ExitStack() as stack:
+        store = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "store"  # no port that others could reach
+        arguments = (device.type, store, sizes, how, answers)
+        ranks = [context.Process(target=_rank, args=(rank, *arguments), daemon=True) for rank in range(RANKS)]
         for rank in ranks:
             rank.start()
             stack.callback(rank.join)
@@ -83,12 +87,12 @@ def all_reduces(device: torch.device, port: int, how: Repetitions) -> Iterator[M
         yield Measurement("all-reduce", question, "bytes", float(size), how.warm_up, seconds)
 
 
-def _rank(rank: int, kind: str, port: int, sizes: tuple[int, ...], how: Repetitions, answers: Any) -> None:
+def _rank(rank: int, kind: str, store: Path, sizes: tuple[int, ...], how: Repetitions, answers: Any) -> None:
     """Reduce tensors of each size; rank 0 answers with the seconds of the samples, any rank with its error."""
     torch.set_num_threads(1)
     device = torch.device("cpu" if kind == "cpu" else f"cuda:{rank}")
     try:
-        start_world(rank, RANKS, "127.0.0.1", port, _MEETING_SECONDS, str(device))
+        start_world(rank, RANKS, FileStore(str(store), RANKS), _MEETING_SECONDS, str(device))
         found = [_reduce_seconds(size, device, how) for size in sizes]
         if rank == 0:
             answers.put(found)

@@ -23,9 +23,9 @@ from hetrl.describe.measured_links import Probed, Throughput
 from hetrl.errors import HetrlError, SiteUnreachableError, UsageError
 from hetrl.files import replace_json
 from hetrl.runtime.gateway import tcp
+from hetrl.runtime.instruments.island import IslandRank, island_from_environment, started_by_mpi
 from hetrl.runtime.instruments.load import INTERVALS, WARM_UP_ROUND_TRIPS, Send, full_load, gbps_of, round_trips
 from hetrl.runtime.run.context import exit_with, log_to_stderr
-from hetrl.runtime.run.island import IslandRank, island_from_environment, started_by_mpi
 
 NODES_FILE = "nodes.json"
 MOST_SECONDS = 600.0

@@ -47,7 +47,7 @@ class Instrument:
     needs: str = "torch"
 
 
-def steps(device: torch.device, model: str, ports: list[int], quick: bool) -> tuple[Instrument, ...]:
+def steps(device: torch.device, model: str, quick: bool) -> tuple[Instrument, ...]:
     """Return what is measured, in order; quick leaves the engines out, whose starts take longer than all the rest."""
     how = QUICK if quick else FULL
     shape = architecture(model)
@@ -55,21 +55,21 @@ def steps(device: torch.device, model: str, ports: list[int], quick: bool) -> tu
         Instrument("matmul", lambda: matmuls(device, how)),
         Instrument("copy", lambda: copies(device, how)),
         Instrument("layer", lambda: layers(shape, device, how)),
-        Instrument("all-reduce", lambda: all_reduces(device, ports[0], how)),
+        Instrument("all-reduce", lambda: all_reduces(device, how)),
     )
     if quick:
         return kernels
     return (
         *kernels,
-        Instrument("megatron step", lambda: _training_steps(device, ports[1], how), "megatron"),
+        Instrument("megatron step", lambda: _training_steps(device, how), "megatron"),
         Instrument("vllm decode", lambda: _decoding(device, how), "vllm"),
     )
 
 
-def _training_steps(device: torch.device, port: int, how: Repetitions) -> Iterator[Measurement]:
+def _training_steps(device: torch.device, how: Repetitions) -> Iterator[Measurement]:
     from hetrl.runtime.instruments.engines import training_steps
 
-    yield from training_steps(device, port, how)
+    yield from training_steps(device, how)
 
 
 def _decoding(device: torch.device, how: Repetitions) -> Iterator[Measurement]:
@@ -113,7 +113,6 @@ def main() -> int:
     options = argparse.ArgumentParser(description="Measure this machine; JSON lines on stdout.")
     options.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     options.add_argument("--architecture", help="default: qwen3-8b on CUDA, qwen3-0.6b on a CPU")
-    options.add_argument("--ports", type=int, nargs=2, required=True, help="free ports of the loopback")
     options.add_argument("--quick", action="store_true")
     asked = options.parse_args()
     out = _private_stdout()
@@ -131,7 +130,7 @@ def main() -> int:
         say({"device": None, "machine": machine(torch.device("cpu")), "software": software(), "kinds": []})
         return 0
     model = asked.architecture or ("qwen3-8b" if kind == "cuda" else "qwen3-0.6b")
-    planned = steps(device, model, asked.ports, asked.quick)
+    planned = steps(device, model, asked.quick)
     kinds = [step.kind for step in planned]
     say({"device": kind, "machine": machine(device), "software": software(), "kinds": kinds})
     for step in planned:

@@ -1,8 +1,8 @@
-"""Token sequences on their way into a training engine: right-padded arrays, cut into micro-batches."""
+"""Token sequences on their way into a training engine: right-padded arrays, laid end to end in micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
+from hetrl.runtime.megatron.layers import Packing
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,62 +53,61 @@ class TokenBatch:
         """Return bool [n, s]: True where a token is not padding."""
         return numpy.arange(self.tokens.shape[1])[None, :] < self.lengths[:, None]
 
-    def rows(self, start: int, end: int) -> TokenBatch:
-        """Return the samples of a half-open range, as views."""
-        part = slice(start, end)
-        extras = {name: array[part] for name, array in self.extras.items()}
-        return TokenBatch(self.tokens[part], self.lengths[part], self.mask[part], extras)
-
-    def trimmed(self) -> TokenBatch:
-        """Return the batch cut to its longest sequence, as views."""
-        width = int(self.lengths.max())
-        extras = {name: array[:, :width] for name, array in self.extras.items()}
-        return TokenBatch(self.tokens[:, :width], self.lengths, self.mask[:, :width], extras)
-
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Tensors [b, s] of one micro-batch; `mask` is False in rows that only fill the shape.
+    """Some sequences of a batch, right-padded to the longest and laid end to end.
 
-    `inputs` is what the model computes: `tokens` themselves, or [1, t], their `real` ones end to end (`real` bool
-    [b, s]; None where they are not packed).
+    `mask` and `extras` are tensors [b, s]; `inputs` [1, t] are the real tokens one sequence after the other, then what
+    fills them up; `packing` says where each begins.
     """
 
-    tokens: torch.Tensor
     mask: torch.Tensor
     extras: dict[str, torch.Tensor]
     inputs: torch.Tensor
-    real: torch.Tensor | None
+    packing: Packing
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values of the positions of `inputs` as [b, s], zero in padding and in column 0."""
-        if self.real is None:
-            return values
-        rows = torch.zeros(self.tokens.shape, dtype=values.dtype, device=values.device)
-        rows = rows.masked_scatter(self.real, values)
+        """Return values [1, t] of the positions of `inputs` as [b, s], zero in padding and in column 0."""
+        samples = self.mask.shape[0]
+        rows = self.packing.rows(values[0])[:samples, : self.mask.shape[1]]
         return torch.nn.functional.pad(rows[:, 1:], (1, 0))
 
 
-def cut(batch: TokenBatch, share: range, micro_batch: int, device: torch.device, packed: bool) -> list[MicroBatch]:
-    """Return the samples of `share` in micro-batches, at least one.
+def cut(
+    batch: TokenBatch, parts: Sequence[Sequence[int]], device: torch.device, *, multiple: int, equal: bool
+) -> list[MicroBatch]:
+    """Return the samples of each part as a micro-batch.
 
-    A pipeline exchanges padded tensors of one shape, so the last micro-batch is filled up with copies of the first
-    sample that have no targets; a replica without samples runs one such copy. Neither adds to any sum. Packed
-    micro-batches may differ in length and are not filled up.
+    A part without samples becomes a copy of the first sample that has no targets, and adds to no sum. All have a
+    `multiple` of tokens; `equal`: as many as the longest of them, as a pipeline needs, whose stages exchange tensors of
+    one shape.
     """
-    width = min(micro_batch, max(1, len(share)))
-    count = max(1, -(-len(share) // width))
-    fill = count * width - len(share) if not packed or not share else 0
-    rows = numpy.concatenate([numpy.arange(share.start, share.stop), numpy.zeros(fill, dtype=numpy.int64)])
-    mask = batch.mask[rows]
-    mask[len(share) :] = False
-    arrays = {"tokens": batch.tokens[rows], "mask": mask, "real": batch.real[rows]}
-    arrays |= {name: array[rows] for name, array in batch.extras.items()}
-    tensors = {name: torch.split(torch.from_numpy(array).to(device), width) for name, array in arrays.items()}
-    return [_micro_batch({name: parts[i] for name, parts in tensors.items()}, packed) for i in range(count)]
+    rows = [(numpy.array(part), batch.mask[list(part)]) if part else _nothing(batch) for part in parts]
+    totals = [int(batch.lengths[indices].sum()) for indices, _ in rows]
+    widths = [max(totals)] * len(totals) if equal else totals
+    return [
+        _micro_batch(batch, indices, mask, -(-width // multiple) * multiple, device)
+        for (indices, mask), width in zip(rows, widths, strict=True)
+    ]
 
 
-def _micro_batch(tensors: dict[str, torch.Tensor], packed: bool) -> MicroBatch:
-    tokens, mask, real = (tensors.pop(name) for name in ("tokens", "mask", "real"))
-    inputs = tokens[real].unsqueeze(0) if packed else tokens
-    return MicroBatch(tokens, mask, tensors, inputs, real if packed else None)
+def _nothing(batch: TokenBatch) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:
+    return numpy.zeros(1, dtype=numpy.int64), numpy.zeros((1, batch.mask.shape[1]), dtype=numpy.bool_)
+
+
+def _micro_batch(
+    batch: TokenBatch, indices: NDArray[numpy.int64], mask: NDArray[numpy.bool_], tokens: int, device: torch.device
+) -> MicroBatch:
+    lengths = batch.lengths[indices]
+    width, total = int(lengths.max()), int(lengths.sum())
+    inputs = numpy.zeros(tokens, dtype=numpy.int64)  # what fills up is a sequence of its own, of no consequence
+    inputs[:total] = batch.tokens[indices][batch.real[indices]]
+    filled = [*lengths.tolist(), tokens - total] if tokens > total else lengths.tolist()
+    extras = {name: torch.from_numpy(array[indices, :width]).to(device) for name, array in batch.extras.items()}
+    return MicroBatch(
+        mask=torch.from_numpy(mask[:, :width]).to(device),
+        extras=extras,
+        inputs=torch.from_numpy(inputs).unsqueeze(0).to(device),
+        packing=Packing.of(filled, device),
+    )

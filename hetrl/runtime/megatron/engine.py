@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import (
+    balance,
     checkpoint as megatron_checkpoint,
     cpu as megatron_cpu,
     hf_weights,
     model as megatron_model,
 )
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
-from hetrl.runtime.megatron.layers import packing
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer
@@ -62,15 +62,13 @@ class MegatronEngine:
         optimizer: OptimizerSettings | None,
         seed: int,
         recompute: str = "none",
-        packed: bool = False,
         timeout_seconds: float = 600.0,
     ) -> None:
         """Build this rank's part of the model of a Hugging Face `config` inside the running torch.distributed world.
 
         `dtype` is float32 or bfloat16 (then with float32 main parameters), `recompute` none or full, `optimizer` None
-        for an engine that only scores. `packed` lays the sequences of a micro-batch end to end instead of padding them
-        to the longest: the same results without the work on padding. `timeout_seconds` bounds each collective. Raises
-        HetrlError when the world, the layout and the model do not fit each other. Weights come with `load`.
+        for an engine that only scores. `timeout_seconds` bounds each collective. Raises HetrlError when the world, the
+        layout and the model do not fit each other. Weights come with `load`.
         """
         self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
         megatron_model.check_layout(self.architecture, layout)
@@ -79,7 +77,7 @@ class MegatronEngine:
         if dtype not in megatron_model.DTYPES:
             raise HetrlError(f'dtype "{dtype}" is not known; known: {", ".join(megatron_model.DTYPES)}')
         megatron_cpu.install()
-        self.layout, self.rank, self.settings, self.packed = layout, rank, optimizer, packed
+        self.layout, self.rank, self.settings = layout, rank, optimizer
         self.place = layout.coordinates(rank)
         self.dtype = megatron_model.DTYPES[dtype]
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -90,13 +88,12 @@ class MegatronEngine:
             create_gloo_process_groups=False,
         )
         model_parallel_cuda_manual_seed(seed)
-        model = megatron_model.build_model(
-            config, self.architecture, layout, self.dtype, recompute=recompute, packed=packed
-        )
+        model = megatron_model.build_model(config, self.architecture, layout, self.dtype, recompute=recompute)
         self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
         homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
         self.shards = Shards(self.architecture, layout, self.place, homes, self.parameters, group, self.device)
         self.model: Any = model
+        self._head = megatron_model.head_weight(model)
         self.optimizer: Any = None
         self.steps = 0  # what the optimiser has taken
         if optimizer is not None:
@@ -127,29 +124,31 @@ class MegatronEngine:
     def score(self, batch: TokenBatch, temperature: float = 1.0) -> NDArray[numpy.float32] | None:
         """Return log p(token j | tokens before j) of each token, float32 [n, s], on rank 0; None elsewhere.
 
-        Column 0 and padding are 0. The samples are spread over the replicas in proportion to `layout.samples`.
+        Column 0 and padding are 0. The tokens are spread over the replicas in proportion to `layout.samples`.
         """
         self._require_weights()
-        trimmed, shares = batch.trimmed(), self.layout.shares(batch.samples)
-        width = trimmed.tokens.shape[1]
-        part: torch.Tensor | None = None
-        if width > 1:
-            outputs = self._run(trimmed, lambda micro, x: self._logprobs(micro, x, temperature)[0], forward_only=True)
-            part = torch.cat(outputs)[: len(shares[self.place.replica])] if outputs else None
-        result = self._collect(part, shares, width) if width > 1 else torch.zeros(batch.samples, width)
-        if self.rank != 0:
-            return None
+        outputs = self._run(batch, lambda micro, x: self._logprobs(micro, x, temperature)[0], forward_only=True)
         scores = numpy.zeros(batch.tokens.shape, dtype=numpy.float32)
-        scores[:, :width] = result.numpy()
+        for replica, part in enumerate(self._parts(batch)):
+            order, width = [index for micro in part for index in micro], int(batch.lengths.max())
+            ours = None
+            if outputs and replica == self.place.replica and order:
+                ours = torch.cat([torch.nn.functional.pad(rows, (0, width - rows.shape[1])) for rows in outputs])
+            source = self.layout.rank_of(replica, self.layout.pipeline - 1, 0)
+            received = to_rank_0(ours, source, (len(order), width), torch.float32, self.device) if order else None
+            if received is not None:
+                scores[order, :width] = received.numpy()
         scores[~batch.real] = 0.0
-        return scores
+        return scores if self.rank == 0 else None
 
     def _logprobs(
-        self, micro: MicroBatch, logits: torch.Tensor, temperature: float
+        self, micro: MicroBatch, hidden: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probs and entropies [b, s] of a micro-batch's tokens; 0 in column 0, which nothing predicts."""
+        assert self._head is not None
         pair = token_logprobs(
-            logits[:, :-1],
+            hidden[:, :-1],
+            self._head,
             micro.inputs[:, 1:],
             vocabulary=self.architecture.vocabulary,
             group=self.shards.tensor_group,
@@ -158,15 +157,11 @@ class MegatronEngine:
         logprobs, entropy = (micro.rows(torch.nn.functional.pad(values, (1, 0))) for values in pair)
         return logprobs, entropy
 
-    def _collect(self, part: torch.Tensor | None, shares: tuple[range, ...], width: int) -> torch.Tensor:
-        """Bring the rows of all replicas from their last stages to rank 0, in order; empty elsewhere."""
-        rows = []
-        for replica, share in enumerate(shares):
-            source = self.layout.rank_of(replica, self.layout.pipeline - 1, 0)
-            received = to_rank_0(part, source, (len(share), width), torch.float32, self.device)
-            if received is not None:
-                rows.append(received)
-        return torch.cat(rows) if rows else torch.empty(0, width)
+    def _parts(self, batch: TokenBatch) -> list[tuple[tuple[int, ...], ...]]:
+        """Return the micro-batches of every replica; all ranks find the same."""
+        lengths = batch.lengths.tolist()
+        shares = balance.over_replicas(lengths, self.layout.samples)
+        return [balance.micro_batches(share, lengths, self.layout.micro_batch) for share in shares]
 
     def train_step(self, batch: TokenBatch, settings: LossSettings) -> dict[str, float]:
         """Take one optimiser step on the mean of a loss over all masked tokens; return its metrics on every rank.
@@ -183,7 +178,7 @@ class MegatronEngine:
         self.model.zero_grad_buffer()
         optimizer.zero_grad()
         function = partial(self._loss_of, settings=settings)
-        metrics = self._mean(self._run(batch.trimmed(), function, forward_only=False), int(batch.mask.sum()))
+        metrics = self._mean(self._run(batch, function, forward_only=False), int(batch.mask.sum()))
         optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
         grad_norm = float(optimizer.get_grad_norm())
         if not math.isfinite(grad_norm) or not math.isfinite(metrics["loss"]):
@@ -197,10 +192,10 @@ class MegatronEngine:
         return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
 
     def _loss_of(
-        self, micro: MicroBatch, logits: torch.Tensor, settings: LossSettings
+        self, micro: MicroBatch, hidden: torch.Tensor, settings: LossSettings
     ) -> tuple[torch.Tensor, torch.Tensor, losses.Sums]:
         """Return what megatron's schedule expects: the sum to differentiate, its number of tokens, what to report."""
-        logprobs, entropy = self._logprobs(micro, logits, settings.temperature)
+        logprobs, entropy = self._logprobs(micro, hidden, settings.temperature)
         total, sums = losses.evaluate(logprobs, micro.mask, micro.extras, settings, entropy)
         return total, micro.mask.sum().int(), {"loss": total.detach().clone(), **sums}
 
@@ -226,13 +221,13 @@ class MegatronEngine:
 
     def _run(self, batch: TokenBatch, function: LossFunction, *, forward_only: bool) -> list[Any]:
         """Drive this replica's micro-batches through the pipeline; the last stage gets what `function` reports."""
-        share = self.layout.shares(batch.samples)[self.place.replica]
-        micros = cut(batch, share, self.layout.micro_batch, self.device, self.packed)
+        parts, pipelined = self._parts(batch)[self.place.replica], self.layout.pipeline > 1
+        micros = cut(batch, parts, self.device, multiple=1, equal=pipelined)
 
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             micro = next(iterator)
-            logits = model(micro.inputs, None, None, packed_seq_params=packing(micro.real))
-            return logits, partial(_report, function, micro)
+            hidden = model(micro.inputs, None, None, packed_seq_params=micro.packing)
+            return hidden, partial(_report, function, micro)
 
         outputs: list[Any] = get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -240,7 +235,7 @@ class MegatronEngine:
             model=[self.model],
             num_microbatches=len(micros),
             seq_length=micros[0].inputs.shape[1],
-            micro_batch_size=micros[0].inputs.shape[0],
+            micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
@@ -281,7 +276,7 @@ class MegatronEngine:
         """Drop the model, the optimiser and megatron's groups; the torch.distributed world stays (see `stop_world`)."""
         self._loaded = False
         self.parameters.clear()
-        self.model = self.optimizer = None
+        self.model = self.optimizer = self._head = None
         parallel_state.destroy_model_parallel()
 
     def _require_weights(self) -> None:

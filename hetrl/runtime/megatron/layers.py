@@ -6,8 +6,9 @@ Megatron's own norm refuses sequence parallelism, and its attention without Tran
 from __future__ import annotations
 
 import copy
-import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
 
 class RMSNorm(torch.nn.Module):
@@ -33,8 +35,72 @@ class RMSNorm(torch.nn.Module):
         return functional.rms_norm(x, (x.shape[-1],), self.weight, self.eps)
 
 
+@dataclass
+class Packing(PackedSeqParams):  # type: ignore[misc]
+    """Where sequences begin that are laid end to end in [t]; megatron hands it to every layer.
+
+    Its format is not megatron's `thd`, so that megatron leaves query, key and value as they are. `bounds` int32 [n + 1]
+    are where sequences begin, and the end; `longest` tokens one has at most; `positions` int64 [t] of each token in its
+    sequence; `places` int64 [t] of each token in rows [n, longest].
+    """
+
+    sequences: int = field(kw_only=True)
+    longest: int = field(kw_only=True)
+    bounds: torch.Tensor = field(kw_only=True)
+    positions: torch.Tensor = field(kw_only=True)
+    places: torch.Tensor = field(kw_only=True)
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Packing:
+        """Return the packing of sequences of these lengths; nothing of it is read back from the device."""
+        longest = max(lengths)
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        bounds = functional.pad(torch.tensor(lengths).cumsum(0), (1, 0)).int()
+        return cls(
+            sequences=len(lengths),
+            longest=longest,
+            bounds=bounds.to(device),
+            positions=positions.to(device),
+            places=(rows * longest + positions).to(device),
+        )
+
+    def rows(self, values: torch.Tensor) -> torch.Tensor:
+        """Return [n, longest, ...] of [t, ...], zero where a sequence has no token."""
+        rows = values.new_zeros(self.sequences * self.longest, *values.shape[1:])
+        return rows.index_copy(0, self.places, values).view(self.sequences, self.longest, *values.shape[1:])
+
+    def packed(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return [t, ...] of [n, longest, ...]; the inverse of `rows`."""
+        return rows.flatten(0, 1).index_select(0, self.places)
+
+
+class PackedRotary(torch.nn.Module):
+    """Megatron's rotary embedding by the position of each token in its own sequence.
+
+    Megatron asks `get_rotary_seq_len` first and gives the answer to `forward`.
+    """
+
+    def __init__(self, rotary: torch.nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def get_rotary_seq_len(self, context: Any, block: Any, hidden: Any, config: Any, packing: Packing) -> Packing:
+        """Return the packing itself."""
+        return packing
+
+    def forward(self, packing: Packing, **_: Any) -> torch.Tensor:
+        """Return [t, 1, 1, d]."""
+        whole: torch.Tensor = self.rotary(packing.longest)
+        return whole.index_select(0, packing.positions)
+
+
 class CausalAttention(MegatronModule):  # type: ignore[misc]
-    """Causal attention with grouped queries by torch's fused kernel (`scaled_dot_product_attention`)."""
+    """Causal attention with grouped queries over packed sequences, each of which sees itself alone.
+
+    On CUDA in half precision it is one kernel of variable lengths (torch's FlashAttention); elsewhere the sequences are
+    padded for `scaled_dot_product_attention`, and for nothing else.
+    """
 
     def __init__(
         self, config: TransformerConfig, *args: Any, softmax_scale: float | None = None, **kwargs: Any
@@ -48,40 +114,24 @@ class CausalAttention(MegatronModule):  # type: ignore[misc]
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: None,
-        packed_seq_params: PackedSeqParams | None = None,
+        packed_seq_params: Packing,
         **_: Any,
     ) -> torch.Tensor:
-        """Return [s, b, heads x d] from [s, b, heads, d] each; positions see themselves and what precedes them.
-
-        Of packed sequences ([t, heads, d], one after the other) each sees itself alone: [t, heads x d].
-        """
-        if packed_seq_params is None:
-            return self._causal(query, key, value)
-        bounds = packed_seq_params.cu_seqlens_q.tolist()
-        whole = [x.unsqueeze(1) for x in (query, key, value)]
-        parts = [self._causal(*(x[start:end] for x in whole)) for start, end in itertools.pairwise(bounds)]
-        return torch.cat(parts).squeeze(1)
-
-    def _causal(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        grouped = query.shape[1] != key.shape[1]
-        out = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=self.scale, enable_gqa=grouped
-        )
-        return out.permute(2, 0, 1, 3).reshape(out.shape[2], out.shape[0], -1)
-
-
-def packing(real: torch.Tensor | None) -> PackedSeqParams | None:
-    """Say in megatron's words where packed sequences begin; `real` bool [b, s] are their tokens. None: not packed.
-
-    The bounds stay on the CPU, where the layers read them.
-    """
-    if real is None:
-        return None
-    lengths = real.sum(1).cpu()
-    bounds = functional.pad(lengths.cumsum(0), (1, 0)).int()
-    longest = int(lengths.max())
-    return PackedSeqParams("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+        """Return [t, 1, heads x d] from [t, 1, heads, d] each."""
+        q, k, v = (x.squeeze(1) for x in (query, key, value))
+        grouped, packing = query.shape[2] != key.shape[2], packed_seq_params
+        out: Any
+        if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+            bounds, longest, causal = packing.bounds, packing.longest, (-1, 0)
+            out = varlen_attn(
+                q, k, v, bounds, bounds, longest, longest, scale=self.scale, window_size=causal, enable_gqa=grouped
+            )
+        else:
+            q, k, v = (packing.rows(x).transpose(1, 2) for x in (q, k, v))
+            out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=grouped)
+            out = packing.packed(out.transpose(1, 2))
+        flat: torch.Tensor = out.reshape(out.shape[0], 1, -1)
+        return flat
 
 
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:

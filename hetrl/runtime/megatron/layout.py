@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,21 +84,3 @@ class Layout:
         rest, tensor_index = divmod(rank, self.tensor)
         stage, replica = divmod(rest, self.data)
         return Coordinates(replica, stage, tensor_index)
-
-    def shares(self, samples: int) -> tuple[range, ...]:
-        """Split `samples` consecutive samples over the replicas in proportion to their shares; see `split`."""
-        return split(samples, self.samples)
-
-
-def split(total: int, weights: Sequence[int]) -> tuple[range, ...]:
-    """Split 0..total-1 into consecutive ranges in proportion to `weights`; a range may be empty.
-
-    Largest-remainder apportionment (Hamilton's method), exact in integers; equal remainders go to the first.
-    """
-    whole = sum(weights)
-    sizes = [total * weight // whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
-    for index in by_remainder[: total - sum(sizes)]:
-        sizes[index] += 1
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    return tuple(range(end - size, end) for end, size in zip(ends, sizes, strict=True))

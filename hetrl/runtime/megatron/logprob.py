@@ -1,83 +1,155 @@
-"""Log-probabilities and entropy over a vocabulary that tensor-parallel ranks share."""
+"""Log-probabilities and entropy of tokens, from hidden states: the logits are made chunk by chunk and never kept.
+
+A micro-batch's logits are its largest tensor: vocabulary / hidden size is 40 for a Qwen3-8B. Here a chunk of positions
+bounds them, in the forward pass and in the backward pass, which makes them again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+CHUNK_BYTES = 2**28  # of a chunk's float32 logits; a few tensors of this size live at a time
 
-class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps the softmax alone, so that a micro-batch holds one float32 copy of its logits."""
 
+@dataclass(frozen=True)
+class Columns:
+    """This rank's columns of the vocabulary: from `first` on, real ones below `vocabulary`; the logits' `temperature`.
+
+    `group` are the tensor-parallel ranks that hold the others (None: nobody does).
+    """
+
+    group: dist.ProcessGroup | None
+    first: int
+    vocabulary: int
+    temperature: float
+
+    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return float32 logits [n, v] over the temperature, -inf in the columns that pad the vocabulary."""
+        x = (hidden @ weight.t()).float() / self.temperature
+        x[:, max(0, self.vocabulary - self.first) :] = float("-inf")
+        return x
+
+    def place(self, labels: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the column [n, 1] of each label here, and bool [n]: whether it is one of this rank's."""
+        local = labels - self.first
+        inside = (local >= 0) & (local < width)
+        return local.clamp(0, width - 1).unsqueeze(-1), inside
+
+
+class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-        group: dist.ProcessGroup | None,
-        first: int,
-        vocabulary: int,
-        temperature: float,
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, columns: Columns, rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        x = logits.float() / temperature
-        x[..., max(0, vocabulary - first) :] = float("-inf")
-        largest = x.amax(-1, keepdim=True)
-        if group is not None:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-        x -= largest
-        local = labels - first
-        inside = (local >= 0) & (local < x.shape[-1])
-        local = local.clamp(0, x.shape[-1] - 1).unsqueeze(-1)
-        weights = x.exp()
-        x.masked_fill_(x == float("-inf"), 0.0)
-        target = x.gather(-1, local).squeeze(-1) * inside
-        sums = torch.stack((weights.sum(-1), (weights * x).sum(-1), target))
-        if group is not None:
-            dist.all_reduce(sums, group=group)
-        total, weighted, target = sums.unbind()
-        log_total = total.log()
-        entropy = log_total - weighted / total
-        ctx.save_for_backward(weights.div_(total.unsqueeze(-1)), local, inside, entropy)
-        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        local, inside = columns.place(labels, weight.shape[0])
+        sums = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        for part in _parts(hidden.shape[0], rows):
+            x = columns.logits(hidden[part], weight)
+            largest = x.amax(-1).clamp_(min=torch.finfo(x.dtype).min)  # a rank may hold nothing but padding
+            x -= largest.unsqueeze(-1)
+            weights = x.exp()
+            x.masked_fill_(x == float("-inf"), 0.0)
+            target = (x.gather(-1, local[part]).squeeze(-1) + largest) * inside[part]
+            sums[:, part] = torch.stack((largest, weights.sum(-1), (weights * x).sum(-1), target))
+        log_total, entropy, target = _over_ranks(sums, inside, columns.group)
+        ctx.save_for_backward(hidden, weight, local, inside, log_total, entropy)
+        ctx.columns, ctx.rows = columns, rows
         ctx.set_materialize_grads(False)
         return target - log_total, entropy
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        softmax, local, inside, entropy = ctx.saved_tensors
-        of_logprob, of_entropy = gradients
-        result = torch.zeros_like(softmax)
-        if of_logprob is not None:
-            gradient = (of_logprob / ctx.temperature).unsqueeze(-1)
-            result = -softmax * gradient
-            result.scatter_add_(-1, local, gradient * inside.unsqueeze(-1))
-        if of_entropy is not None:
-            gradient = (of_entropy / ctx.temperature).unsqueeze(-1)
-            result -= (torch.xlogy(softmax, softmax) + softmax * entropy.unsqueeze(-1)) * gradient
-        return result.to(ctx.dtype), None, None, None, None, None
+        hidden, weight, local, inside, log_total, entropy = ctx.saved_tensors
+        of_hidden, of_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        # Megatron sums gradients in a buffer of its own: into it, many chunks add up without rounding in between.
+        total = getattr(weight, "main_grad", of_weight)
+        for part in _parts(hidden.shape[0], ctx.rows):
+            x = ctx.columns.logits(hidden[part], weight)
+            x -= log_total[part].unsqueeze(-1)
+            of_logits = _of_logits(x, local[part], inside[part], entropy[part], [_cut(g, part) for g in gradients])
+            of_logits = (of_logits / ctx.columns.temperature).to(hidden.dtype)
+            of_hidden[part] = of_logits @ weight
+            total += of_logits.t() @ hidden[part]
+        return of_hidden, of_weight, None, None, None
+
+
+def _over_ranks(
+    sums: torch.Tensor, inside: torch.Tensor, group: dist.ProcessGroup | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log sum exp x, the entropy and the label's logit [n] over all columns, from those of this rank's."""
+    largest, total, weighted, target = sums.unbind()
+    most = largest.clone()
+    if group is not None:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        shift = (largest - most).clamp_(min=torch.finfo(sums.dtype).min)
+        scale = shift.exp()
+        summed = torch.stack((scale * total, scale * (weighted + shift.clamp(min=-1e30) * total), target))
+        dist.all_reduce(summed, group=group)
+        total, weighted, target = summed.unbind()
+    log_sum = total.log()
+    return most + log_sum, log_sum - weighted / total, target
+
+
+def _of_logits(
+    logprobs: torch.Tensor,
+    local: torch.Tensor,
+    inside: torch.Tensor,
+    entropy: torch.Tensor,
+    gradients: list[torch.Tensor | None],
+) -> torch.Tensor:
+    """Return the gradient [n, v] of the scaled logits, from their log-probs and the gradients of both results."""
+    of_logprob, of_entropy = gradients
+    softmax = logprobs.exp_()
+    result = torch.zeros_like(softmax)
+    if of_entropy is not None:
+        result -= (torch.xlogy(softmax, softmax) + softmax * entropy.unsqueeze(-1)) * of_entropy.unsqueeze(-1)
+    if of_logprob is not None:
+        result -= softmax * of_logprob.unsqueeze(-1)
+        result.scatter_add_(-1, local, (of_logprob * inside).unsqueeze(-1))
+    return result
+
+
+def _parts(length: int, rows: int) -> Iterator[slice]:
+    for start in range(0, length, rows):
+        yield slice(start, start + rows)
+
+
+def _cut(gradient: torch.Tensor | None, part: slice) -> torch.Tensor | None:
+    return None if gradient is None else gradient[part]
 
 
 def token_logprobs(
-    logits: torch.Tensor,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
     labels: torch.Tensor,
     *,
     vocabulary: int,
     group: dist.ProcessGroup | None = None,
     temperature: float = 1.0,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log p(label) and the entropy of each position, both float32 of the shape of `labels`.
 
-    `logits` [..., v] is this rank's share of the (padded) vocabulary, `labels` [...] are global token ids; the columns
-    beyond the real `vocabulary` do not take part. `group` is the tensor-parallel group (None: no split). With
-    x = logits / temperature, m its maximum and Z = sum exp(x - m): log p(y) = x_y - m - log Z and
-    H = log Z - sum exp(x - m) (x - m) / Z; the sums run over the group (Megatron-LM, arXiv 1909.08053, section 3).
-    Both are differentiable: with p = softmax(x), dH / dlogits_j = -p_j (log p_j + H) / temperature.
+    `hidden` [..., h] are the last layer's states, the same on all ranks of the tensor-parallel `group` (None: no
+    split), `weight` [v, h] this rank's share of the (padded) output layer, `labels` [...] global token ids; the columns
+    beyond the real `vocabulary` do not take part. With x = hidden weight^T / temperature, m its maximum and
+    Z = sum exp(x - m): log p(y) = x_y - m - log Z and H = log Z - sum exp(x - m) (x - m) / Z; the sums run over the
+    group (Megatron-LM, arXiv 1909.08053, section 3).
+
+    Both are differentiable: with p = softmax(x), dH / dx_j = -p_j (log p_j + H). The gradient of `hidden` is this
+    rank's share of a sum over the group; that of `weight` goes into `weight.main_grad` where Megatron gave it one. At
+    most `chunk_bytes` of float32 logits are there at a time, and a few tensors of their size.
     """
     alone = group is None or dist.get_world_size(group) == 1
-    first = 0 if alone else dist.get_rank(group) * logits.shape[-1]
-    result: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        logits, labels, None if alone else group, first, vocabulary, temperature
+    first = 0 if group is None or alone else dist.get_rank(group) * weight.shape[0]
+    columns = Columns(None if alone else group, first, vocabulary, temperature)
+    rows = max(1, chunk_bytes // (4 * weight.shape[0]))
+    logprobs, entropy = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), columns, rows
     )
-    return result
+    return logprobs.view(labels.shape), entropy.view(labels.shape)

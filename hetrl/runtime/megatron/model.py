@@ -10,12 +10,17 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
 from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch.nn import functional
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.megatron.hf_weights import padded
-from hetrl.runtime.megatron.layers import block_spec
+from hetrl.runtime.megatron.layers import PackedRotary, block_spec
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.workload import Architecture
 
@@ -47,14 +52,14 @@ def build_model(
     dtype: torch.dtype,
     *,
     recompute: str,
-    packed: bool,
 ) -> GPTModel:
     """Return this rank's part of the model, all matrices zero until weights are loaded.
 
-    `packed`: the stages exchange micro-batches of any length. The parallel state must be initialised. Raises UsageError
-    for rotary embeddings that cannot be computed.
+    The last stage gives hidden states [b, s, h]; what comes of them with `head_weight` is `token_logprobs`.
+    Micro-batches are packed (`layers.Packing`). The parallel state must be initialised. Raises UsageError for rotary
+    embeddings that cannot be computed.
     """
-    transformer = _transformer_config(config, architecture, layout, dtype, recompute, packed)
+    transformer = _transformer_config(config, architecture, layout, dtype, recompute)
     theta, factor = rope(config, architecture.name)
     model = GPTModel(
         transformer,
@@ -69,7 +74,30 @@ def build_model(
         rope_scaling_factor=factor or 1.0,
         share_embeddings_and_output_weights=architecture.tied_embeddings,
     )
+    model.rotary_pos_emb = PackedRotary(model.rotary_pos_emb)
+    if model.post_process:
+        _leave_logits_to_the_loss(model.output_layer)
     return model.cuda() if torch.cuda.is_available() else model
+
+
+def _leave_logits_to_the_loss(layer: ColumnParallelLinear) -> None:
+    """Let the output layer pass hidden states on, whole on every rank, where its logits would not fit into memory."""
+
+    def forward(hidden: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        if layer.sequence_parallel:
+            return gather_from_sequence_parallel_region(hidden, group=layer.tp_group), None
+        return copy_to_tensor_model_parallel_region(hidden, layer.tp_group), None
+
+    layer.forward = forward
+
+
+def head_weight(model: GPTModel) -> torch.nn.Parameter | None:
+    """Return this rank's share of the output layer, the embedding where both are tied; None but on the last stage."""
+    if not model.post_process:
+        return None
+    tied = model.share_embeddings_and_output_weights
+    weight: torch.nn.Parameter = model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+    return weight
 
 
 def _transformer_config(
@@ -78,7 +106,6 @@ def _transformer_config(
     layout: Layout,
     dtype: torch.dtype,
     recompute: str,
-    packed: bool,
 ) -> TransformerConfig:
     """Return megatron's configuration: nothing fused, so that the same code runs with and without CUDA."""
     if recompute not in RECOMPUTE:
@@ -117,8 +144,6 @@ def _transformer_config(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
         pipeline_model_parallel_layout=_pipeline_layout(layout),
-        variable_seq_lengths=packed,
-        moe_token_dispatcher_type="alltoall",  # no experts here, but the default refuses variable lengths
         calculate_per_token_loss=True,  # losses are sums, divided by the tokens of the whole batch
         finalize_model_grads_func=finalize_model_grads,
         **(full if recompute == "full" else {}),

@@ -28,6 +28,7 @@ from hetrl.runtime.wire.keys import read_keys
 from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
 
 HEARTBEAT_SECONDS = 2.0
+RANK = ".rank"  # what the roles of a world's ranks add to the name of their task
 GENERATION = ACTOR_GENERATION
 
 
@@ -75,6 +76,11 @@ class Context:
     def task_address(self, task: str) -> str:
         """Return the address of a Megatron task: rank 0 of its world speaks for it."""
         return wire.address(site_of(self.plan.tasks[task].rank_order()[0]), task)
+
+    def rank_addresses(self, task: str) -> tuple[str, ...]:
+        """Return the addresses at which the ranks of a Megatron task make up their world, in rank order."""
+        devices = self.plan.tasks[task].rank_order()
+        return tuple(wire.address(site_of(device), task + RANK, rank) for rank, device in enumerate(devices))
 
     @cached_property
     def replicas(self) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ The file lists the processes of each step; task i of a step (SLURM_PROCID) becom
 
     print to logs/<process>.log
     take the GPUs that Slurm granted: the file counts them from 0
-    as a rank of a Megatron task, find the store: rank 0 picks its address, the others wait for it
     execute its command
 """
 
@@ -20,7 +19,6 @@ from pathlib import Path
 import msgspec
 
 from hetrl.errors import HetrlError, UsageError
-from hetrl.runtime.transport.rendezvous import meet, store_endpoint
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -29,21 +27,18 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 class StepProcess:
     """One process: its name within the site, its command, what it adds to the environment.
 
-    CUDA_VISIBLE_DEVICES counts the GPUs that Slurm grants on the node from 0. `world` is the Megatron task whose ranks
-    meet at its store.
+    CUDA_VISIBLE_DEVICES counts the GPUs that Slurm grants on the node from 0; empty: it is to see none.
     """
 
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    world: str | None = None
 
 
 @dataclass(frozen=True)
 class JobProcesses:
     """The file of a job: its processes by step, or by index of the array."""
 
-    gang_timeout_seconds: float
     steps: Mapping[str, tuple[StepProcess, ...]]
 
 
@@ -76,8 +71,8 @@ def environment_of(process: StepProcess, inherited: Mapping[str, str]) -> dict[s
     environment = {**inherited, **process.environment}
     if _VISIBLE in process.environment:
         granted = [gpu for gpu in inherited.get(_VISIBLE, "").split(",") if gpu]
-        wanted = [int(position) for position in process.environment[_VISIBLE].split(",")]
-        if max(wanted) >= len(granted):
+        wanted = [int(position) for position in process.environment[_VISIBLE].split(",") if position]
+        if max(wanted, default=-1) >= len(granted):
             raise UsageError(
                 f"{process.name} needs GPU {max(wanted)} of its node, counted from 0, and Slurm granted "
                 f"{len(granted)} ({_VISIBLE}={inherited.get(_VISIBLE, '')!r}); correct gres and nodes in the site's "
@@ -87,16 +82,6 @@ def environment_of(process: StepProcess, inherited: Mapping[str, str]) -> dict[s
     return environment
 
 
-def store_of(process: StepProcess, directory: Path, timeout_seconds: float) -> dict[str, str]:
-    """Return the variables that name the store of a process's world; none where it has none."""
-    if process.world is None:
-        return {}
-    path = directory / store_endpoint(process.world)
-    first = process.environment["HETRL_RANK"] == "0"
-    host, port = meet(path, serves=first, timeout_seconds=timeout_seconds, whose=f"rank 0 of {process.world}")
-    return {"HETRL_STORE_HOST": host, "HETRL_STORE_PORT": str(port)}
-
-
 def main() -> int:
     """Become the process; returns an exit code only where that fails."""
     parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.step", description=main.__doc__)
@@ -104,11 +89,9 @@ def main() -> int:
     parser.add_argument("step", help="a step of the gang, or the index of an array's task")
     arguments = parser.parse_args()
     try:
-        job = read_processes(arguments.rows)
-        process = process_of(job, arguments.step, os.environ)
+        process = process_of(read_processes(arguments.rows), arguments.step, os.environ)
         _print_to(Path("logs") / f"{process.name}.log")
         environment = environment_of(process, os.environ)
-        environment |= store_of(process, Path.cwd(), job.gang_timeout_seconds)
     except HetrlError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

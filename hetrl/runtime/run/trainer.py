@@ -1,4 +1,4 @@
-"""One rank of a Megatron task: `python -m hetrl.runtime.run.trainer SITE_DIRECTORY --task actor_training`.
+"""One rank of a Megatron task: `python -m hetrl.runtime.run.trainer SITE_DIRECTORY --task actor_training --rank 0`.
 
 Rank 0 is the task's member in the run. It shares each request with the other ranks, all of them execute it, and rank 0
 answers:
@@ -32,13 +32,13 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
-from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, start_world
+from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
 from hetrl.runtime.megatron.hf_weights import iter_safetensors, random_weights
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
-from hetrl.runtime.run.island import IslandRank, island_from_environment
+from hetrl.runtime.run.context import RANK, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile
@@ -60,26 +60,30 @@ def layout_of(context: Context, task: str) -> Layout:
     )
 
 
-def build_engine(context: Context, task: str, island: IslandRank) -> MegatronEngine:
-    """Start the task's world and build its model with the experiment's first weights (collective)."""
-    experiment, plan = context.experiment, context.plan.tasks[task]
-    device = "cpu" if context.gpus[plan.rank_order()[0]] == "cpu" else f"cuda:{island.local_rank}"
-    start_world(
-        island.rank,
-        island.size,
-        island.host,
-        island.port,
-        timeout_seconds=experiment.launch.gang_timeout_seconds,
-        device=device,
-        collective_seconds=experiment.launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
+def join_world(context: Context, task: str, rank: int, device: int) -> None:
+    """Meet the other ranks of the task; `device` is this rank's among the GPUs that it sees."""
+    if context.gpus[context.plan.tasks[task].rank_order()[rank]] != "cpu":
+        torch.cuda.set_device(device)
+    launch = context.experiment.launch
+    start_wan_world(
+        context.member(task + RANK, rank),
+        context.rank_addresses(task),
+        rank,
+        timeout_seconds=launch.gang_timeout_seconds,
+        collective_seconds=launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
     )
+
+
+def build_engine(context: Context, task: str, rank: int) -> MegatronEngine:
+    """Build the task's model with the experiment's first weights, in its world (collective)."""
+    experiment, plan = context.experiment, context.plan.tasks[task]
     directory = ensure_model_directory(experiment.model, context.architecture, context.directory / f"model-{task}")
     rate, distributed = experiment.algorithm.learning_rate, plan.optimizer_sharding == "data_parallel"
     optimizer = OptimizerSettings(learning_rate=rate, distributed=distributed) if task in TRAININGS else None
     engine = MegatronEngine(
         directory.config,
         layout_of(context, task),
-        rank=island.rank,
+        rank=rank,
         dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
         optimizer=optimizer,
         seed=experiment.seed,
@@ -212,15 +216,18 @@ class Lead:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-async def lead(context: Context, task: str, island: IslandRank) -> None:
-    """Join the run as rank 0 of a task: build the engine, say READY, serve."""
+async def lead(context: Context, task: str, device: int) -> None:
+    """Join the run as rank 0 of a task: meet the other ranks, build the engine, say READY, serve."""
     async with context.joined(task) as member:
         # One thread: collectives have one order on all ranks.
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             loop = asyncio.get_running_loop()
-            engine = await loop.run_in_executor(thread, build_engine, context, task, island)
+            await loop.run_in_executor(thread, join_world, context, task, 0, device)
+            engine = await loop.run_in_executor(thread, build_engine, context, task, 0)
             engines = {"megatron-core": importlib.metadata.version("megatron-core"), "torch": str(torch.__version__)}
-            ready = wire.Join(ranks=island.size, host=socket.gethostname(), pid=os.getpid(), engines=engines)
+            ready = wire.Join(
+                ranks=engine.layout.world_size, host=socket.gethostname(), pid=os.getpid(), engines=engines
+            )
             await member.send(context.controller, ready)
             await Lead(context, member, engine, thread).serve()
             await loop.run_in_executor(thread, engine.close)
@@ -231,21 +238,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.trainer")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--task", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--device", type=int, default=0, help="this rank's among the GPUs that it sees")
     arguments = parser.parse_args()
     log_to_stderr()
     # What torch and megatron deprecate among themselves would bury a run's own words in its log.
     warnings.filterwarnings("ignore", module=r"(torch|megatron)\.")
     try:
-        context, island = read_context(arguments.directory), island_from_environment(os.environ)
+        context = read_context(arguments.directory)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        if island.rank == 0:
-            asyncio.run(lead(context, arguments.task, island))
+        if arguments.rank == 0:
+            asyncio.run(lead(context, arguments.task, arguments.device))
         else:
-            engine = build_engine(context, arguments.task, island)
+            join_world(context, arguments.task, arguments.rank, arguments.device)
+            engine = build_engine(context, arguments.task, arguments.rank)
             follow(engine)
             engine.close()
     except HetrlError as error:
         return exit_with(error)
+    finally:
+        stop_wan_world()
     return 0
 
 

@@ -6,13 +6,16 @@ rank 0:   message -> share -> work        the others:   share -> work
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from hetrl.runtime import wire
+
+Described = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a tensor
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Described)
 
 
 def share(message: wire.Message | None, buffers: Sequence[bytes | memoryview] = ()) -> tuple[wire.Message, list[bytes]]:
@@ -26,6 +29,8 @@ def _broadcast_frames(frames: Sequence[bytes | memoryview]) -> list[bytes]:
     """Broadcast byte strings from rank 0: their number, their lengths, then all bytes at once."""
     count = torch.tensor([len(frames)], dtype=torch.int64)
     dist.broadcast(count, 0)
+    if not count.item():
+        return []
     lengths = torch.zeros(int(count.item()), dtype=torch.int64)
     if frames:
         lengths = torch.tensor([memoryview(frame).nbytes for frame in frames], dtype=torch.int64)
@@ -44,12 +49,15 @@ def share_tensors(tensors: Iterable[tuple[str, torch.Tensor]] | None) -> Iterato
     source = iter(tensors) if tensors is not None else None
     while True:
         item = next(source, None) if source is not None else None
-        described: list[Any] = [None if item is None else (item[0], tuple(item[1].shape), item[1].dtype)]
-        # Pickled, but only between the ranks of one world on one island.
-        dist.broadcast_object_list(described, 0)
-        if described[0] is None:
+        described = [] if item is None else [_encoder.encode(_described(*item))]
+        received = _broadcast_frames(described)
+        if not received:
             return
-        name, shape, dtype = described[0]
-        tensor = item[1].contiguous() if item is not None else torch.empty(shape, dtype=dtype)
+        name, shape, dtype = _decoder.decode(received[0])
+        tensor = item[1].contiguous() if item is not None else torch.empty(shape, dtype=getattr(torch, dtype))
         dist.broadcast(tensor, 0)
         yield name, tensor
+
+
+def _described(name: str, tensor: torch.Tensor) -> Described:
+    return name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

@@ -4,7 +4,6 @@ Whoever serves picks an address and a port of its node and writes `tcp://host:po
 which all nodes share; whoever connects waits for the file:
 
     gateway.endpoint          the site's gateway
-    store-<task>.endpoint     the store of a Megatron task, served by its rank 0
     peers/<site>.endpoint     the gateway of another site, brought by the launcher where the way there is direct
 """
 
@@ -22,11 +21,6 @@ from hetrl.files import replace_text
 GATEWAY_ENDPOINT = "gateway.endpoint"
 POLL_SECONDS = 0.5
 _NOWHERE = ("192.0.2.1", 9)  # TEST-NET-1 (RFC 5737): only its route is looked up, nothing is sent
-
-
-def store_endpoint(task: str) -> str:
-    """Return the name of the file with the store of a Megatron task."""
-    return f"store-{task}.endpoint"
 
 
 def peer_endpoint(site: str) -> str:

@@ -1,46 +1,52 @@
-"""Start and stop the torch.distributed world of one training role."""
+"""Start and stop a torch.distributed world that needs no gateway: its ranks share a machine, or meet at a given store.
+
+The worlds of a run are those of `hetrl.runtime.wan.world`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hetrl.errors import GangTimeoutError
 
+_MET = "hetrl/met"
+# NCCL has no collectives for tensors on the CPU, which carry what one rank tells the others.
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
-def start_world(
-    rank: int,
-    size: int,
-    host: str,
-    port: int,
-    timeout_seconds: float,
-    device: str,
-    collective_seconds: float | None = None,
-) -> None:
-    """Join a world of `size` ranks that meets at rank 0's store on host:port; `stop_world` leaves it.
 
-    `device` is cpu (gloo) or cuda:<index> (NCCL). `timeout_seconds` bounds the meeting, `collective_seconds` (None: the
-    same) every later collective of the whole world: ranks that idle between requests wait in one. Raises
+def start_world(rank: int, size: int, store: Store, timeout_seconds: float, device: str) -> None:
+    """Join a world of `size` ranks that meet at a store; `stop_world` leaves it.
+
+    `device` is cpu or cuda:<index>. `timeout_seconds` bounds the meeting and every later collective. Raises
     GangTimeoutError when the world is not complete in time.
     """
-    timeout = timedelta(seconds=timeout_seconds)
-    later = timedelta(seconds=collective_seconds or timeout_seconds)
     where = torch.device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
+    meet(store, [str(number) for number in range(size)], rank, timeout_seconds)
+    timeout = timedelta(seconds=timeout_seconds)
+    dist.init_process_group(BACKENDS[where.type], store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def meet(store: Store, names: Sequence[str], rank: int, timeout_seconds: float) -> None:
+    """Wait until every rank is at the store; raises GangTimeoutError with the names of those that did not come.
+
+    torch's backends would wait for them as long as for any collective, and name nobody.
+    """
+    keys = [f"{_MET}/{name}" for name in names]
+    store.set(keys[rank], "1")
     try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=True
-        )
-        backend = "nccl" if where.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=later)
-    except (dist.DistError, RuntimeError) as error:
-        waited_for = f"the other {size - 1} ranks" if rank == 0 else "rank 0"
+        store.wait(keys, timedelta(seconds=timeout_seconds))
+    except RuntimeError as error:
+        late = [name for name, key in zip(names, keys, strict=True) if not store.check([key])]
         raise GangTimeoutError(
-            f"rank {rank} of {size}: waited {timeout_seconds:g} s for {waited_for} at {host}:{port}: "
-            f"{str(error).splitlines()[0]}; look at the logs of those ranks"
+            f"rank {names[rank]} of {len(names)} waited {timeout_seconds:g} s for rank {', '.join(late)} "
+            f"({str(error).splitlines()[0]}); look at the logs of those ranks"
         ) from error
 
 

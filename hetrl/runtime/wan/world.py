@@ -1,9 +1,12 @@
-"""The backend `wan` of torch.distributed: worlds whose ranks are on several sites.
+"""The backend `wan` of torch.distributed: the worlds of a run, whose ranks are members, on one site or several.
 
-group inside one site    gloo (CPU) and NCCL (CUDA) on the store of that site; nothing of it passes a gateway
+group inside one site    gloo (CPU) and NCCL (CUDA); nothing of it passes a gateway but where its ranks meet
 any other group          `WanProcessGroup`, over the gateways
 
-    start_wan_world(member, ranks, rank, island_store=..., timeout_seconds=...)
+Ranks meet at stores that one of them holds and the others ask through the gateway of their site, so whoever has no
+key of the run meets nobody (`GatewayStore`).
+
+    start_wan_world(member, ranks, rank, timeout_seconds=...)
     torch.distributed.all_reduce(...), new_group(...), ...
     stop_wan_world()
 """
@@ -27,7 +30,7 @@ from hetrl.runtime.wan.endpoint import Endpoint
 from hetrl.runtime.wan.group import WanProcessGroup
 from hetrl.runtime.wan.island import Island
 from hetrl.runtime.wan.store import GatewayStore, StoreError
-from hetrl.runtime.wan.torch_world import stop_world
+from hetrl.runtime.wan.torch_world import meet, stop_world
 
 BACKEND = "wan"
 _WORLD_KEY = "hetrl/world"
@@ -40,10 +43,14 @@ class _World:
         self.endpoint, self.ranks, self.store, self.island = endpoint, ranks, store, island
         self.name = ""
 
-    def meet(self, rank: int) -> None:
-        """Agree on a name that no earlier world of these members had, so that nothing late is taken for ours."""
+    def meet(self, rank: int, timeout_seconds: float) -> None:
+        """Wait for everyone, then agree on a name that no earlier world of these members had.
+
+        What comes late from another world is then not taken for ours.
+        """
         if rank == 0:
             self.store.set(_WORLD_KEY, secrets.token_hex(4))
+        meet(self.store, self.ranks, rank, timeout_seconds)
         self.name = self.store.get(_WORLD_KEY).decode()
 
 
@@ -51,13 +58,18 @@ _world: _World | None = None
 
 
 def start_wan_world(
-    member: Member, ranks: Sequence[str], rank: int, *, island_store: Store, timeout_seconds: float
+    member: Member,
+    ranks: Sequence[str],
+    rank: int,
+    *,
+    timeout_seconds: float,
+    collective_seconds: float | None = None,
 ) -> None:
     """Join a world whose rank i is the member `ranks[i]`; `member` is this rank's own, not yet connected.
 
-    `island_store` is a store that the ranks of this site share, such as a TCPStore inside it. `timeout_seconds` bounds
-    the meeting and every operation of the default group. Raises GangTimeoutError when the world is not complete in
-    time; UsageError when `member` is not `ranks[rank]`.
+    `timeout_seconds` bounds the meeting, `collective_seconds` (None: the same) every operation of the default group:
+    ranks that idle between requests wait in one. Raises GangTimeoutError when the world is not complete in time, naming
+    who did not come; UsageError when `member` is not `ranks[rank]`.
     """
     global _world
     if member.address != ranks[rank]:
@@ -67,9 +79,11 @@ def start_wan_world(
     endpoint = Endpoint(member)
     try:
         store = GatewayStore(endpoint, ranks[0], timeout_seconds)
-        _world = _World(endpoint, tuple(ranks), store, island_store)
-        _world.meet(rank)
-        timeout = timedelta(seconds=timeout_seconds)
+        first_here = next(other for other in ranks if wire.site_of(other) == wire.site_of(member.address))
+        island = store if first_here == ranks[0] else GatewayStore(endpoint, first_here, timeout_seconds)
+        _world = _World(endpoint, tuple(ranks), store, island)
+        _world.meet(rank, timeout_seconds)
+        timeout = timedelta(seconds=collective_seconds or timeout_seconds)
         dist.init_process_group(BACKEND, store=store, rank=rank, world_size=len(ranks), timeout=timeout)
     except (StoreError, dist.DistError) as error:
         stop_wan_world()

@@ -112,7 +112,6 @@ class Job:
     optimizer: OptimizerSettings | None = None
     dtype: str = "float32"
     recompute: str = "none"
-    packed: bool = False
     temperature: float = 1.0
 
 
@@ -163,11 +162,16 @@ def first_gradients(engine: Any, rank: int) -> dict[str, torch.Tensor]:
     return {name: moment / (1.0 - engine.settings.beta1) for name, moment in moments.items()}
 
 
+def store_at(rank: int, port: int) -> torch.distributed.Store:
+    """Return a store that rank 0 holds."""
+    return torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+
+
 def start_engine(rank: int, port: int, job: Job) -> Any:
     """Join the world of a job and build its engine."""
     from hetrl.runtime.megatron.engine import MegatronEngine, start_world
 
-    start_world(rank, job.layout.world_size, "127.0.0.1", port, 60.0, "cpu")
+    start_world(rank, job.layout.world_size, store_at(rank, port), 60.0, "cpu")
     return MegatronEngine(
         job.config,
         job.layout,
@@ -176,7 +180,6 @@ def start_engine(rank: int, port: int, job: Job) -> Any:
         optimizer=job.optimizer,
         seed=0,
         recompute=job.recompute,
-        packed=job.packed,
         timeout_seconds=60.0,
     )
 

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], str, dict[str, Any]]
     "one to data-pipeline": (UNTIED, "one", {}, "data-pipeline", {}),
     "tensor-data to one, plain": (UNTIED, "tensor-data", {}, "one", {"distributed": False}),
     "tensor-pipeline, plain, to data": (TIED, "tensor-pipeline", {"distributed": False}, "data", {}),
-    "data to packed pipeline": (TIED, "data", {}, "pipeline", {"packed": True}),
+    "data to pipeline": (TIED, "data", {}, "pipeline", {}),
     "a padded vocabulary": (model_config(vocab_size=127), "tensor", {}, "one", {}),
     "biases": (model_config("qwen2"), "data-pipeline", {}, "tensor", {}),
 }

@@ -23,6 +23,7 @@ from tests.engines.megatron.megatron_worlds import (
     model_config,
     start_engine,
     step_job,
+    store_at,
     token_batch,
     weights,
 )
@@ -241,12 +242,12 @@ def lonely(rank: int, port: int, seconds: float) -> str:
     """Return the error of a rank that waits for others."""
     from hetrl.runtime.megatron.engine import start_world
 
-    return message_of(lambda: start_world(rank, 2, "127.0.0.1", port, seconds, "cpu"))
+    return message_of(lambda: start_world(rank, 2, store_at(rank, port), seconds, "cpu"))
 
 
 def test_a_world_that_does_not_complete_names_who_was_waited_for(worlds: Worlds) -> None:
     (message,) = worlds.run(lonely, 1, 1.0)
-    assert "waited 1 s for the other 1 ranks" in message
+    assert "rank 0 of 2 waited 1 s for rank 1 (" in message
 
 
 def reloaded(rank: int, port: int, job: Job) -> tuple[bool, bool]:

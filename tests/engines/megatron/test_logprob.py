@@ -5,46 +5,67 @@ import torch
 
 from hetrl.runtime.megatron.logprob import token_logprobs
 
+HIDDEN = 16
+# One chunk, and chunks of two positions, the last one of a single position less.
+CHUNKS = pytest.mark.parametrize("chunk_bytes", [2**28, 2 * 4 * 7], ids=["whole", "chunks"])
 
-def case(columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+
+def case(columns: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states [2, 3, h], an output layer [columns, h] and labels below 7."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 3, columns, generator=generator) * 5.0
-    return logits, torch.randint(0, 7, (2, 3), generator=generator)
+    hidden = torch.randn(2, 3, HIDDEN, generator=generator)
+    weight = torch.randn(columns, HIDDEN, generator=generator)
+    return hidden, weight, torch.randint(0, 7, (2, 3), generator=generator)
 
 
+def expected(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in plain torch, in double precision."""
+    logprobs = torch.log_softmax(hidden.double() @ weight.double().t() / temperature, -1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1).float(), entropy.float()
+
+
+@CHUNKS
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_and_entropy_are_those_of_log_softmax(temperature: float) -> None:
-    logits, labels = case(7)
-    logprobs, entropy = token_logprobs(logits, labels, vocabulary=7, temperature=temperature)
-    expected = torch.log_softmax(logits.double() / temperature, -1)
-    chosen = expected.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(logprobs, chosen.float(), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(-1).float(), atol=1e-6, rtol=1e-6)
+def test_logprobs_and_entropy_are_those_of_log_softmax(temperature: float, chunk_bytes: int) -> None:
+    found = token_logprobs(*case(7), vocabulary=7, temperature=temperature, chunk_bytes=chunk_bytes)
+    torch.testing.assert_close(found, expected(*case(7), temperature), atol=1e-5, rtol=1e-6)
 
 
-def test_the_gradient_is_that_of_log_softmax() -> None:
-    logits, labels = case(7)
-    mine, theirs = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    weights = torch.arange(6.0).reshape(2, 3)
-    (token_logprobs(mine, labels, vocabulary=7, temperature=0.5)[0] * weights).sum().backward()
-    expected = torch.log_softmax(theirs / 0.5, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    (expected * weights).sum().backward()
-    torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-6)
+@CHUNKS
+@pytest.mark.parametrize("result", [0, 1], ids=["log-prob", "entropy"])
+def test_the_gradients_are_those_of_log_softmax(result: int, chunk_bytes: int) -> None:
+    hidden, weight, labels = case(7)
+    mine = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+    theirs = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+    factors = torch.arange(6.0).reshape(2, 3)
+    found = token_logprobs(*mine, labels, vocabulary=7, temperature=0.5, chunk_bytes=chunk_bytes)
+    for pair in (found, expected(*theirs, labels, 0.5)):
+        (pair[result] * factors).sum().backward()
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-5)
 
 
-def test_padded_columns_take_no_part() -> None:
-    logits, labels = case(9)
-    padded = logits.clone().requires_grad_()
-    logprobs, entropy = token_logprobs(padded, labels, vocabulary=7)
-    expected = token_logprobs(logits[..., :7], labels, vocabulary=7)
-    torch.testing.assert_close((logprobs, entropy), expected, atol=1e-6, rtol=1e-6)
-    logprobs.sum().backward()
+@CHUNKS
+def test_padded_columns_take_no_part(chunk_bytes: int) -> None:
+    hidden, weight, labels = case(9)
+    padded = weight.clone().requires_grad_()
+    logprobs, entropy = token_logprobs(hidden, padded, labels, vocabulary=7, chunk_bytes=chunk_bytes)
+    torch.testing.assert_close((logprobs, entropy), expected(hidden, weight[:7], labels, 1.0), atol=1e-5, rtol=1e-6)
+    (logprobs + entropy).sum().backward()
     assert padded.grad is not None
-    assert (padded.grad[..., 7:] == 0).all()
+    assert (padded.grad[7:] == 0).all()
+    assert padded.grad.isfinite().all()
 
 
-def test_the_logits_stay_as_they_were() -> None:
-    logits, labels = case(9)
-    before = logits.clone()
-    token_logprobs(logits, labels, vocabulary=7)
-    assert torch.equal(logits, before)
+def test_the_gradient_of_the_output_layer_goes_into_megatrons_buffer() -> None:
+    hidden, weight, labels = case(7)
+    plain, buffered = weight.clone().requires_grad_(), weight.clone().requires_grad_()
+    buffered.main_grad = torch.ones_like(weight)  # of an earlier micro-batch
+    for one in (plain, buffered):
+        token_logprobs(hidden, one, labels, vocabulary=7, chunk_bytes=2 * 4 * 7)[0].sum().backward()
+    assert plain.grad is not None
+    assert buffered.grad is not None
+    torch.testing.assert_close(buffered.main_grad + buffered.grad, plain.grad + 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 
 from tests.engines.megatron.megatron_worlds import (
@@ -18,7 +17,6 @@ from tests.engines.megatron.megatron_worlds import (
     assert_same,
     model_config,
     step_job,
-    token_batch,
     weights,
 )
 
@@ -28,13 +26,15 @@ MODELS = {
     "llama": model_config("llama", rms_norm_eps=1e-5),
     "llama-tied": model_config("llama", tie_word_embeddings=True),
 }
-PLAIN, PACKED, RECOMPUTED = {"distributed": False}, {"packed": True}, {"recompute": "full"}
+PLAIN, RECOMPUTED = {"distributed": False}, {"recompute": "full"}
+RECOMPUTING = ("one", "pipeline", "tensor-data", "tensor-pipeline")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{layout}, plain optimiser": (layout, PLAIN) for layout in ("one", "data", "tensor-pipeline")},
-    **{f"{layout}, packed": (layout, PACKED) for layout in LAYOUTS if layout not in ("tensor", "pipeline")},
-    **{f"{layout}, recomputed": (layout, RECOMPUTED) for layout in ("one", "pipeline", "tensor-data")},
-    "tensor-pipeline, packed, recomputed": ("tensor-pipeline", PACKED | RECOMPUTED),
-    "data-pipeline, packed, plain optimiser": ("data-pipeline", PACKED | PLAIN),
+    **{
+        f"{layout}, recomputed": (layout, RECOMPUTED)
+        for layout in ("one", "pipeline", "tensor-data", "tensor-pipeline")
+    },
+    "data-pipeline, plain optimiser": ("data-pipeline", PLAIN),
 }
 LLAMA_CASES = ("three-stages", "tensor-pipeline", "data-pipeline")
 
@@ -66,7 +66,7 @@ def test_a_step_of_llama_does_not_depend_on_the_layout(
     worlds: Worlds, alone: Callable[..., Outcome], model: str, layout: str
 ) -> None:
     config = MODELS[model]
-    assert_same_steps(worlds, alone(config), step_job(config, LAYOUTS[layout], packed=layout == "data-pipeline"))
+    assert_same_steps(worlds, alone(config), step_job(config, LAYOUTS[layout]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -84,20 +84,9 @@ def test_the_gradients_of_the_matrix_are_not_zero(alone: Callable[..., Outcome])
     assert norm == pytest.approx(min(0.5, outcome.metrics[0]["grad_norm"]), rel=1e-4)
 
 
-@pytest.mark.parametrize("layout", ["one", "data-pipeline", "tensor-pipeline"])
-@pytest.mark.parametrize("samples", [1, 5])
-def test_packed_scores_are_the_padded_ones(worlds: Worlds, layout: str, samples: int) -> None:
-    config, batch = model_config(), token_batch(samples=samples)
-    padded = worlds.outcome(Job(config, LAYOUTS["one"], batch, temperature=0.8)).scores
-    packed = worlds.outcome(Job(config, LAYOUTS[layout], batch, temperature=0.8, packed=True)).scores
-    numpy.testing.assert_allclose(packed, padded, atol=1e-5)
-    assert (packed[:, 0] == 0).all()
-    assert (packed[~batch.real] == 0).all()
-
-
 @pytest.mark.parametrize("micro_batch", [1, 4])
-def test_packed_micro_batches_of_any_number_of_sequences_agree(
+def test_micro_batches_of_any_number_of_sequences_agree(
     worlds: Worlds, alone: Callable[..., Outcome], micro_batch: int
 ) -> None:
     config = MODELS["qwen3"]
-    assert_same_steps(worlds, alone(config), step_job(config, Layout(1, LAYERS, (8,), micro_batch), packed=True))
+    assert_same_steps(worlds, alone(config), step_job(config, Layout(1, LAYERS, (8,), micro_batch)))

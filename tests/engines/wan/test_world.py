@@ -160,12 +160,11 @@ def test_a_group_inside_a_site_is_gloo(worlds: Worlds) -> None:
 
 def test_ranks_that_do_not_come_are_an_error_that_names_the_first() -> None:
     with sites_of(LAYOUTS["2x1"]) as sites:
-        store = dist.TCPStore("127.0.0.1", sites.stores["beta"], is_master=True, wait_for_workers=False)
         member = sites.member(_ASKER)
         with pytest.raises(GangTimeoutError, match=f"beta: rank 1 .{_ASKER}. waited 0.5 s .*{_OWNER}"):
-            wan.start_wan_world(member, LAYOUTS["2x1"], 1, island_store=store, timeout_seconds=0.5)
+            wan.start_wan_world(member, LAYOUTS["2x1"], 1, timeout_seconds=0.5)
         with pytest.raises(UsageError, match=f"rank 0 of the world is {_OWNER}, and this member is {_ASKER}"):
-            wan.start_wan_world(member, LAYOUTS["2x1"], 0, island_store=store, timeout_seconds=0.5)
+            wan.start_wan_world(member, LAYOUTS["2x1"], 0, timeout_seconds=0.5)
     assert leftovers() == []
 
 

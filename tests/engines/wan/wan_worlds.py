@@ -10,15 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch.distributed as dist
-
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.gateway import Gateway
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan.torch_world import start_world
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
-from tests.engines.megatron.megatron_worlds import Worlds
+from tests.engines.megatron.megatron_worlds import Worlds, store_at
 
 LAYOUTS = {
     "2x1": ("alpha/trainer/0", "beta/trainer/0"),
@@ -42,7 +40,6 @@ class Sites:
     backend: str
     keys: dict[str, SiteKeys] = field(default_factory=dict)
     gateways: dict[str, str] = field(default_factory=dict)
-    stores: dict[str, int] = field(default_factory=dict)
 
     def member(self, address: str) -> Member:
         site = wire.site_of(address)
@@ -50,13 +47,9 @@ class Sites:
 
     def join(self, rank: int, port: int, seconds: float = 60.0) -> None:
         if self.backend == "gloo":
-            start_world(rank, len(self.ranks), "127.0.0.1", port, seconds, "cpu")
+            start_world(rank, len(self.ranks), store_at(rank, port), seconds, "cpu")
             return
-        address = self.ranks[rank]
-        site = wire.site_of(address)
-        first = next(other for other in self.ranks if wire.site_of(other) == site) == address
-        store = dist.TCPStore("127.0.0.1", self.stores[site], is_master=first, wait_for_workers=False)
-        start_wan_world(self.member(address), self.ranks, rank, island_store=store, timeout_seconds=seconds)
+        start_wan_world(self.member(self.ranks[rank]), self.ranks, rank, timeout_seconds=seconds)
 
 
 @contextmanager
@@ -67,8 +60,7 @@ def sites_of(ranks: tuple[str, ...], backend: str = "wan") -> Iterator[Sites]:
         yield Sites(ranks, backend)
         return
     endpoints = {name: f"tcp://127.0.0.1:{free_port()}" for name in names}
-    stores = {name: free_port() for name in names}
-    sites = Sites(ranks, backend, make_run_keys(names), endpoints, stores)
+    sites = Sites(ranks, backend, make_run_keys(names), endpoints)
     gateways = [Gateway(name, "run", endpoints[name], endpoints, sites.keys[name]) for name in names]
     loop = asyncio.new_event_loop()
 

@@ -256,7 +256,7 @@ def test_any_plan_gives_scripts_that_bash_reads_and_starts_each_process_once(tmp
     asked, found_plan = problem(*sites), plan(trainers, rollouts, job)
     found = scripts(found_plan, asked)
     gpus = {device.id: device.gpu for device in asked.topology.devices}
-    expected = Counter((one.site, process.name) for one in render(found_plan, gpus, {}) for process in one.tasks)
+    expected = Counter((one.site, process.name) for one in render(found_plan, gpus) for process in one.tasks)
     assert Counter((script.site, name) for script in found.values() for name in script.processes) == expected
     folder = tmp_path_factory.mktemp("scripts")
     files = []

@@ -13,7 +13,7 @@ import yaml
 
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.files import read_lines
-from hetrl.runtime.transport.rendezvous import peer_endpoint, store_endpoint
+from hetrl.runtime.transport.rendezvous import peer_endpoint
 from launch.cli import main
 from launch.run_directory import Run
 from launch.slurm import commands as slurm_commands, submit as slurm_submit
@@ -196,7 +196,7 @@ def test_what_the_jobs_wrote_outlives_another_copy(clusters):
     (run,) = clusters.runs()
     slurm = read_slurm_run(run)
     files = ["logs/gateway.log", "logs/gang.hosts", "ended/array-cpu.0", "checkpoints/step-1/state.json"]
-    files += [*GROWING, *REPLACED, store_endpoint("actor_training"), peer_endpoint("beta"), "jobs/gang"]
+    files += [*GROWING, *REPLACED, peer_endpoint("beta"), "jobs/gang"]
     here, there = run.site("alpha"), clusters.directory(run, "alpha")
     for directory, said in ((here, "here"), (there, "there")):
         for name in files:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron.layout import Layout, split
+from hetrl.runtime.megatron.layout import Layout
 
 TWO_BY_THREE_BY_TWO = Layout(tensor=2, stages=((0, 1), (1, 5)), samples=(4, 2, 2), micro_batch=2)
 
@@ -55,17 +54,3 @@ def test_an_impossible_layout_is_refused(change: dict[str, object], message: str
     fields: dict[str, object] = {"tensor": 1, "stages": ((0, 4),), "samples": (4,), "micro_batch": 2}
     with pytest.raises(HetrlError, match=message):
         Layout(**(fields | change))  # type: ignore[arg-type]
-
-
-def test_shares_follow_the_samples_of_the_replicas() -> None:
-    assert TWO_BY_THREE_BY_TWO.shares(8) == (range(0, 4), range(4, 6), range(6, 8))
-    assert [len(share) for share in TWO_BY_THREE_BY_TWO.shares(1)] == [1, 0, 0]
-    assert [len(share) for share in TWO_BY_THREE_BY_TWO.shares(5)] == [3, 1, 1]
-
-
-@given(st.integers(0, 200), st.lists(st.integers(1, 50), min_size=1, max_size=8))
-def test_a_split_covers_everything_within_one_of_the_exact_share(total: int, weights: list[int]) -> None:
-    parts = split(total, weights)
-    assert [i for part in parts for i in part] == list(range(total))
-    for part, weight in zip(parts, weights, strict=True):
-        assert abs(len(part) - total * weight / sum(weights)) < 1.0

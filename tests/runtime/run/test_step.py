@@ -1,4 +1,4 @@
-"""How a task of a Slurm step becomes a process: its row, its GPUs, its store; and the addresses that a site shares."""
+"""How a task of a Slurm step becomes a process: its row, its GPUs; and the addresses that a site shares."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ import psutil
 import pytest
 
 from hetrl.errors import GangTimeoutError, UsageError
-from hetrl.runtime.run.step import JobProcesses, StepProcess, environment_of, process_of, read_processes, store_of
+from hetrl.runtime.run.step import JobProcesses, StepProcess, environment_of, process_of, read_processes
 from hetrl.runtime.transport import rendezvous
 from hetrl.runtime.transport.rendezvous import (
+    meet,
     node_address,
     publish_endpoint,
     read_endpoint,
-    store_endpoint,
     wait_for_endpoint,
 )
 
 ROOT = Path(__file__).parents[3]
 JOB = JobProcesses(
-    60,
     {
         "train": tuple(StepProcess(f"train-{rank}", ("true",), {}) for rank in range(3)),
         "0": (StepProcess("a", (), {}),),
@@ -87,36 +86,33 @@ def test_too_few_granted_gpus_are_said(inherited):
         environment_of(StepProcess("actor_generation-1", (), {"CUDA_VISIBLE_DEVICES": "1,2"}), inherited)
 
 
-def test_a_process_without_gpus_keeps_its_environment():
-    row = StepProcess("controller", (), {"HETRL_RUN": "r"})
-    assert environment_of(row, {"CUDA_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": "0", "HETRL_RUN": "r"}
+def test_a_process_without_gpus_sees_none_of_those_that_slurm_granted():
+    process = StepProcess("controller", (), {"HETRL_RUN": "r", "CUDA_VISIBLE_DEVICES": ""})
+    assert environment_of(process, {"CUDA_VISIBLE_DEVICES": "0"}) == {"CUDA_VISIBLE_DEVICES": "", "HETRL_RUN": "r"}
 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
 
-def rank(number: int) -> StepProcess:
-    return StepProcess(f"train-{number}", (), {"HETRL_RANK": str(number)}, "actor_training")
-
-
-def test_ranks_meet_where_rank_0_says(tmp_path, monkeypatch):
+def test_processes_meet_where_the_first_one_says(tmp_path, monkeypatch):
     monkeypatch.setattr(rendezvous, "POLL_SECONDS", 0.01)
-    found = {}
-    late = threading.Thread(target=lambda: found.update(store_of(rank(1), tmp_path, 20)))
+    path, found = tmp_path / "rank-0.endpoint", []
+
+    def come(serves: bool) -> tuple[str, int]:
+        return meet(path, serves=serves, timeout_seconds=20, whose="rank 0")
+
+    late = threading.Thread(target=lambda: found.append(come(serves=False)))
     late.start()
-    first = store_of(rank(0), tmp_path, 20)
+    first = come(serves=True)
     late.join(20)
-    assert found == first
+    assert found == [first]
     with socket.socket() as probe:
-        probe.bind((first["HETRL_STORE_HOST"], int(first["HETRL_STORE_PORT"])))  # an address of this node, and free
-    assert store_of(StepProcess("controller", (), {}), tmp_path, 20) == {}
+        probe.bind(first)  # an address of this node, and free
 
 
-def test_a_rank_0_that_does_not_come_is_named(tmp_path):
-    with pytest.raises(
-        GangTimeoutError, match="waited 0 s for store-actor_training.endpoint: rank 0 of actor_training"
-    ):
-        store_of(rank(3), tmp_path, 0)
+def test_a_first_one_that_does_not_come_is_named(tmp_path):
+    with pytest.raises(GangTimeoutError, match=r"waited 0 s for rank-0.endpoint: rank 0 did not start"):
+        meet(tmp_path / "rank-0.endpoint", serves=False, timeout_seconds=0, whose="rank 0")
 
 
 def test_who_serves_again_is_found_where_it_was(tmp_path):
@@ -127,7 +123,7 @@ def test_who_serves_again_is_found_where_it_was(tmp_path):
     assert publish_endpoint(path) != "tcp://203.0.113.9:4000"
     assert publish_endpoint(path, port=7001).endswith(":7001")
     assert wait_for_endpoint(path, 0, "the gateway").endswith(":7001")
-    assert read_endpoint(tmp_path / store_endpoint("x")) is None
+    assert read_endpoint(tmp_path / "x.endpoint") is None
 
 
 def test_an_interface_gives_its_address_and_others_are_listed():
@@ -161,35 +157,31 @@ def run_step(directory: Path, step: str, **environment: str) -> subprocess.Compl
     )
 
 
-def site_directory(directory: Path, code: str) -> Path:
+def site_directory(directory: Path, code: str, **more: str) -> Path:
     rows = [
-        {"name": f"train-{number}", "argv": ["python", "-c", code], "environment": {"HETRL_RANK": str(number)}}
+        {"name": f"train-{number}", "argv": ["python", "-c", code], "environment": {"HETRL_RUN": str(number), **more}}
         for number in range(2)
     ]
     for folder in ("scripts", "logs"):
         (directory / folder).mkdir()
-    document = {"gang_timeout_seconds": 0.0, "steps": {"train": [{**row, "world": "train"} for row in rows]}}
+    document = {"steps": {"train": rows}}
     (directory / "scripts" / "gang.json").write_text(json.dumps(document))
     return directory
 
 
 def test_a_task_becomes_its_process_with_its_log_and_exit_code(tmp_path):
-    code = "import os, sys; print(os.environ['HETRL_RANK'], os.environ['HETRL_STORE_PORT']); sys.exit(5)"
+    code = "import os, sys; print(os.environ['HETRL_RUN']); sys.exit(5)"
     directory = site_directory(tmp_path, code)
-    ports = set()
     for number in range(2):
         done = run_step(directory, "train", SLURM_PROCID=str(number), SLURM_NTASKS="2")
         assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
-        said, port = (directory / "logs" / f"train-{number}.log").read_text().split()
-        assert said == str(number)
-        ports.add(port)
-    assert len(ports) == 1
+        assert (directory / "logs" / f"train-{number}.log").read_text() == f"{number}\n"
 
 
 def test_what_keeps_a_task_from_starting_is_in_its_log(tmp_path):
-    directory = site_directory(tmp_path, "pass")
-    assert run_step(directory, "train", SLURM_PROCID="1", SLURM_NTASKS="2").returncode == 6
-    assert "error: waited 0 s for store-train.endpoint" in (directory / "logs" / "train-1.log").read_text()
+    directory = site_directory(tmp_path, "pass", CUDA_VISIBLE_DEVICES="3")
+    assert run_step(directory, "train", SLURM_PROCID="1", SLURM_NTASKS="2").returncode == 2
+    assert "error: train-1 needs GPU 3 of its node" in (directory / "logs" / "train-1.log").read_text()
     done = run_step(directory, "train", SLURM_PROCID="0", SLURM_NTASKS="1")
     assert done.returncode == 2
     assert "error: step train has 2 processes" in done.stderr

@@ -1,6 +1,5 @@
-"""Where a process stands in its island: what the launcher, MPI or Slurm says.
+"""Where a process of a job step stands in its island, as MPI or Slurm says.
 
-HETRL_RANK ...        of the launcher, which decides where a run's ranks stand
 PMI_RANK, PMIX_RANK   of `srun --mpi=pmi2|pmix`: MPI counts, and broadcasts the address of rank 0
 SLURM_PROCID ...      of a plain srun; rank 0 leaves its address in a file of a directory that all nodes share
 """
@@ -18,9 +17,7 @@ from hetrl.errors import UsageError
 from hetrl.runtime.transport.rendezvous import free_port, meet, node_address
 
 MEET_SECONDS = 120.0  # until rank 0 has left its address
-_OURS = ("HETRL_RANK", "HETRL_WORLD_SIZE", "HETRL_LOCAL_RANK")
 _SLURM = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")
-_STORE = ("HETRL_STORE_HOST", "HETRL_STORE_PORT")
 _PMI = ("PMI_RANK", "PMIX_RANK")
 
 
@@ -44,38 +41,23 @@ def started_by_mpi(env: Mapping[str, str]) -> bool:
 
 
 def island_from_environment(
-    env: Mapping[str, str],
-    directory: Path | None = None,
-    interface: str | None = None,
-    timeout_seconds: float = MEET_SECONDS,
+    env: Mapping[str, str], directory: Path, interface: str | None = None, timeout_seconds: float = MEET_SECONDS
 ) -> IslandRank:
     """Return the place of this process (collective where MPI started it).
 
-    HETRL_STORE_HOST and HETRL_STORE_PORT say where rank 0 serves. Where they are not set, it is its node's address, of
-    `interface` if one is named, and a free port; a plain srun then needs `directory`. Slurm's names are those of the
-    OUTPUT ENVIRONMENT VARIABLES of srun(1). Raises UsageError naming the variables that are missing or wrong, or the
-    nodes whose ranks are mixed, and GangTimeoutError where rank 0 does not say where it is.
+    Rank 0 serves at its node's address, of `interface` if one is named, and a free port; of a plain srun it says so in
+    a file of `directory`. Slurm's names are those of the OUTPUT ENVIRONMENT VARIABLES of srun(1). Raises UsageError
+    naming the variables that are missing or wrong, or the nodes whose ranks are mixed, and GangTimeoutError where rank
+    0 does not say where it is.
     """
-    ours = any(name in env for name in _OURS)
-    if not ours and started_by_mpi(env):
+    if started_by_mpi(env):
         return _from_mpi(interface)
-    names = _SLURM if not ours and any(name in env for name in _SLURM) else _OURS
-    meets = names is _SLURM and directory is not None and not any(env.get(name) for name in _STORE)
-    missing = [name for name in (*names, *(() if meets else _STORE)) if not env.get(name)]
-    if missing:
-        raise UsageError(
-            f"the environment lacks {', '.join(missing)}; start this process with hetrl submit, or with srun and "
-            "HETRL_STORE_HOST and HETRL_STORE_PORT set"
-        )
-    rank, size, local_rank = (_whole(env, name) for name in names)
+    if missing := [name for name in _SLURM if not env.get(name)]:
+        raise UsageError(f"the environment lacks {', '.join(missing)}; start this process with srun")
+    rank, size, local_rank = (_whole(env, name) for name in _SLURM)
     if not 0 <= local_rank <= rank < size:
-        raise UsageError(f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={size}")
-    if directory is not None and meets:
-        return IslandRank(rank, size, local_rank, *_met(env, rank, directory, interface, timeout_seconds))
-    port = _whole(env, "HETRL_STORE_PORT")
-    if not 0 < port < 65536:
-        raise UsageError(f"HETRL_STORE_PORT={port} is not a port; use 1 to 65535")
-    return IslandRank(rank=rank, size=size, local_rank=local_rank, host=env["HETRL_STORE_HOST"], port=port)
+        raise UsageError(f"{_SLURM[0]}={rank} and {_SLURM[2]}={local_rank} do not fit {_SLURM[1]}={size}")
+    return IslandRank(rank, size, local_rank, *_met(env, rank, directory, interface, timeout_seconds))
 
 
 def _whole(env: Mapping[str, str], name: str) -> int:

@@ -1,0 +1,172 @@
+"""One rank of a GPU run, from its start to its end, on the fake device: what `hetrl.runtime.run.trainer` does there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import torch
+import yaml
+
+from hetrl.runtime import wire
+from hetrl.runtime.megatron import checkpoint_files
+from hetrl.runtime.megatron.engine import MegatronEngine
+from hetrl.runtime.run import trainer
+from hetrl.runtime.run.context import read_context
+from hetrl.runtime.run.world import share, share_tensors
+from hetrl.runtime.wan.world import stop_wan_world
+from hetrl.runtime.wire.arrays import pack
+from hetrl.runtime.wire.keys import make_run_keys, write_keys
+from lab.quick import quick_plan
+
+SITE, WIDTH = "alpha", 14
+TRAINING, REFERENCE = "actor_training", "reference_inference"
+EXPERIMENT = {
+    "name": "rehearsal",
+    "model": {"architecture": "tiny-qwen3", "dtype": "bf16"},
+    "data": {"kind": "larger-digit"},
+    "algorithm": {"kl_coefficient": 0.1},
+    "batch": {"samples": 16, "prompt_tokens": 4, "response_tokens": 10},
+    "steps": 2,
+    "topology": {"scenario": "none.yaml"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rank of a task; `settings` are more keys of the task in the plan, `model` of the experiment's model."""
+
+    task: str
+    rank: int
+    tensor: int = 1
+    stages: tuple[tuple[int, int], ...] = ((0, 2),)
+    samples: tuple[int, ...] = (16,)
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        shape = f"tp{self.tensor}-pp{len(self.stages)}-dp{len(self.samples)}"
+        return "-".join([self.task, shape, *(str(value) for _, value in self.settings), f"rank{self.rank}"])
+
+
+def write_site(directory: Path, case: Case) -> None:
+    """Write what the launcher stages for the site of a case: all devices on one node of H100s."""
+    (directory / "config.yaml").write_text(yaml.safe_dump(EXPERIMENT))
+    devices = iter(f"{SITE}/node/{number}" for number in range(64))
+    replicas = [
+        {
+            "samples": samples,
+            "stages": [
+                {"devices": [next(devices) for _ in range(case.tensor)], "layers": list(layers)}
+                for layers in case.stages
+            ],
+        }
+        for samples in case.samples
+    ]
+    plan = quick_plan().to_json()
+    task = {**plan["tasks"][TRAINING], "replicas": replicas, "micro_batch": 2, **dict(case.settings)}
+    plan["tasks"] = {**plan["tasks"], case.task: task}
+    (directory / "plan.json").write_text(json.dumps(plan))
+    gpus = {f"{SITE}/node/{number}": "h100" for number in range(64)}
+    site = {"run": "r", "site": SITE, "lead_site": SITE, "bind": "tcp://127.0.0.1:9", "gpus": gpus}
+    (directory / "site.json").write_text(json.dumps(site))
+    write_keys(directory / "keys.json", make_run_keys([SITE])[SITE])
+
+
+def live(case: Case, directory: Path, defect: str | None = None) -> dict[str, Any]:
+    """Do what a rank does in a run of two steps, and return what it saw."""
+    write_site(directory, case)
+    with _defect(defect):
+        context = read_context(directory)
+        trainer.join_world(context, case.task, case.rank, device=0)
+        engine = trainer.build_engine(context, case.task, case.rank)
+        seen = _drive(engine, case.task, directory)
+        engine.close()
+        stop_wan_world()
+    return seen
+
+
+def _drive(engine: MegatronEngine, task: str, directory: Path) -> dict[str, Any]:
+    seen: dict[str, Any] = {"devices": {str(parameter.device) for parameter in engine.parameters.values()}}
+    if engine.rank == 0:
+        share(wire.Score(step=1, what="logprobs", arrays=()), ())  # the others would hear garbage: nobody is there
+        assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
+    scores = trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
+    seen["scores"] = None if scores is None else scores.shape
+    if task == TRAINING:
+        settings = wire.LossSettings(kl_coefficient=0.1)
+        for _ in range(2):
+            seen["metrics"] = sorted(
+                trainer.execute(engine, *_request(wire.Train(step=1, arrays=(), settings=settings)))
+            )
+        seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
+        checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)
+        engine.save(checkpoint, {"step": 1})
+        if engine.rank == 0:  # the files are on its disk alone: where the others run, nobody wrote them
+            seen["restored"] = engine.restore(checkpoint)
+    return seen
+
+
+def _request(message: Any) -> tuple[Any, list[bytes]]:
+    """Return a request with a batch of 16 sequences."""
+    random = numpy.random.default_rng(0)
+    lengths = random.integers(6, WIDTH + 1, 16)
+    columns = numpy.arange(WIDTH)[None, :]
+    mask = (columns >= 3) & (columns < lengths[:, None])
+    arrays: dict[str, Any] = {"tokens": random.integers(0, 20, (16, WIDTH)), "lengths": lengths}
+    if isinstance(message, wire.Train):
+        floats = ("advantages", "old_logprobs", "reference_logprobs")
+        arrays |= {"mask": mask, **{name: random.normal(size=mask.shape).astype(numpy.float32) for name in floats}}
+    specs, buffers = pack(arrays)
+    return msgspec.structs.replace(message, arrays=specs), [bytes(buffer) for buffer in buffers]
+
+
+@contextmanager
+def _defect(name: str | None) -> Iterator[None]:
+    """Put a defect in, by its name."""
+    if name is None:
+        yield
+        return
+    owner, attribute, broken = DEFECTS[name]()
+    sound = getattr(owner, attribute)
+    setattr(owner, attribute, broken)
+    try:
+        yield
+    finally:
+        setattr(owner, attribute, sound)
+
+
+def _nccl_only() -> tuple[Any, str, Any]:
+    """A world of NCCL alone."""
+    import torch.distributed as dist
+
+    from hetrl.runtime.wan import world
+
+    def inside(options: Any, store: Any) -> Any:
+        group = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+        kinds = dist.ProcessGroup.BackendType
+        group._set_default_backend(kinds.NCCL)
+        nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+        return group
+
+    return world, "_inside", inside
+
+
+def _batch_on_the_host() -> tuple[Any, str, Any]:
+    """Micro-batches that stay where they came from."""
+    from hetrl.runtime.megatron import engine
+
+    sound, host = engine.cut, torch.device("cpu")
+    return engine, "cut", lambda batch, parts, _, **how: sound(batch, parts, host, **how)
+
+
+DEFECTS: Mapping[str, Callable[[], tuple[Any, str, Any]]] = {
+    "a world without gloo": _nccl_only,
+    "a batch on the host": _batch_on_the_host,
+}

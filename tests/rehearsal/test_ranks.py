@@ -1,0 +1,45 @@
+"""Every kind of rank lives through a run on the fake device, and what a GPU would die of is found there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.fake_cuda.ranks import RankError, Stage
+from tests.rehearsal.rank_cases import REFERENCE, TRAINING, Case, live
+
+TWO_STAGES = ((0, 1), (1, 2))
+SHARDED = (("optimizer_sharding", "data_parallel"),)
+RECOMPUTED = (("recompute", "full"),)
+CASES = (
+    Case(TRAINING, 0),
+    *(Case(TRAINING, rank, tensor=2) for rank in range(2)),
+    *(Case(TRAINING, rank, stages=TWO_STAGES) for rank in range(2)),
+    *(Case(TRAINING, rank, samples=(10, 6), settings=SHARDED) for rank in range(2)),
+    *(Case(TRAINING, rank, 2, TWO_STAGES, (8, 8), (*SHARDED, *RECOMPUTED)) for rank in (0, 3, 5, 7)),
+    *(Case(REFERENCE, rank, 2, TWO_STAGES, (8, 8)) for rank in (0, 6)),
+)
+DIED_OF = {
+    "a world without gloo": "No backend type associated with device type cpu",
+    "a batch on the host": "FakeTensorDeviceMismatchError",
+}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_rank_lives_through_a_run(case: Case, stage: Stage, tmp_path: Path) -> None:
+    played = stage.play(live, case, tmp_path)
+    seen, first = played.result, case.rank == 0
+    assert seen["devices"] == {"cuda:0"}
+    assert seen["scores"] == ((16, 14) if first else None)
+    assert played.peak_bytes > 0
+    if case.task == TRAINING:
+        assert {"loss", "grad_norm", "learning_rate"} <= set(seen["metrics"])
+        assert ("lm_head.weight" in seen["exported"] or len(seen["exported"]) > 20) == first
+        assert (seen.get("restored") == {"step": 1}) == first
+
+
+@pytest.mark.parametrize("defect", DIED_OF)
+def test_a_defect_is_found(defect: str, stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=DIED_OF[defect]):
+        stage.play(live, CASES[0], tmp_path, defect)
