@@ -146,6 +146,7 @@ def install() -> None:
     """Let torch.cuda and torch's factories of this process answer for the fake device."""
     _answer_for_cuda()
     _answer_for_factories()
+    _answer_for_kernels()
 
 
 def _answer_for_cuda() -> None:
@@ -192,6 +193,32 @@ def _answer_for_factories() -> None:
         return plain_type(self, *args, **kwargs)
 
     torch.Tensor.type = type_name  # type: ignore[assignment,method-assign]
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """torch's kernel for CUDA: it keeps its input and a float per row. A CPU build composes it of float32 tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight, x.new_empty(x.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
+
+
+def _answer_for_kernels() -> None:
+    """Stand in for kernels that only a CUDA build of torch has; what torch compiles runs as it is written."""
+    torch.compiler.set_stance("force_eager")
+    composed = torch.nn.functional.rms_norm
+
+    def rms_norm(x: torch.Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> torch.Tensor:
+        fused = isinstance(x, FakeTensor) and weight is not None
+        return _FusedRmsNorm.apply(x, weight) if fused else composed(x, shape, weight, eps)  # type: ignore[no-any-return]
+
+    torch.nn.functional.rms_norm = rms_norm  # type: ignore[assignment]
 
 
 def _moved(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -31,6 +31,15 @@ said = {"host": socket.gethostname(), "words": sys.argv[1:]}
 print(json.dumps({**said, **{name: os.environ.get(name) for name in names}}))
 """
 SLEEP = "import time; time.sleep(99)"
+# srun gives the highest exit code of a step's tasks: of a rank that it has to end, that of the signal.
+FAIL_LAST = """
+import time
+from pathlib import Path
+while not Path("logs/actor_training-0.log").read_text().strip():
+    time.sleep(0.1)
+time.sleep(1)
+raise SystemExit(3)
+"""
 
 
 @dataclass
@@ -116,7 +125,7 @@ def test_ranks_of_a_heterogeneous_job_stand_on_their_nodes_with_their_gpus(stran
 
 
 def test_a_step_that_fails_ends_the_others_and_gives_its_exit_code(strangers: Lab) -> None:
-    programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training-1": "raise SystemExit(3)"}
+    programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training-1": FAIL_LAST}
     alpha = cluster(strangers, ["alpha/a100-0/0", "alpha/a100-0/1"], [["other/x/0"]], programs)
     job = alpha.submit("gang")
     assert alpha.exit_code(job) == "3:0"

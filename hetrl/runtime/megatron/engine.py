@@ -222,7 +222,7 @@ class MegatronEngine:
     def _run(self, batch: TokenBatch, function: LossFunction, *, forward_only: bool) -> list[Any]:
         """Drive this replica's micro-batches through the pipeline; the last stage gets what `function` reports."""
         parts, pipelined = self._parts(batch)[self.place.replica], self.layout.pipeline > 1
-        micros = cut(batch, parts, self.device, multiple=1, equal=pipelined)
+        micros = cut(batch, parts, self.device, multiple=self.layout.tensor, equal=pipelined)
 
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             micro = next(iterator)

@@ -134,7 +134,7 @@ def _transformer_config(
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        bias_activation_fusion=False,
+        bias_activation_fusion=True,  # keeps the input of the gate alone; compiled where there is CUDA
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
@@ -143,6 +143,7 @@ def _transformer_config(
         deallocate_pipeline_outputs=True,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
+        sequence_parallel=layout.tensor > 1,
         pipeline_model_parallel_layout=_pipeline_layout(layout),
         calculate_per_token_loss=True,  # losses are sums, divided by the tokens of the whole batch
         finalize_model_grads_func=finalize_model_grads,
