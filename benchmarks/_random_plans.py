@@ -9,10 +9,10 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
+from hetrl.cost.check import violations
 from hetrl.cost.iteration import with_prediction
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths, empirical
-from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made
@@ -164,4 +164,4 @@ def _varied(plan: Plan, problem: Problem, rng: random.Random) -> Plan:
 
 def _legal(plan: Plan, name: str, task: TaskPlan, problem: Problem) -> Plan:
     changed = with_prediction(replace(plan, tasks={**plan.tasks, name: task}), problem.model)
-    return plan if violations(changed, problem.topology, problem.workload) else changed
+    return plan if violations(changed, problem.model) else changed

@@ -68,7 +68,9 @@ def quick_plan() -> Plan:
         algorithm=Algorithm("grpo", "sync", 0, 1),
         groups=(Group(("actor_training",), trainers), Group(("actor_generation",), rollouts, "array")),
         tasks={
-            "actor_generation": TaskPlan("vllm", tuple(Replica(8, (Stage((one,), layers),)) for one in rollouts)),
+            "actor_generation": TaskPlan(
+                "vllm", tuple(Replica(8, (Stage((one,), layers),), 0.1, 8) for one in rollouts)
+            ),
             "actor_training": TaskPlan("megatron", tuple(Replica(8, (Stage((one,), layers),)) for one in trainers)),
         },
         weight_sync=WeightSync("full", (Route("alpha", "beta"), Route("alpha", "gamma"))),

@@ -80,6 +80,15 @@ def forward_flops(stage: StageShape, sequence: float) -> float:
     return 2 * stage.matrix_parameters + attention
 
 
+def gradient_bytes(dtype: str, weight_bytes: int) -> int:
+    """Return the bytes of the gradient of one parameter, as it is summed up and reduced: 2 in bf16, 4 in fp32.
+
+    A model in fp32 has gradients in fp32. Source: Megatron-core's `DistributedDataParallelConfig`, whose buffers are of
+    the parameters' type unless `grad_reduce_in_fp32`.
+    """
+    return 2 if dtype == "bf16" and weight_bytes == 2 else 4
+
+
 def layer_activation_bytes(shape: StageShape) -> float:
     """Return the bytes of activations per token that one layer keeps for its backward, on one rank.
 

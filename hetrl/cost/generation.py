@@ -9,14 +9,13 @@ from functools import lru_cache
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
 from hetrl.cost.compute import StageShape, decode_seconds, prefill_seconds
-from hetrl.cost.memory import kv_cache_gb
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import all_reduce_seconds
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import Cost, activation_bytes
 from hetrl.hardware import Path
 from hetrl.lengths import Lengths
-from hetrl.plan.plan import TaskPlan
+from hetrl.plan.plan import Replica, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, Workload
 
 Server = tuple[tuple[StageShape, Path | None, Path | None], ...]  # per stage: shape, tensor-parallel path, hop
@@ -124,13 +123,13 @@ def replica_seconds(
     return ReplicaSeconds(before + once, busy, prompt, last, prompts_seconds(server, running, held))
 
 
-def batch_limit(server: Server, task: TaskPlan, workload: Workload) -> int:
+def batch_limit(server: Server, replica: Replica, workload: Workload) -> int:
     """Return how many sequences run at once: what the KV cache holds at mean length, at most `max_sequences`.
 
-    The stage with the least room decides. At least one: a replica with less room would not start.
+    The stage with the most bytes per token decides. At least one: a replica with less room would not start.
     """
-    tokens = min(kv_cache_gb(shape, task, workload) * 1e9 / shape.kv_bytes_per_token for shape, _, _ in server)
-    return max(min(int(tokens / workload.sequence_tokens), task.max_sequences or workload.samples), 1)
+    tokens = replica.kv_cache_gb * 1e9 / max(shape.kv_bytes_per_token for shape, _, _ in server)
+    return max(min(int(tokens / workload.sequence_tokens), replica.max_sequences), 1)
 
 
 def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> ReplicaSeconds:
@@ -152,7 +151,7 @@ def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
     placed = place_all(ACTOR_GENERATION, task.replicas, model)
     for replica, stages in zip(task.replicas, placed, strict=True):
         server = server_of(stages)
-        limit = batch_limit(server, task, workload)
+        limit = batch_limit(server, replica, workload)
         alone = replica_seconds(server, replica.samples, limit, *shape, workload.staleness, workload.samples)
         times.append((replica.samples, alone))
     found = generation_seconds(times)

@@ -6,17 +6,19 @@ the same time. 1 GB = 1e9 bytes.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
-from hetrl.cost.compute import StageShape, layer_activation_bytes
+from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import stage_shape
-from hetrl.plan.plan import Plan, TaskPlan, node_of
+from hetrl.plan.plan import Plan, Replica, TaskPlan, node_of
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
 BATCHED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its profiling run (documentation, engine arguments)
+BLOCK_TOKENS = 32  # of vLLM's KV cache on a CPU, as we start it; 16 on a GPU (documentation, engine arguments)
 LOGIT_BYTES_TRAINING = 6  # bf16 logits and their fp32 softmax gradient
 LOGIT_BYTES_FORWARD = 4  # fp32 log-probabilities
 
@@ -35,14 +37,26 @@ class Footprint:
         return self.resident_gb + self.active_gb
 
 
-def training_state_bytes(shape: StageShape, shards: int) -> tuple[float, float]:
-    """Return the bytes of weights with fp32 gradients, and of the optimiser, on one rank.
+def training_state_bytes(shape: StageShape, shards: int, gradient_dtype: str) -> tuple[float, float]:
+    """Return the bytes of weights with gradients, and of the optimiser, on one rank.
 
-    bf16: 2 + 4, and 12 of Adam (fp32 master, two moments): 18 B per parameter, sharded 6 + 12/DP. fp32 needs no master
-    copy: 4 + 4 and 8. Source: ZeRO (arXiv 1910.02054) section 3.1; Megatron's distributed optimiser (documentation).
+    bf16: 2 + 4, and 12 of Adam (fp32 master, two moments): 18 B per parameter, sharded 6 + 12/DP; gradients in bf16
+    take 2 instead of 4. fp32 needs no master copy: 4 + 4 and 8. Source: ZeRO (arXiv 1910.02054) section 3.1;
+    Megatron's distributed optimiser (documentation).
     """
     optimizer = 12 if shape.weight_bytes == 2 else 8
-    return shape.parameters * (shape.weight_bytes + 4), shape.parameters * optimizer / shards
+    gradient = gradient_bytes(gradient_dtype, shape.weight_bytes)
+    return shape.parameters * (shape.weight_bytes + gradient), shape.parameters * optimizer / shards
+
+
+def update_bytes(shape: StageShape, shards: int, gradient_dtype: str) -> float:
+    """Return what one rank holds beside its state during an update: bf16 gradients in fp32, which Adam takes.
+
+    They are those of the rank's share of the optimiser, and stand where the activations stood. Source: Megatron-core's
+    `_copy_model_grads_to_main_grads`.
+    """
+    copied = 4 if gradient_bytes(gradient_dtype, shape.weight_bytes) == 2 else 0
+    return shape.parameters * copied / shards
 
 
 def training_active_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
@@ -63,10 +77,11 @@ def training_active_bytes(shape: StageShape, in_flight: int, tokens: float, reco
 def training_footprint(shape: StageShape, task: TaskPlan, index: int, workload: Workload) -> Footprint:
     """Return the footprint of a training task on stage `index`; stage i of p holds (p-i) micro-batches."""
     shards = len(task.replicas) if task.optimizer_sharding == "data_parallel" else 1
-    weights, optimizer = training_state_bytes(shape, shards)
+    weights, optimizer = training_state_bytes(shape, shards, task.gradient_dtype)
     in_flight = task.pipeline_parallel - index
     tokens = task.micro_batch * workload.max_sequence_tokens
     active = training_active_bytes(shape, in_flight, tokens, task.recompute)
+    active = max(active, update_bytes(shape, shards, task.gradient_dtype))
     if task.idle_state == "offload":
         moved = shape.parameters * shape.weight_bytes + optimizer  # gradients are dropped
         return Footprint(0.0, (weights + optimizer + active) / 1e9, moved / 1e9)
@@ -87,38 +102,65 @@ def inference_footprint(shape: StageShape, task: TaskPlan, workload: Workload) -
 
 def serving_workspace_bytes(shape: StageShape, max_sequences: int, workload: Workload) -> float:
     """Return what a rollout engine needs beside weights and KV cache: one batch of prefill and the sampler's logits."""
-    sequences = max_sequences or workload.samples
-    tokens = min(BATCHED_TOKENS, sequences * workload.max_sequence_tokens)
-    logits = sequences * shape.architecture.vocabulary * LOGIT_BYTES_FORWARD if shape.last else 0
+    tokens = min(BATCHED_TOKENS, max_sequences * workload.max_sequence_tokens)
+    logits = max_sequences * shape.architecture.vocabulary * LOGIT_BYTES_FORWARD if shape.last else 0
     return tokens * layer_activation_bytes(shape) + logits / shape.tensor_parallel
 
 
-def kv_cache_gb(shape: StageShape, task: TaskPlan, workload: Workload) -> float:
-    """Return the KV cache of one device: the plan's `kv_cache_gb`, or less where weights and workspace leave less.
+def kv_cache_room_gb(shapes: Iterable[StageShape], max_sequences: int, workload: Workload) -> float:
+    """Return the largest KV cache of a replica alone on its devices: what weights and workspace leave of the fullest.
 
-    The plan has one figure for all replicas, so it is a cap: a small GPU takes what it has.
+    vLLM gives every device of a replica the same.
     """
-    weights = shape.parameters * shape.weight_bytes
-    room = shape.rates.usable_gb - (weights + serving_workspace_bytes(shape, task.max_sequences, workload)) / 1e9
-    return max(min(task.kv_cache_gb, room), 0.0)
+    rooms = (
+        shape.rates.usable_gb
+        - (shape.parameters * shape.weight_bytes + serving_workspace_bytes(shape, max_sequences, workload)) / 1e9
+        for shape in shapes
+    )
+    return max(min(rooms), 0.0)
 
 
-def serving_footprint(shape: StageShape, task: TaskPlan, workload: Workload) -> Footprint:
+def least_kv_cache_gb(shapes: Iterable[StageShape], workload: Workload) -> float:
+    """Return the KV cache per device below which vLLM does not start: one sequence of full length, in whole blocks.
+
+    One block more is never used. Source: vLLM, `check_enough_kv_cache_memory`.
+    """
+    tokens = (math.ceil(workload.max_sequence_tokens / BLOCK_TOKENS) + 1) * BLOCK_TOKENS
+    return tokens * max(shape.kv_bytes_per_token for shape in shapes) / 1e9
+
+
+def rollout_shapes(replica: Replica, model: CostModel) -> list[StageShape]:
+    """Return the stages of a replica of generation."""
+    return [
+        stage_shape(ACTOR_GENERATION, replica, index, model.rates(stage.devices[0]), model.workload)
+        for index, stage in enumerate(replica.stages)
+    ]
+
+
+def with_server(replica: Replica, cap_gb: float, max_sequences: int, model: CostModel) -> Replica:
+    """Return a replica of generation whose server gets a KV cache of `cap_gb`, or less where there is less room."""
+    room = kv_cache_room_gb(rollout_shapes(replica, model), max_sequences, model.workload)
+    return replace(replica, kv_cache_gb=min(cap_gb, room), max_sequences=max_sequences)
+
+
+def serving_footprint(shape: StageShape, replica: Replica, idle_state: str, workload: Workload) -> Footprint:
     """Return the footprint of generation: weights, KV cache, workspace; `sleep` frees the KV cache, `offload` all."""
     weights = shape.parameters * shape.weight_bytes / 1e9
-    working = serving_workspace_bytes(shape, task.max_sequences, workload) / 1e9
-    cache = kv_cache_gb(shape, task, workload)
-    if task.idle_state == "offload":
+    working = serving_workspace_bytes(shape, replica.max_sequences, workload) / 1e9
+    cache = replica.kv_cache_gb
+    if idle_state == "offload":
         return Footprint(0.0, weights + cache + working, weights)
-    if task.idle_state == "sleep":
+    if idle_state == "sleep":
         return Footprint(weights, cache + working)
     return Footprint(weights + cache, working)
 
 
-def footprint(name: str, task: TaskPlan, shape: StageShape, index: int, workload: Workload) -> Footprint:
-    """Return what a task needs on each device of its stage `index`."""
+def footprint(
+    name: str, task: TaskPlan, replica: Replica, shape: StageShape, index: int, workload: Workload
+) -> Footprint:
+    """Return what a task needs on each device of stage `index` of a replica."""
     if name == ACTOR_GENERATION:
-        return serving_footprint(shape, task, workload)
+        return serving_footprint(shape, replica, task.idle_state, workload)
     if name in TRAININGS:
         return training_footprint(shape, task, index, workload)
     return inference_footprint(shape, task, workload)
@@ -128,31 +170,37 @@ def task_footprints(name: str, task: TaskPlan, model: CostModel) -> Iterator[tup
     """Yield each device of a task with the task's footprint there."""
     memo: dict[object, Footprint] = {}
     for replica in task.replicas:
+        server = (replica.kv_cache_gb, replica.max_sequences)
         for index, stage in enumerate(replica.stages):
             rates = model.rates(stage.devices[0])
-            key = (rates, index, len(stage.devices), stage.layers[1] - stage.layers[0], len(replica.stages))
+            key = (rates, index, len(stage.devices), stage.layers[1] - stage.layers[0], len(replica.stages), server)
             if key not in memo:
                 shape = stage_shape(name, replica, index, rates, model.workload)
-                memo[key] = footprint(name, task, shape, index, model.workload)
+                memo[key] = footprint(name, task, replica, shape, index, model.workload)
             for device in stage.devices:
                 yield device, memo[key]
 
 
-def peak_memory_gb(plan: Plan, model: CostModel) -> dict[str, float]:
-    """Return the largest memory of each device that the plan uses: all resident sets plus the largest active one."""
-    resident: defaultdict[str, float] = defaultdict(float)
-    active: defaultdict[str, float] = defaultdict(float)
+def device_footprints(plan: Plan, model: CostModel) -> dict[str, dict[str, Footprint]]:
+    """Return the footprint of each task on each device that the plan uses."""
+    found: defaultdict[str, dict[str, Footprint]] = defaultdict(dict)
     for name, task in plan.tasks.items():
         for device, needs in task_footprints(name, task, model):
-            resident[device] += needs.resident_gb
-            active[device] = max(active[device], needs.active_gb)
-    return {device: resident[device] + active[device] for device in resident}
+            found[device][name] = needs
+    return dict(found)
+
+
+def peak_memory_gb(plan: Plan, model: CostModel) -> dict[str, float]:
+    """Return the largest memory of each device that the plan uses: all resident sets plus the largest active one."""
+    return {
+        device: sum(one.resident_gb for one in needs.values()) + max(one.active_gb for one in needs.values())
+        for device, needs in device_footprints(plan, model).items()
+    }
 
 
 def host_memory_gb(plan: Plan, model: CostModel) -> dict[str, float]:
     """Return what offloaded tasks keep in the memory of each node (`site/node`)."""
     host: defaultdict[str, float] = defaultdict(float)
-    for name, task in plan.tasks.items():
-        for device, needs in task_footprints(name, task, model):
-            host[node_of(device)] += needs.host_gb
+    for device, needs in device_footprints(plan, model).items():
+        host[node_of(device)] += sum(one.host_gb for one in needs.values())
     return {node: needed for node, needed in host.items() if needed > 0}

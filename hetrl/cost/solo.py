@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise, product
 
-from hetrl.cost.compute import StageShape, optimizer_seconds
+from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.memory import training_active_bytes
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
-from hetrl.cost.training import GRADIENT_BYTES, micro_batch_times, pipeline_seconds
+from hetrl.cost.training import micro_batch_times, pipeline_seconds
 from hetrl.hardware import Device, Node, Site, Topology, gpu_type
 from hetrl.plan.plan import RECOMPUTES
 from hetrl.workload import Architecture
@@ -236,7 +236,7 @@ def _placed(asked: SoloTraining, layout: Parallelism, topology: Topology) -> lis
 
 def _gradient_bytes(asked: SoloTraining, layout: Parallelism) -> int:
     default = "bf16" if layout.sharding == "full" else "fp32"
-    return GRADIENT_BYTES[asked.gradient_dtype or default]
+    return gradient_bytes(asked.gradient_dtype or default, 2)
 
 
 def _reduction_seconds(asked: SoloTraining, layout: Parallelism, topology: Topology) -> float:

@@ -11,15 +11,13 @@ from itertools import pairwise
 from statistics import NormalDist
 
 from hetrl.cost import formulas
-from hetrl.cost.compute import StageShape, optimizer_seconds, prefill_seconds, training_seconds
+from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
 from hetrl.hardware import Path, wire_seconds
 from hetrl.plan.plan import TaskPlan
 from hetrl.workload import Workload
-
-GRADIENT_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> li
     rings = []
     for stages in zip(*replicas, strict=True):
         shape = stages[0].shape
-        gradient = shape.parameters * GRADIENT_BYTES[task.gradient_dtype]
+        gradient = shape.parameters * gradient_bytes(task.gradient_dtype, shape.weight_bytes)
         for ranks in zip(*(stage.devices for stage in stages), strict=True):
             rings.append(Ring(ranks, gradient, shape.parameters * shape.weight_bytes, sharded))
     return rings

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetrl.cost.check import violations
 from hetrl.cost.iteration import task_cost
+from hetrl.cost.memory import with_server
 from hetrl.cost.objective import plan_value
 from hetrl.explanation.resources import ITERATION, Part, attribution
 from hetrl.explanation.training_sites import shares
 from hetrl.hardware import Device
-from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, plan_of
@@ -52,7 +53,7 @@ def _idle(gpu: str, free: list[Device], plan: Plan, problem: Problem, waits: Seq
     broken = ""
     for task in (name for name in (ACTOR_GENERATION, *INFERENCES) if name in plan.tasks):
         for other in _extended(plan, task, free, problem):
-            if found := violations(other, problem.topology, problem.workload):
+            if found := violations(other, problem.model):
                 broken = broken or found[0]
             elif best is None or other.predicted.iteration_seconds < best[0]:
                 best = (other.predicted.iteration_seconds, task, other)
@@ -88,8 +89,16 @@ def _extended(plan: Plan, name: str, free: list[Device], problem: Problem) -> It
             for devices in by_node.values()
             for at in range(0, len(devices) - tensor + 1, tensor)
         ]
+        if name == ACTOR_GENERATION:
+            more = [_with_server(replica, task, problem) for replica in more]
         if len(task.replicas) + len(more) <= workload.samples // unit:
             yield _with_task(plan, name, _balanced(name, task, (*task.replicas, *more), unit, problem), problem)
+
+
+def _with_server(replica: Replica, task: TaskPlan, problem: Problem) -> Replica:
+    """Return the replica with as much of what the largest of the task's servers gets as it has room for."""
+    cap_gb = max(other.kv_cache_gb for other in task.replicas)
+    return with_server(replica, cap_gb, max(other.max_sequences for other in task.replicas), problem.model)
 
 
 def _balanced(name: str, task: TaskPlan, replicas: tuple[Replica, ...], unit: int, problem: Problem) -> TaskPlan:
@@ -99,7 +108,7 @@ def _balanced(name: str, task: TaskPlan, replicas: tuple[Replica, ...], unit: in
     found = []
     for replica in replicas:
         gpus = tuple(problem.topology.device_by_id[device].gpu for device in replica.devices)
-        key = (gpus, tuple(len(stage.devices) for stage in replica.stages))
+        key = (gpus, tuple(len(stage.devices) for stage in replica.stages), replica.kv_cache_gb, replica.max_sequences)
         if key not in speeds:
             alone = replace(task, replicas=(replace(replica, samples=fair),))
             speeds[key] = 1 / task_cost(name, alone, problem.model).seconds

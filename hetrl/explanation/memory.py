@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
-from hetrl.cost.memory import Footprint, task_footprints
+from hetrl.cost.memory import Footprint, device_footprints
 from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
 
@@ -37,10 +36,7 @@ class Memory:
 
 def memory(plan: Plan, model: CostModel) -> tuple[Memory, ...]:
     """Return the memory of the devices in use, those that are filled alike together, in the order of the topology."""
-    needs: defaultdict[str, dict[str, Footprint]] = defaultdict(dict)
-    for name, task in plan.tasks.items():
-        for device, need in task_footprints(name, task, model):
-            needs[device][name] = need
+    needs = device_footprints(plan, model)
     alike: dict[tuple[str, str, tuple[Share, ...]], list[str]] = {}
     for found in (found for found in model.topology.devices if found.id in needs):
         alike.setdefault((found.site, found.gpu, tuple(_shares(needs[found.id]))), []).append(found.id)

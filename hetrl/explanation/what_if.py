@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hetrl.cost.check import violations
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.objective import SECONDS, Measure, measure_of, plan_value
 from hetrl.errors import InfeasibleError
 from hetrl.explanation.resources import critical_path
 from hetrl.hardware import Site, Topology
-from hetrl.plan.check import violations
 from hetrl.plan.plan import Plan, site_of
 from hetrl.problem import Problem
 from hetrl.search import solve, solvers_for
@@ -153,7 +153,7 @@ def _solved(
 
 def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem) -> WhatIf:
     value = math.inf if found is None else plan_value(found, changed.topology, changed.objective)
-    if question.name != UNCHANGED and not violations(plan, changed.topology, changed.workload):
+    if question.name != UNCHANGED and not violations(plan, changed.model):
         same = with_prediction(plan, changed.model)
         own = plan_value(same, changed.topology, changed.objective)
         if own <= value and own < math.inf:

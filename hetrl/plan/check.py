@@ -1,4 +1,4 @@
-"""Every constraint on a plan; a plan that passes `check` can be submitted.
+"""Every constraint on a plan that needs no cost model; with that of memory they are `hetrl.cost.check`.
 
 The rules are those of HetRL (arXiv 2512.12476, section 3: partitioning and assignment) and of the engines: Megatron's
 rank grid (one tensor-parallel degree, one layer split) and vLLM servers that live inside one site.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import combinations, pairwise
 
 from hetrl.errors import UsageError
-from hetrl.hardware import Topology, gpu_type
+from hetrl.hardware import Topology
 from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Group, Plan, Replica, TaskPlan, node_of, site_of
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Architecture, Workload
 
@@ -21,7 +21,6 @@ _CHOICES = {
     "gradient_dtype": ("fp32", "bf16"),
     "optimizer_sharding": SHARDINGS,
 }
-_ROUNDING = 1 + 1e-9  # a cache that takes all that is left sums up to a little more or less than the whole
 
 
 class PlanError(UsageError):
@@ -35,18 +34,10 @@ class PlanError(UsageError):
         super().__init__(f"the plan breaks {count}; correct it, or plan again with `hetrl plan`:\n{lines}")
 
 
-def check(plan: Plan, topology: Topology, workload: Workload, *, relaxed: bool = False) -> None:
-    """Raise PlanError if the plan cannot run this workload on this topology.
-
-    `relaxed` lifts the training grid (one tensor-parallel degree and one layer split for all replicas) for study.
-    """
-    if found := violations(plan, topology, workload, relaxed=relaxed):
-        raise PlanError(tuple(found))
-
-
 def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: bool = False) -> list[str]:
     """Return one line per broken constraint: where, what, with ids; an empty list for a legal plan.
 
+    `relaxed` lifts the training grid (one tensor-parallel degree and one layer split for all replicas) for study.
     A plan whose shape is broken (wrong tasks, empty parts, unknown devices) is reported for its shape alone.
     """
     if broken := [*_shape(plan, topology, workload)]:
@@ -55,10 +46,11 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
     for name, task in plan.tasks.items():
         model = workload.architecture_of(name)
         assert model is not None  # _shape: the workload has the task
-        found += [*_settings(name, task), *_samples(name, task, workload), *_layers(name, task, model)]
+        found += [*_settings(name, task), *_gradients(name, task, workload), *_servers(name, task)]
+        found += [*_samples(name, task, workload), *_layers(name, task, model)]
         found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
-    found += [*_site_order(plan), *_weight_sync(plan, topology), *_links(plan, topology), *_memory(plan, topology)]
+    found += [*_site_order(plan), *_weight_sync(plan, topology), *_links(plan, topology)]
     return found
 
 
@@ -100,7 +92,6 @@ def _shape(plan: Plan, topology: Topology, workload: Workload) -> Iterator[str]:
         yield from _unknown_devices(name, task.devices, topology)
     for index, group in enumerate(plan.groups):
         yield from _unknown_devices(f"group {index}", group.devices, topology)
-    yield from _unknown_devices("predicted.peak_memory_gb", tuple(plan.predicted.peak_memory_gb), topology)
 
 
 def _unknown_devices(where: str, devices: tuple[str, ...], topology: Topology) -> Iterator[str]:
@@ -171,9 +162,23 @@ def _settings(name: str, task: TaskPlan) -> Iterator[str]:
         yield f"{name}: idle_state sleep frees a KV cache, which only {ACTOR_GENERATION} has; use resident or offload"
     if task.micro_batch < 1:
         yield f"{name}: micro_batch is {task.micro_batch}; it is at least 1"
-    for key in ("kv_cache_gb", "max_sequences"):
-        if (number := getattr(task, key)) < 0:
-            yield f"{name}: {key} is {number}; it must not be negative"
+
+
+def _gradients(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
+    """Gradients are kept and reduced in bf16 only where the weights are."""
+    if name in TRAININGS and task.gradient_dtype == "bf16" and workload.weight_bytes != 2:
+        yield f"{name}: gradient_dtype is bf16, the model's dtype is not; take fp32"
+
+
+def _servers(name: str, task: TaskPlan) -> Iterator[str]:
+    """Every server of generation gets a KV cache and a number of sequences; nothing else has a server."""
+    for where, replica in _replicas(name, task):
+        for key in ("kv_cache_gb", "max_sequences"):
+            number = getattr(replica, key)
+            if name == ACTOR_GENERATION and not number > 0:  # what is not a number is refused, too
+                yield f"{where}: {key} is {number}; its server needs more than 0"
+            elif name != ACTOR_GENERATION and number != 0:
+                yield f"{where}: {key} is {number}; only {ACTOR_GENERATION} has servers"
 
 
 def _samples(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
@@ -295,15 +300,3 @@ def _links(plan: Plan, topology: Topology) -> Iterator[str]:
         for site, other in combinations(sites, 2):
             if not topology.linked(site, other):
                 yield f"{name}: trains over {site} and {other}, which have no link"
-
-
-def _memory(plan: Plan, topology: Topology) -> Iterator[str]:
-    peaks = plan.predicted.peak_memory_gb
-    for device in plan.devices:
-        if device not in peaks:
-            yield f"predicted.peak_memory_gb: lacks the device {device}, which the plan uses"
-    for device, peak in peaks.items():
-        gpu = gpu_type(topology.device_by_id[device].gpu)
-        if not 0 <= peak <= gpu.usable_gb * _ROUNDING:
-            limit = f"{gpu.usable_gb:.2f} of {gpu.memory_gb:g} GB of {gpu.name}"
-            yield f"{device}: needs {peak:.2f} GB; usable are {limit}"

@@ -25,6 +25,8 @@ class _Stage(Strict):
 class _Replica(Strict):
     samples: Whole
     stages: list[_Stage] = Field(min_length=1)
+    kv_cache_gb: NotNegative = 0.0
+    max_sequences: Whole = 0
 
 
 class _Task(Strict):
@@ -35,8 +37,6 @@ class _Task(Strict):
     recompute: Literal["none", "full"] = "none"
     gradient_dtype: Literal["fp32", "bf16"] = "fp32"
     optimizer_sharding: Literal["none", "data_parallel"] = "none"
-    kv_cache_gb: NotNegative = 0.0
-    max_sequences: Whole = 0
 
 
 class _Group(Strict):

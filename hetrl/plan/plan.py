@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from typing import Any
 
 FORMAT = "hetrl-plan/1"
@@ -37,15 +38,26 @@ class Stage:
 
 @dataclass(frozen=True)
 class Replica:
-    """One data-parallel replica and the samples of an iteration that it handles."""
+    """One data-parallel replica and the samples of an iteration that it handles.
+
+    A replica of generation has what its vLLM server gets: `kv_cache_gb` of keys and values on each of its devices, and
+    `max_sequences` that run at once. Other replicas have neither.
+    """
 
     samples: int
     stages: tuple[Stage, ...]
+    kv_cache_gb: float = 0.0
+    max_sequences: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Return the devices of all stages, first stage first."""
         return tuple(device for stage in self.stages for device in stage.devices)
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Return `kv_cache_gb` in whole bytes, never more than the figure as it is written."""
+        return int(Decimal(str(self.kv_cache_gb)) * 10**9)
 
 
 @dataclass(frozen=True)
@@ -59,8 +71,6 @@ class TaskPlan:
     recompute: str = "none"  # none | full
     gradient_dtype: str = "fp32"  # fp32 | bf16: what the data-parallel reduction sends
     optimizer_sharding: str = "none"  # none | data_parallel
-    kv_cache_gb: float = 0.0
-    max_sequences: int = 0
 
     @property
     def devices(self) -> tuple[str, ...]:

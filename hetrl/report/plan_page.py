@@ -10,7 +10,7 @@ from hetrl.report.device_map import device_map
 from hetrl.report.gantt import gantt
 from hetrl.report.page import SHORT, mark_of_task, marks, render
 from hetrl.report.played import Played
-from hetrl.report.rows import link_rows, task_rows
+from hetrl.report.rows import link_rows, servers, task_rows
 from hetrl.report.text import compact_devices, figure
 from hetrl.workload import Workload
 
@@ -47,6 +47,7 @@ def plan_page(
         sites=device_map(plan, {device.id: device.gpu for device in topology.devices}),
         rows=task_rows(plan),
         compact_devices=compact_devices,
+        servers=servers,
         gantt=gantt(plan, []),
         loaded=sorted((row for row in links if row.gb), key=lambda row: -row.gb),
         unloaded=[row for row in links if not row.gb],

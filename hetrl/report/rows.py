@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan, Replica, TaskPlan, site_of
+from hetrl.report.text import figure
 from hetrl.workload import TASKS, TRAININGS
 
 
 @dataclass(frozen=True)
 class TaskRow:
-    """Devices of one task at one site; what belongs to the whole task or set of replicas stands in its first row."""
+    """Devices of one task at one site; what belongs to the whole task or set of replicas stands in its first row.
+
+    `servers` says what each server of these replicas gets, where they have some.
+    """
 
     task: str
     site: str
@@ -20,6 +24,7 @@ class TaskRow:
     parallelism: str = ""  # TPxPPxDP
     samples: int | None = None
     seconds: float | None = None
+    servers: str = ""
 
 
 def task_rows(plan: Plan) -> list[TaskRow]:
@@ -47,6 +52,7 @@ def _rows_of(name: str, plan: Plan) -> list[TaskRow]:
                     parallelism=_parallelism(replicas) if first else "",
                     samples=sum(replica.samples for replica in replicas) if first else None,
                     seconds=None if rows else plan.predicted.tasks.get(name),
+                    servers=servers(replicas) if first else "",
                 )
             )
     return rows
@@ -60,6 +66,19 @@ def _alike(name: str, task: TaskPlan) -> list[list[Replica]]:
         shape = tuple(len(stage.devices) for stage in replica.stages)
         sets.setdefault((site_of(replica.devices[0]), shape), []).append(replica)
     return list(sets.values())
+
+
+def servers(replicas: Sequence[Replica]) -> str:
+    """Return what the servers of these replicas get, from the least to the most; nothing where they have none."""
+    if not any(replica.max_sequences for replica in replicas):
+        return ""
+    caches = dict.fromkeys(figure(gb) for gb in sorted(replica.kv_cache_gb for replica in replicas))
+    sequences = dict.fromkeys(sorted(replica.max_sequences for replica in replicas))
+    return f"KV cache {_range([*caches])} GB, {_range([*sequences])} sequences"
+
+
+def _range(values: Sequence[object]) -> str:
+    return f"{values[0]}" if len(values) == 1 else f"{values[0]} to {values[-1]}"
 
 
 def _parallelism(replicas: list[Replica]) -> str:

@@ -12,7 +12,7 @@ from hetrl.report.device_map import device_map, sites_of
 from hetrl.report.facts import LAST_STEPS, Facts, Row, event_rows, facts, replica_rates, staleness_counts
 from hetrl.report.gantt import gantt, is_asynchronous
 from hetrl.report.page import SHORT, Bar, bars, mark_of_task, marks, render
-from hetrl.report.rows import task_rows
+from hetrl.report.rows import servers, task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
 
 # key of a row -> title
@@ -79,6 +79,7 @@ def run_page(
         sites=device_map(plan, gpus or {}),
         rows=task_rows(plan),
         compact_devices=compact_devices,
+        servers=servers,
         links=bars((name, count, byte_figure(count)) for name, count in known.bytes_per_link.items()),
         version_charts=_version_charts(known),
         version_bytes=sum(entry.get("bytes", 0) for entry in known.versions),

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from hetrl.cost.check import check
 from hetrl.cost.objective import THROUGHPUT, Objective
 from hetrl.errors import UsageError, nearest
-from hetrl.plan.check import check
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.search import baselines, sha_ea
@@ -71,7 +71,7 @@ def solve(
     took = round(time.monotonic() - began, 3)
     told = replace(plan.solver, seconds=took, evaluations=compared, objective=problem.objective.kind)
     plan = replace(plan, solver=told)
-    check(plan, problem.topology, problem.workload)
+    check(plan, problem.model)
     return plan
 
 

@@ -8,13 +8,15 @@ from itertools import islice
 
 import numpy as np
 
+from hetrl.cost.memory import with_server
 from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Replica, Stage, TaskPlan
 from hetrl.search.core.encoding import CACHE, IDLE, MICRO_BATCH, PIPELINE, RECOMPUTE, SHARDING, TENSOR, Vector, views
 from hetrl.search.core.functions import value_task
 from hetrl.search.core.tables import Tables
-from hetrl.search.core.tables_serving import equal_stages, serving_task
+from hetrl.search.core.tables_serving import equal_stages, max_sequences, serving_task
 from hetrl.search.core.workspace import Bench
 from hetrl.search.space import Chunk, Space
+from hetrl.workload import ACTOR_GENERATION
 
 Unit = tuple[str, ...]  # device ids of the ranks of one stage
 
@@ -92,9 +94,11 @@ def _serving(
         for index, stages in enumerate(islice(placed, bench.parts.runs[task, kind])):
             units = int(shares.units[kind]) + int(index < shares.extra[kind])
             replicas.append(Replica(units * int(serving.unit_samples[task]), stages))
-    cache_gb = float(serving.cache_gb[choice[CACHE]])
-    plan = serving_task(workload.tasks[task], int(choice[IDLE]), cache_gb, workload)
-    return replace(plan, replicas=tuple(replicas))
+    name = workload.tasks[task]
+    if name == ACTOR_GENERATION:
+        cap_gb, sequences = float(serving.cache_gb[choice[CACHE]]), max_sequences(workload)
+        replicas = [with_server(replica, cap_gb, sequences, space.problem.model) for replica in replicas]
+    return replace(serving_task(name, int(choice[IDLE]), workload), replicas=tuple(replicas))
 
 
 def _serving_replicas(

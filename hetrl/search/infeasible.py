@@ -41,7 +41,7 @@ def least_gb(space: Space, task: str) -> float:
     model, rates = model_of(task, workload), space.problem.efficiencies.rates(space.classes[0].gpu)
     whole = StageShape(model, model.layers, True, True, has_language_head(task), 1, rates, workload.weight_bytes)
     if task in TRAININGS:
-        return sum(training_state_bytes(whole, 1)) / 1e9
+        return sum(training_state_bytes(whole, 1, workload.gradient_dtype)) / 1e9
     return whole.parameters * workload.weight_bytes / 1e9
 
 

@@ -180,7 +180,7 @@ class Generation:
         placed = place_all(ACTOR_GENERATION, task.replicas, setting.model)
         for replica, stages in zip(task.replicas, placed, strict=True):
             devices = tuple(device for stage in stages for device in stage.devices)
-            limit = batch_limit(server_of(stages), task, setting.model.workload)
+            limit = batch_limit(server_of(stages), replica, setting.model.workload)
             loses = shares_devices and task.idle_state != "resident"
             rollout = Rollout(setting, devices, server_of(stages), limit, replica.samples, loses, complete)
             rollout.stopped = shares_devices

@@ -114,11 +114,11 @@ def given_plan(path: Path, problem: Problem) -> Plan:
 
     Raises UsageError where it is not a plan or breaks a constraint.
     """
-    from hetrl.plan.check import check
+    from hetrl.cost.check import check
     from hetrl.plan.document import read_plan
 
     plan = read_plan(path)
-    check(plan, problem.topology, problem.workload)
+    check(plan, problem.model)
     changed = [name for name, digest in problem.digests.items() if plan.inputs.get(name) != digest]
     if changed:
         print(f"warning: {path} was made for another {' and another '.join(changed)}", file=sys.stderr)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from statistics import NormalDist
 
 import pytest
@@ -28,11 +29,14 @@ from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_pr
 from hetrl.cost.memory import (
     peak_memory_gb,
     training_active_bytes,
+    training_footprint,
     training_state_bytes,
+    update_bytes,
 )
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
-from hetrl.cost.training import Times, expected_largest, pipeline_seconds
+from hetrl.cost.stages import place_all
+from hetrl.cost.training import Times, expected_largest, gradient_rings, pipeline_seconds
 from hetrl.cost.weight_sync import held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology, gpu_catalogue
@@ -251,9 +255,45 @@ def test_a_node_receives_the_weights_that_it_does_not_hold() -> None:
 
 def test_training_holds_18_bytes_per_parameter_sharded_6_and_12_over_dp() -> None:
     whole = EIGHT_B.parameters
-    assert sum(training_state_bytes(WHOLE, 1)) == 18 * whole
-    assert sum(training_state_bytes(WHOLE, 4)) == 6 * whole + 3 * whole
-    assert sum(training_state_bytes(replace(WHOLE, weight_bytes=4), 1)) == 16 * whole
+    assert sum(training_state_bytes(WHOLE, 1, "fp32")) == 18 * whole
+    assert sum(training_state_bytes(WHOLE, 4, "fp32")) == 6 * whole + 3 * whole
+    assert sum(training_state_bytes(replace(WHOLE, weight_bytes=4), 1, "fp32")) == 16 * whole
+
+
+def test_gradients_in_bf16_take_half_and_are_copied_for_the_update() -> None:
+    whole, fp32_model = EIGHT_B.parameters, replace(WHOLE, weight_bytes=4)
+    assert sum(training_state_bytes(WHOLE, 1, "bf16")) == 16 * whole
+    assert sum(training_state_bytes(WHOLE, 4, "bf16")) == 4 * whole + 3 * whole
+    assert training_state_bytes(fp32_model, 1, "bf16") == training_state_bytes(fp32_model, 1, "fp32")
+    assert update_bytes(WHOLE, 4, "bf16") == whole
+    assert update_bytes(WHOLE, 4, "fp32") == update_bytes(fp32_model, 4, "bf16") == 0
+
+
+@pytest.mark.parametrize("micro_batch", [1, 40])
+def test_the_update_stands_where_the_activations_stood(micro_batch: int) -> None:
+    base = whole_plan().tasks["actor_training"]
+    task = replace(base, micro_batch=micro_batch, gradient_dtype="bf16", optimizer_sharding="none")
+    shape = replace(WHOLE, architecture=architecture("qwen3-1.7b"), layers=14, last=False)
+    workload = grpo()
+    activations = training_active_bytes(shape, 2, micro_batch * workload.max_sequence_tokens, "full")
+    copies = 4 * shape.parameters
+    assert (activations > copies) == (micro_batch > 1)
+    found = training_footprint(shape, task, 0, workload)
+    assert found.active_gb == max(activations, copies) / 1e9
+    assert found.resident_gb == 16 * shape.parameters / 1e9
+
+
+def test_a_reduction_in_bf16_sends_half_and_one_of_a_model_in_fp32_does_not() -> None:
+    model = CostModel(three_sites(), grpo())
+    base = whole_plan().tasks["actor_training"]
+    sent = {}
+    for dtype, weight_bytes in product(("fp32", "bf16"), (2, 4)):
+        task = replace(base, gradient_dtype=dtype)
+        found = replace(model, workload=replace(grpo(), weight_bytes=weight_bytes))
+        rings = gradient_rings(task, place_all("actor_training", task.replicas, found))
+        sent[dtype, weight_bytes] = sum(ring.gradient_bytes for ring in rings)
+    assert sent["fp32", 2] == 2 * sent["bf16", 2]
+    assert sent["fp32", 4] == sent["bf16", 4] == sent["fp32", 2]
 
 
 def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:

@@ -36,14 +36,14 @@ def quickstart_plan(**changes) -> Plan:
     trainers = tuple(f"alpha/alpha-0/{index}" for index in range(4))
     rollouts = ("beta/beta-0/0", "gamma/gamma-0/0")
 
-    def replicas(devices):
-        return tuple(Replica(samples // len(devices), (Stage((one,), layers),)) for one in devices)
+    def replicas(devices, *server):
+        return tuple(Replica(samples // len(devices), (Stage((one,), layers),), *server) for one in devices)
 
     document = {
         "algorithm": Algorithm("grpo", "sync", 0, 1),
         "groups": (Group(("actor_training",), trainers), Group(("actor_generation",), rollouts, "array")),
         "tasks": {
-            "actor_generation": TaskPlan("vllm", replicas(rollouts), kv_cache_gb=0.1, max_sequences=32),
+            "actor_generation": TaskPlan("vllm", replicas(rollouts, 0.1, 32)),
             "actor_training": TaskPlan("megatron", replicas(trainers)),
         },
         "weight_sync": WeightSync("full", (Route("alpha", "beta"), Route("alpha", "gamma"))),

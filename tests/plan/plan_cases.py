@@ -38,7 +38,7 @@ def workload() -> Workload:
     )
 
 
-ROLLOUTS = (("jsc/l40s-0/0", 24), ("jsc/l40s-0/1", 24), ("lab/l4-0/0", 16))
+ROLLOUTS = (("jsc/l40s-0/0", 24, 30.5), ("jsc/l40s-0/1", 24, 30.5), ("lab/l4-0/0", 16, 9.5))
 TRAINERS = (*FIRST, *SECOND, *OTHER_FIRST, *OTHER_SECOND)
 
 
@@ -48,7 +48,7 @@ def plan() -> Plan:
         algorithm=Algorithm("grpo", "async", 2, 4),
         groups=(
             Group(("actor_training", "reference_inference"), TRAINERS),
-            Group(("actor_generation",), tuple(device for device, _ in ROLLOUTS), "array"),
+            Group(("actor_generation",), tuple(device for device, *_ in ROLLOUTS), "array"),
             Group(("reward_inference",), ("jsc/l40s-1/0", "jsc/l40s-1/1"), "array"),
         ),
         tasks=_tasks(),
@@ -75,9 +75,9 @@ def _tasks() -> dict[str, TaskPlan]:
     generation = TaskPlan(
         engine="vllm",
         idle_state="sleep",
-        kv_cache_gb=9.5,
-        max_sequences=64,
-        replicas=tuple(Replica(samples, (Stage((device,), (0, 28)),)) for device, samples in ROLLOUTS),
+        replicas=tuple(
+            Replica(samples, (Stage((device,), (0, 28)),), kv_cache_gb, 64) for device, samples, kv_cache_gb in ROLLOUTS
+        ),
     )
     reference = TaskPlan(
         "megatron", (Replica(32, (Stage(FIRST, (0, 28)),)), Replica(32, (Stage(OTHER_FIRST, (0, 28)),)))
@@ -104,7 +104,8 @@ def _predicted() -> Predicted:
         },
         peak_memory_gb={
             **dict.fromkeys(TRAINERS, 21.5),
-            **dict.fromkeys(("jsc/l40s-0/0", "jsc/l40s-0/1", "jsc/l40s-1/0", "lab/l4-0/0"), 14.0),
+            **dict.fromkeys(("jsc/l40s-0/0", "jsc/l40s-0/1"), 35.0),
+            **dict.fromkeys(("jsc/l40s-1/0", "lab/l4-0/0"), 14.0),
         },
         wan_gb_per_iteration={"alps-jsc": 3.6, "alps-lab": 3.5},
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def several(items: st.SearchStrategy[Any], least: int = 1) -> st.SearchStrategy[
 
 
 stages = st.builds(Stage, several(names), st.tuples(counts, counts))
-replicas = st.builds(Replica, counts, several(stages))
+replicas = st.builds(Replica, counts, several(stages), amounts, counts)
 tasks = st.builds(
     TaskPlan,
     engine=st.sampled_from(["megatron", "vllm"]),
@@ -52,8 +54,6 @@ tasks = st.builds(
     recompute=st.sampled_from(["none", "full"]),
     gradient_dtype=st.sampled_from(["fp32", "bf16"]),
     optimizer_sharding=st.sampled_from(["none", "data_parallel"]),
-    kv_cache_gb=amounts,
-    max_sequences=counts,
 )
 plans = st.builds(
     Plan,
@@ -88,6 +88,23 @@ def test_a_plan_survives_the_file(original: Plan) -> None:
     assert plan_from_json(json.loads(json.dumps(original.to_json()))) == original
 
 
+@given(amounts)
+def test_a_server_gets_no_byte_more_than_the_file_says(gigabytes: float) -> None:
+    replica = Replica(1, (), gigabytes, 1)
+    written = Decimal(json.dumps(_replica_json(replica)["kv_cache_gb"]))
+    assert written * 10**9 - 1 < replica.kv_cache_bytes <= written * 10**9
+
+
+def test_a_round_figure_is_so_many_bytes() -> None:
+    assert Replica(1, (), 73.6, 1).kv_cache_bytes == 73_600_000_000
+    assert Replica(1, (), 0.0009, 1).kv_cache_bytes == 900_000
+
+
+def _replica_json(replica: Replica) -> Any:
+    whole = replace(plan(), tasks={"actor_generation": TaskPlan("vllm", (replica,))})
+    return whole.to_json()["tasks"]["actor_generation"]["replicas"][0]
+
+
 def test_the_golden_file_is_the_plan_of_the_tests() -> None:
     assert read_plan(GOLDEN) == plan()
 
@@ -101,6 +118,8 @@ def test_a_task_may_leave_out_what_its_engine_does_not_know() -> None:
     document = json.loads(GOLDEN.read_text())
     for key in ("micro_batch", "recompute", "gradient_dtype", "optimizer_sharding"):
         del document["tasks"]["actor_generation"][key]
+    for key in ("kv_cache_gb", "max_sequences"):
+        del document["tasks"]["actor_training"]["replicas"][0][key]
     assert plan_from_json(document) == plan()
 
 
@@ -137,6 +156,14 @@ MISTAKES: dict[str, tuple[Edit, str]] = {
     "unknown key of a task": (
         lambda d: d["tasks"]["actor_training"].update(microbatch=2),
         'unknown key "tasks.actor_training.microbatch"; did you mean "micro_batch"?',
+    ),
+    "a cache of the whole task": (
+        lambda d: d["tasks"]["actor_generation"].update(kv_cache_gb=9.5),
+        'unknown key "tasks.actor_generation.kv_cache_gb"',
+    ),
+    "negative cache": (
+        lambda d: d["tasks"]["actor_generation"]["replicas"][2].update(kv_cache_gb=-1.0),
+        "tasks.actor_generation.replicas.2.kv_cache_gb: ",
     ),
     "fractional samples": (
         lambda d: d["tasks"]["actor_training"]["replicas"][0].update(samples=1.5),

@@ -110,6 +110,12 @@ def test_the_plan_page_has_every_device_and_task() -> None:
             assert " ".join(stage.devices) in page.text
 
 
+def test_the_plan_page_tells_what_each_server_gets() -> None:
+    text = Page(plan_of_tests()).text
+    assert text.count("KV cache 30.5 GB, 64 sequences") == 1 + 2  # the row of the site, and each replica
+    assert text.count("KV cache 9.50 GB, 64 sequences") == 1 + 1
+
+
 def test_a_box_tells_tasks_memory_and_idleness() -> None:
     titles = {value for key, value in Page(plan_of_tests()).attributes if key == "title"}
     assert "alps/a100-0/0 (a100-40gb): reference inference, actor training; peak 21.5 of 36.8 GB usable" in titles

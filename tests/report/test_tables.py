@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Replica, Stage
-from hetrl.report.rows import TaskRow, task_rows
+from hetrl.report.rows import TaskRow, servers, task_rows
 from hetrl.report.tables import links_table, plan_table, sites_table, summary_table
 from hetrl.report.text import byte_figure, compact_devices, figure
 from hetrl.workload import TASKS
@@ -38,6 +38,15 @@ def test_rows_of_training_are_one_set_of_replicas() -> None:
         TaskRow("actor_training", "alps", spread[0].devices, "2/1×2/1×2", 64, 21.0),
         TaskRow("actor_training", "jsc", spread[1].devices),
     ]
+
+
+def test_a_row_says_what_its_servers_get_from_the_least_to_the_most() -> None:
+    rows = {(row.task, row.site): row.servers for row in task_rows(plan())}
+    assert rows["actor_generation", "jsc"] == "KV cache 30.5 GB, 64 sequences"
+    assert rows["actor_generation", "lab"] == "KV cache 9.50 GB, 64 sequences"
+    assert {servers for (task, _), servers in rows.items() if task != "actor_generation"} == {""}
+    one, two, three = plan().tasks["actor_generation"].replicas
+    assert servers([one, replace(two, kv_cache_gb=8.0), three]) == "KV cache 8.00 to 30.5 GB, 64 sequences"
 
 
 def test_rows_follow_the_dataflow() -> None:

@@ -15,7 +15,13 @@ MADE = Made("test", 0, {})
 GPUS = ("a100-80gb", "a100-40gb", "l40s", "h100")
 
 
-def job(model: str = "qwen3-1.7b", algorithm: str = "ppo", staleness: int = 0, kind: str = "fixed") -> Workload:
+def job(
+    model: str = "qwen3-1.7b",
+    algorithm: str = "ppo",
+    staleness: int = 0,
+    kind: str = "fixed",
+    gradient_dtype: str = "fp32",
+) -> Workload:
     """PPO or GRPO with one model in all roles; `kind` is that of the response lengths."""
     size = architecture(model)
     return Workload(
@@ -31,6 +37,7 @@ def job(model: str = "qwen3-1.7b", algorithm: str = "ppo", staleness: int = 0, k
         critic=size if algorithm == "ppo" else None,
         reference=size,
         reward=size,
+        gradient_dtype=gradient_dtype,
     )
 
 
@@ -63,6 +70,7 @@ jobs = st.builds(
     st.sampled_from(["ppo", "grpo"]),
     st.sampled_from([0, 1, 3]),
     st.sampled_from(["fixed", "uniform"]),
+    st.sampled_from(["fp32", "bf16"]),
 )
 seeds = st.integers(0, 2**31)
 

@@ -10,9 +10,9 @@ from math import inf
 import numpy as np
 import pytest
 
+from hetrl.cost.check import check
 from hetrl.errors import InfeasibleError, UsageError
 from hetrl.hardware import Link, Node, Site, Topology
-from hetrl.plan.check import check
 from hetrl.search import Problem, Progress, solve
 from hetrl.search.assemble import Made
 from hetrl.search.baselines import PLANS, SEARCHES, deap_ea, random_plans
@@ -72,7 +72,7 @@ def test_what_is_found_is_what_the_evaluator_says_and_reports_only_get_better(na
 def test_every_plan_passes_check(name: str, mode: str) -> None:
     asked = problem(mode)
     plan, compared = PLANS[name](Space(asked), 3600.0, Made(name, 0, {}), evaluations=EVALUATIONS)
-    check(plan, asked.topology, asked.workload)
+    check(plan, asked.model)
     assert compared >= EVALUATIONS
     assert plan.solver.name == name
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hetrl.cost.check import check
 from hetrl.hardware import Link, Node, Site, Topology
-from hetrl.plan.check import check
 from hetrl.problem import Problem
 from hetrl.search import solve
 from hetrl.search.assemble import Made
@@ -80,7 +80,7 @@ def test_every_plan_passes_check(seed: int, job: tuple[str, str]) -> None:
     asked = problem(seed, *job)
     evaluator, _, found = _solved(asked)
     plan = evaluator.assemble(found.x, Made("ilp", 0, {}))
-    check(plan, asked.topology, asked.workload)
+    check(plan, asked.model)
     assert plan.predicted.iteration_seconds == pytest.approx(found.seconds)
 
 
@@ -138,7 +138,7 @@ def test_an_interrupt_returns_the_plan_of_sha_ea_unproven(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("hetrl.search.ilp.solver.make_columns", interrupt)
     plan = solve(asked, "ilp", 20.0, 0)
-    check(plan, asked.topology, asked.workload)
+    check(plan, asked.model)
     assert (plan.solver.status, plan.solver.bound_seconds) == ("feasible", None)
     assert len(began) == 1  # the other site is not looked at
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hetrl.cost.check import check
 from hetrl.cost.objective import Objective
 from hetrl.errors import InfeasibleError, UsageError
 from hetrl.hardware import Link, Node, Site, Topology
-from hetrl.plan.check import check
 from hetrl.plan.plan import Plan
 from hetrl.problem import read_problem
 from hetrl.search import Problem, Progress, solve
@@ -92,7 +92,7 @@ def test_an_unknown_solver_is_answered_with_the_nearest() -> None:
 def test_a_plan_passes_check_and_repeats_under_its_seed(algorithm: str, mode: str) -> None:
     problem = Problem(_two_sites(), _workload(algorithm=algorithm, mode=mode))
     first, second, other = (_planned(problem, seed, evaluations=5000) for seed in (3, 3, 4))
-    check(first, problem.topology, problem.workload)
+    check(first, problem.model)
     assert first.predicted.iteration_seconds > 0
     assert first.solver.name == "sha-ea"
     assert first.solver.evaluations == 5000
@@ -142,7 +142,7 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
     for topology in (_two_sites(), replace(_two_sites(), links=())):  # without a link each site is searched by itself
         problem = Problem(topology, _workload())
         plan = solve(problem, "sha-ea", 3600.0, 0, report=interrupt)
-        check(plan, problem.topology, problem.workload)
+        check(plan, problem.model)
 
 
 def test_an_interrupt_before_any_plan_is_passed_on() -> None:
@@ -224,7 +224,7 @@ def test_four_thousand_gpus_are_planned_for() -> None:
     links = tuple(Link((a, b), 10.0, 10.0) for i, a in enumerate(names) for b in names[i + 1 :])
     problem = Problem(Topology(sites, links), _workload(samples=8192))
     plan = _planned(problem, evaluations=1000)
-    check(plan, problem.topology, problem.workload)
+    check(plan, problem.model)
 
 
 GPUS = ("a100-40gb", "a100-80gb", "l40s", "l4", "h100")

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from hetrl.cost.check import check
 from hetrl.cost.efficiency import calibrated
 from hetrl.errors import HetrlError, UsageError
-from hetrl.plan.check import check
 from hetrl.plan.plan import Plan
 from hetrl.search import Problem, Progress, sha_ea, solve
 from hetrl.search.evaluate import Evaluator
@@ -25,7 +25,7 @@ EVALUATIONS = 3000
 
 def planned(processes: int, evaluations: int, seed: int = 3) -> Plan:
     plan = solve(PROBLEM, "sha-ea", 600.0, seed, evaluations=evaluations, processes=processes)
-    check(plan, PROBLEM.topology, PROBLEM.workload)
+    check(plan, PROBLEM.model)
     return replace(plan, solver=replace(plan.solver, seconds=0.0))
 
 
@@ -54,7 +54,7 @@ def test_an_interrupt_stops_all_processes_and_keeps_the_best() -> None:
             raise KeyboardInterrupt
 
     plan = solve(PROBLEM, "sha-ea", 3600.0, 0, report=interrupt, processes=2)
-    check(plan, PROBLEM.topology, PROBLEM.workload)
+    check(plan, PROBLEM.model)
     assert plan.predicted.iteration_seconds <= told[-1].seconds * (1 + 1e-9)
     assert not multiprocessing.active_children()
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hetrl.cost.check import violations
 from hetrl.cost.efficiency import calibrated
 from hetrl.hardware import Node, Site, Topology
-from hetrl.plan.check import violations
 from hetrl.problem import Problem
 from hetrl.search.core.functions import mutate, regroup, value
 from hetrl.search.core.workspace import VALUED, seeded
@@ -28,7 +28,7 @@ def test_seconds_are_those_that_the_cost_model_predicts(topology: Topology, work
     seconds, parts = evaluator.parts(x)
     told = dict(zip(workload.tasks, parts.seconds.tolist(), strict=True))
     plan = evaluator.assemble(x, MADE)
-    assert violations(plan, topology, workload) == []
+    assert violations(plan, evaluator.space.problem.model) == []
     assert plan.predicted.iteration_seconds == pytest.approx(seconds, rel=1e-9)
     if len([group for group in plan.groups if "training" in "".join(group.tasks)]) == 1:  # else they may share links
         assert told == pytest.approx({name: plan.predicted.tasks[name] for name in workload.tasks}, rel=1e-9)

@@ -30,8 +30,8 @@ def two_sites(gbps: float = 1.0, delay_ms: float = 20.0) -> Topology:
 def small_plan(workload: Workload, stages: tuple[Stage, ...], micro_batch: int = 2) -> Plan:
     """Train at a (and wherever the stages are), generate at b."""
     trainer = TaskPlan("megatron", (Replica(workload.samples, stages),), micro_batch=micro_batch)
-    rollouts = tuple(Replica(workload.samples // 2, (Stage((f"b/n0/{2 + index}",), (0, 28)),)) for index in range(2))
-    generator = TaskPlan("vllm", rollouts, kv_cache_gb=20.0, max_sequences=64)
+    stages_of_rollouts = [(Stage((f"b/n0/{2 + index}",), (0, 28)),) for index in range(2)]
+    generator = TaskPlan("vllm", tuple(Replica(workload.samples // 2, one, 20.0, 64) for one in stages_of_rollouts))
     groups = (Group(("actor_training",), trainer.devices), Group(("actor_generation",), generator.devices, "array"))
     return Plan(
         Algorithm("grpo", workload.mode, workload.max_staleness, workload.optimizer_steps_per_iteration),

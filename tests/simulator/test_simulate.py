@@ -89,7 +89,7 @@ def test_tasks_of_one_group_take_turns_and_pay_for_their_switches() -> None:
     workload, topology = small_workload(), two_sites()
     plan = small_plan(workload, ONE_STAGE)
     trainer = replace(plan.tasks["actor_training"], idle_state="offload")
-    generator = TaskPlan("vllm", (Replica(16, ONE_STAGE),), "sleep", kv_cache_gb=10.0, max_sequences=16)
+    generator = TaskPlan("vllm", (Replica(16, ONE_STAGE, 10.0, 16),), "sleep")
     together = replace(
         plan,
         groups=(Group(("actor_generation", "actor_training"), ("a/n0/0",)),),

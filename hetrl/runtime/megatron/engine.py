@@ -188,6 +188,7 @@ class MegatronEngine:
             )
         rate = self._set_learning_rate(settings.learning_rate)
         optimizer.step()
+        optimizer.zero_grad()  # frees the float32 copies of bfloat16 gradients: others may need the device now
         self.steps += 1
         return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
 

@@ -21,6 +21,7 @@ class OptimizerSettings:
 
     Norms and biases do not decay. `beta2` 0.95 is what large language models are trained with (GPT-3, arXiv
     2005.14165, appendix B). `distributed` shards the optimiser's state over the replicas (ZeRO-1, arXiv 1910.02054).
+    Gradients are kept and summed over the replicas in fp32 or, without `grad_reduce_in_fp32`, in the model's dtype.
     """
 
     learning_rate: float
@@ -30,6 +31,7 @@ class OptimizerSettings:
     eps: float = 1e-8
     clip_grad: float = 1.0
     distributed: bool = True
+    grad_reduce_in_fp32: bool = True
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -38,11 +40,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def build_optimizer(
     model: GPTModel, settings: OptimizerSettings, dtype: torch.dtype
 ) -> tuple[DistributedDataParallel, MegatronOptimizer]:
-    """Wrap the model for gradients in float32, summed over the replicas, and return it with its optimiser."""
+    """Wrap the model for gradients that are summed over the replicas, and return it with its optimiser."""
     wrapped = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=settings.distributed
+            grad_reduce_in_fp32=settings.grad_reduce_in_fp32,
+            overlap_grad_reduce=False,
+            use_distributed_optimizer=settings.distributed,
         ),
         model,
     )

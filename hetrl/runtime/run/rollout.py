@@ -30,17 +30,17 @@ LOG_LINES = 60
 
 def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
     """Return how this replica's server is started, from the plan and the experiment."""
-    experiment, task = context.experiment, context.plan.tasks[GENERATION]
+    experiment, planned = context.experiment, context.plan.tasks[GENERATION].replicas[replica]
     directory = ensure_model_directory(experiment.model, context.architecture, scratch / "model")
-    stage, *others = task.replicas[replica].stages
+    stage, *others = planned.stages
     if others:
         raise HetrlError(f"{GENERATION} replica {replica}: pipeline-parallel generation cannot be started yet")
     return VllmSettings(
         model_directory=directory.path,
         dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
         tensor_parallel=len(stage.devices),
-        kv_cache_bytes=int(task.kv_cache_gb * 1e9),
-        max_sequences=task.max_sequences,
+        kv_cache_bytes=planned.kv_cache_bytes,
+        max_sequences=planned.max_sequences,
         max_model_tokens=experiment.batch.prompt_tokens + experiment.batch.response_tokens,
         load_format="auto" if directory.weights else "dummy",
         device="cpu" if context.gpus[stage.devices[0]] == "cpu" else "cuda",

@@ -79,13 +79,13 @@ def build_engine(context: Context, task: str, rank: int) -> MegatronEngine:
     experiment, plan = context.experiment, context.plan.tasks[task]
     directory = ensure_model_directory(experiment.model, context.architecture, context.directory / f"model-{task}")
     rate, distributed = experiment.algorithm.learning_rate, plan.optimizer_sharding == "data_parallel"
-    optimizer = OptimizerSettings(learning_rate=rate, distributed=distributed) if task in TRAININGS else None
+    settings = OptimizerSettings(rate, distributed=distributed, grad_reduce_in_fp32=plan.gradient_dtype == "fp32")
     engine = MegatronEngine(
         directory.config,
         layout_of(context, task),
         rank=rank,
         dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
-        optimizer=optimizer,
+        optimizer=settings if task in TRAININGS else None,
         seed=experiment.seed,
         recompute=plan.recompute,
     )

@@ -41,13 +41,13 @@ from hetrl.search.baselines.uniform import (
     Nodes,
     by_node,
     fastest_inference,
+    generation_of,
     listed_nodes,
     pieces,
     training_layout,
 )
 from hetrl.search.baselines.verl_expert import nearest_first
 from hetrl.search.core.tables import MAX_STAGES
-from hetrl.search.core.tables_serving import MAX_SEQUENCES
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
 
@@ -230,16 +230,12 @@ def _rollouts(problem: Problem, pools: list[Pool]) -> list[Rollout]:
             count = min(max(gpus // (2 * tensor), 1), workload.samples // workload.samples_per_prompt)
             stage = Stage(tuple(device.id for device in pool.pieces[0][:tensor]), (0, model.layers))
             shares = samples_by_rate([1.0] * count, workload.samples, workload.samples_per_prompt)
-            alike = _generation(tuple(Replica(share, (stage,)) for share in shares))
+            alike = generation_of(Replica(share, (stage,)) for share in shares)
             alone = with_kv_cache({ACTOR_GENERATION: alike}, problem)
             if alone is not None:
                 cost = task_cost(ACTOR_GENERATION, alone[ACTOR_GENERATION], problem.model)
                 found.append(Rollout(index, tensor, workload.samples / cost.seconds / count))
     return found
-
-
-def _generation(replicas: tuple[Replica, ...]) -> TaskPlan:
-    return TaskPlan("vllm", replicas, max_sequences=MAX_SEQUENCES)
 
 
 def _assembled(
@@ -269,4 +265,4 @@ def _placed(problem: Problem, pools: list[Pool], counts: Counts, numbers: Mappin
             speeds.append(kind.rate)
     shares = samples_by_rate(speeds, workload.samples, workload.samples_per_prompt)
     dealt = zip(shares, stages, strict=True)
-    return _generation(tuple(Replica(share, (stage,)) for share, stage in dealt if share))
+    return generation_of(Replica(share, (stage,)) for share, stage in dealt if share)

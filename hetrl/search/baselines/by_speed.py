@@ -60,15 +60,20 @@ def _flops(stage: Stage, problem: Problem) -> float:
 
 
 def _most_layers(name: str, task: TaskPlan, index: int, problem: Problem) -> int:
-    """Return how many layers fit in a stage while the task is alone: what it holds is linear in its layers."""
+    """Return how many layers fit in a stage while the task is alone.
+
+    What it holds, with activations or in the update, is the larger of two lines: one leads at few, one at many layers.
+    """
     most = []
+    many = model_of(name, problem.workload).layers
     for rates in {problem.model.rates(replica.stages[index].devices[0]) for replica in task.replicas}:
         shape = stage_shape(name, task.replicas[0], index, rates, problem.workload)
-        one, two = (
-            training_footprint(replace(shape, layers=layers), task, index, problem.workload).total_gb
-            for layers in (1, 2)
-        )
-        most.append(1 + int((rates.usable_gb - one) // (two - one)))
+        for start in (1, many):
+            here, next_gb = (
+                training_footprint(replace(shape, layers=layers), task, index, problem.workload).total_gb
+                for layers in (start, start + 1)
+            )
+            most.append(start + int((rates.usable_gb - here) // (next_gb - here)))
     return min(most)
 
 

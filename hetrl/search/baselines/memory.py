@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetrl.cost.memory import serving_footprint, task_footprints
-from hetrl.cost.stages import stage_shape
+from hetrl.cost.memory import least_kv_cache_gb, rollout_shapes, serving_footprint, task_footprints, with_server
 from hetrl.plan.plan import TaskPlan, node_of
 from hetrl.problem import Problem
 from hetrl.workload import ACTOR_GENERATION
@@ -25,30 +24,32 @@ def with_kv_cache(tasks: Mapping[str, TaskPlan], problem: Problem) -> dict[str, 
     """Return the tasks with the KV cache that the others leave; None where they do not fit together.
 
     The cache is one figure, as gpu_memory_utilization is: what the fullest shared device has room for. Where
-    generation shares none, a small GPU takes less by itself. It must hold at least one whole sequence.
+    generation shares none, a small GPU gets less. It must hold at least one whole sequence.
     """
     held = _held({name: task for name, task in tasks.items() if name != ACTOR_GENERATION}, problem)
     if held is None:
         return None
     workload = problem.workload
-    generation = replace(tasks[ACTOR_GENERATION], kv_cache_gb=0.0)
+    generation = tasks[ACTOR_GENERATION]
     shared: list[float] = []
     free: list[float] = []
     most = 0.0
     for replica in generation.replicas:
-        shape = stage_shape(ACTOR_GENERATION, replica, 0, problem.model.rates(replica.devices[0]), workload)
-        empty, usable = serving_footprint(shape, generation, workload), shape.rates.usable_gb
-        sequence_gb = workload.max_sequence_tokens * shape.kv_bytes_per_token / 1e9
-        most = max(most, min(generation.max_sequences, workload.samples) * sequence_gb)
+        shape = rollout_shapes(replica, problem.model)[0]
+        empty = serving_footprint(shape, replace(replica, kv_cache_gb=0.0), generation.idle_state, workload)
+        usable, sequence_gb = shape.rates.usable_gb, workload.max_sequence_tokens * shape.kv_bytes_per_token / 1e9
+        least = max(sequence_gb, least_kv_cache_gb([shape], workload))
+        most = max(most, min(replica.max_sequences, workload.samples) * sequence_gb, least)
         for device in replica.devices:
             resident, active = held.get(device, (0.0, 0.0))
             room = usable - resident - empty.total_gb
-            if room < sequence_gb or resident + empty.resident_gb + active > usable:
+            if room < least or resident + empty.resident_gb + active > usable:
                 return None
             (shared if device in held else free).append(room)
     cache = min([most, *shared]) if shared else min(most, max(free))
     cache = int(cache * 1e6) / 1e6  # rounded down: it has to fit
-    whole = {**tasks, ACTOR_GENERATION: replace(generation, kv_cache_gb=cache)}
+    replicas = tuple(with_server(one, cache, one.max_sequences, problem.model) for one in generation.replicas)
+    whole = {**tasks, ACTOR_GENERATION: replace(generation, replicas=replicas)}
     return whole if _host_suffices(whole, problem) else None
 
 

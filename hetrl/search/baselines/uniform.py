@@ -201,7 +201,14 @@ def fastest_inference(name: str, nodes: Nodes, problem: Problem) -> TaskPlan | N
 def generation_layouts(nodes: Nodes, problem: Problem) -> list[TaskPlan]:
     """Return generation in each TP that the nodes and the model allow; its KV cache is still to be found."""
     found = _serving_replicas(ACTOR_GENERATION, nodes, problem.workload.samples_per_prompt, problem)
-    return [TaskPlan(ENGINE_OF_TASK[ACTOR_GENERATION], replicas, max_sequences=MAX_SEQUENCES) for replicas in found]
+    return [generation_of(replicas) for replicas in found]
+
+
+def generation_of(replicas: Iterable[Replica]) -> TaskPlan:
+    """Return generation by these replicas; its KV cache is still to be found."""
+    return TaskPlan(
+        ENGINE_OF_TASK[ACTOR_GENERATION], tuple(replace(replica, max_sequences=MAX_SEQUENCES) for replica in replicas)
+    )
 
 
 def _serving_replicas(name: str, nodes: Nodes, unit: int, problem: Problem) -> list[tuple[Replica, ...]]:

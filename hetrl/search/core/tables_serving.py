@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrl.cost.generation import batch_limit, replica_seconds, server_of
-from hetrl.cost.memory import footprint, kv_cache_gb
+from hetrl.cost.memory import footprint, kv_cache_room_gb, least_kv_cache_gb
 from hetrl.cost.stages import Placed, model_of, place
 from hetrl.cost.training import forward_pipeline_seconds
 from hetrl.plan.plan import IDLE_STATES, Replica, Stage, TaskPlan
@@ -111,10 +111,10 @@ def max_sequences(workload: Workload) -> int:
     return max(min(workload.samples, MAX_SEQUENCES), 1)
 
 
-def serving_task(name: str, idle: int, cache_gb: float, workload: Workload) -> TaskPlan:
+def serving_task(name: str, idle: int, workload: Workload) -> TaskPlan:
     """Return a serving task without replicas."""
     if name == ACTOR_GENERATION:
-        return TaskPlan("vllm", (), IDLE_STATES[idle], kv_cache_gb=cache_gb, max_sequences=max_sequences(workload))
+        return TaskPlan("vllm", (), IDLE_STATES[idle])
     return TaskPlan("megatron", (), IDLE_STATES[idle], micro_batch=forward_micro_batch(workload))
 
 
@@ -180,10 +180,10 @@ def _enter(
     tables.tensor[at], tables.pipeline[at] = len(placed[0].devices), len(placed)
     tables.nodes[at] = len({device.node for stage in placed for device in stage.devices})
     for h in range(tables.cache_gb.size if generates else 1):
-        task = serving_task(name, 0, float(tables.cache_gb[h]), workload)
-        limit = batch_limit(server_of(placed), task, workload) if generates else 0
+        replica = _served(name, placed, float(tables.cache_gb[h]), workload)
+        limit = batch_limit(server_of(placed), replica, workload) if generates else 0
         tables.row[(*at, h)] = rows.index(name, placed, limit)
-        needs = _memory(name, placed, task.kv_cache_gb, workload)
+        needs = _memory(name, placed, replica, workload)
         memory = (tables.resident_gb, tables.peak_gb, tables.host_gb, tables.switch_seconds)
         for array, values in zip(memory, needs, strict=True):
             array[(*at, h)] = values
@@ -233,21 +233,39 @@ def _placed(space: Space, name: str, kind: int, tensor: int, stages: int, across
     return place(name, replica, model)
 
 
+def _served(name: str, placed: Sequence[Placed], cap_gb: float, workload: Workload) -> Replica:
+    """Return a replica without stages that has what its server gets under a cap on the KV cache."""
+    if name != ACTOR_GENERATION:
+        return Replica(1, ())
+    sequences = max_sequences(workload)
+    room = kv_cache_room_gb((stage.shape for stage in placed), sequences, workload)
+    return Replica(1, (), min(cap_gb, room), sequences)
+
+
+def _least_gb(placed: Sequence[Placed], workload: Workload) -> float:
+    """Return the KV cache of a few sequences of full length, on the device where it is largest."""
+    few = min(LEAST_SEQUENCES, workload.samples) * _sequence_gb(placed, workload)
+    return max(few, least_kv_cache_gb((stage.shape for stage in placed), workload))
+
+
 def _sequence_gb(placed: Sequence[Placed], workload: Workload) -> float:
     """Return the KV cache of one full sequence on the device where it is largest."""
     return max(stage.shape.kv_bytes_per_token for stage in placed) * workload.max_sequence_tokens / 1e9
 
 
 def _fits(name: str, placed: Sequence[Placed], workload: Workload) -> bool:
-    least_gb = min(LEAST_SEQUENCES, workload.samples) * _sequence_gb(placed, workload)
-    return bool(np.isfinite(_memory(name, placed, least_gb, workload)[1]).all())
+    replica = _served(name, placed, _least_gb(placed, workload), workload)
+    return bool(np.isfinite(_memory(name, placed, replica, workload)[1]).all())
 
 
 def _cache_levels(workload: Workload, options: Sequence[tuple[Placed, ...]]) -> list[float]:
     """Return the KV caps to choose from, the largest one first: all that any replica can use, then ever less."""
     largest = max(
         (
-            min(max_sequences(workload) * _sequence_gb(placed, workload), placed[0].shape.rates.usable_gb)
+            min(
+                max(max_sequences(workload) * _sequence_gb(placed, workload), _least_gb(placed, workload)),
+                placed[0].shape.rates.usable_gb,
+            )
             for placed in options
         ),
         default=0.0,
@@ -255,22 +273,21 @@ def _cache_levels(workload: Workload, options: Sequence[tuple[Placed, ...]]) -> 
     return [int(largest * CACHE_STEP**level * 1e4) / 1e4 for level in range(CACHE_LEVELS)]  # a plan's figure is short
 
 
-def _memory(name: str, placed: Sequence[Placed], cache_gb: float, workload: Workload) -> Floats:
+def _memory(name: str, placed: Sequence[Placed], replica: Replica, workload: Workload) -> Floats:
     """Return resident GB, peak GB, host GB and switch seconds, for each idle state; of the fullest device."""
     found = np.zeros((4, len(IDLE_STATES)))
     gpu = placed[0].shape.rates
     for i in range(len(IDLE_STATES)):
-        task = serving_task(name, i, cache_gb, workload)
-        needs = [footprint(name, task, stage.shape, index, workload) for index, stage in enumerate(placed)]
+        task = serving_task(name, i, workload)
+        needs = [footprint(name, task, replica, stage.shape, index, workload) for index, stage in enumerate(placed)]
         peak = max(need.total_gb for need in needs)
-        fits = peak <= gpu.usable_gb and (name != ACTOR_GENERATION or _holds_sequences(placed, task, workload))
+        fits = peak <= gpu.usable_gb and (name != ACTOR_GENERATION or _holds_sequences(placed, replica, workload))
         host = max(need.host_gb for need in needs)
         resident = max(need.resident_gb for need in needs)
         found[:, i] = resident, peak if fits else np.inf, host, 2 * host * 1e9 / gpu.host_bytes_per_s
     return found
 
 
-def _holds_sequences(placed: Sequence[Placed], task: TaskPlan, workload: Workload) -> bool:
+def _holds_sequences(placed: Sequence[Placed], replica: Replica, workload: Workload) -> bool:
     """Return whether the KV cache holds a few sequences of full length; a hair less is rounding."""
-    tokens = min(kv_cache_gb(s.shape, task, workload) * 1e9 / s.shape.kv_bytes_per_token for s in placed)
-    return tokens >= min(LEAST_SEQUENCES, workload.samples) * workload.max_sequence_tokens * (1 - 1e-9)
+    return replica.kv_cache_gb >= _least_gb(placed, workload) * (1 - 1e-9)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.cost.compute import StageShape, has_language_head, optimizer_seconds
-from hetrl.cost.memory import training_active_bytes, training_state_bytes
+from hetrl.cost.compute import StageShape, gradient_bytes, has_language_head, optimizer_seconds
+from hetrl.cost.memory import training_active_bytes, training_state_bytes, update_bytes
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
-from hetrl.cost.training import GRADIENT_BYTES, activation_bytes, expected_largest, micro_batch_times, variation
+from hetrl.cost.training import activation_bytes, expected_largest, micro_batch_times, variation
 from hetrl.hardware import Path
 from hetrl.plan.plan import RECOMPUTES
 from hetrl.search.core.records import Floats1, Floats2, Floats5, Floats6, Ints1
@@ -41,6 +41,7 @@ class TrainingTables(NamedTuple):
     active: Floats5  # [t, k, r, l, 4] bytes per token: 1, layers, in flight, layers x in flight
     update: Floats2  # [c, 2] seconds of one optimiser step: constant, per parameter of a shard
     state_bytes: Floats1  # [2] per parameter: weights with gradients; optimiser
+    update_bytes: float  # per parameter of a shard, during an update
     weight_bytes: float  # per parameter
     gradient_bytes: float  # per parameter, in the reduction
     tied_bytes: float  # of the actor's second copy of a tied embedding, in a pipeline
@@ -90,9 +91,10 @@ def training_tables(space: Space) -> TrainingTables:
         parameters=parameters,
         active=active,
         update=np.array([_update(replace(shape, rates=own)) for own in rates]),
-        state_bytes=np.array(training_state_bytes(shape, 1)) / shape.parameters,
+        state_bytes=np.array(training_state_bytes(shape, 1, workload.gradient_dtype)) / shape.parameters,
+        update_bytes=update_bytes(shape, 1, workload.gradient_dtype) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
-        gradient_bytes=float(GRADIENT_BYTES[workload.gradient_dtype]),
+        gradient_bytes=float(gradient_bytes(workload.gradient_dtype, workload.weight_bytes)),
         tied_bytes=float(model.head_parameters * workload.weight_bytes if model.tied_embeddings else 0),
         micro_batches=np.array(micro_batch_sizes(workload), np.int64),
         most_tensor=most_tensor,

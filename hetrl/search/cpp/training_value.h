@@ -9,20 +9,24 @@
 
 // Bytes of one rank of a stage.
 struct Held {
-    double state;   // weights, gradients and optimiser
-    double active;  // activations
+    double state;        // weights, gradients and optimiser
+    double activations;  // in the passes
+    double update;       // in the update, in their place
+
+    double active() const { return std::max(activations, update); }
 };
 
 inline Held held_bytes(const Training& training, Int i, double layers) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int in_flight = choice[PIPELINE] - i, last = i == choice[PIPELINE] - 1;
-    const double state = numbers.state_bytes[0] + numbers.state_bytes[1] / training.shards();
+    const double shards = training.shards(), parameters = stage_parameters(training, i, layers);
+    const double state = numbers.state_bytes[0] + numbers.state_bytes[1] / shards;
     const auto active = numbers.active[task][choice[TENSOR]][choice[RECOMPUTE]][last];
     const double kept =
         active[0] + active[1] * layers + active[2] * double(in_flight) + active[3] * layers * double(in_flight);
     const double tokens = double(numbers.micro_batches[choice[MICRO_BATCH]]) * numbers.max_tokens;
-    return {state * stage_parameters(training, i, layers), tokens * kept};
+    return {state * parameters, tokens * kept, parameters * numbers.update_bytes / shards};
 }
 
 // Set for each stage the most layers that its smallest device holds, and the seconds of its slowest one.
@@ -43,8 +47,10 @@ inline void limit_stages(const Training& training, const Cohorts& cohorts) {
         cohorts.layer[i] = layer;
         cohorts.beside[i] = beside;
         const Held none = held_bytes(training, i, 0.0), one = held_bytes(training, i, 1.0);
+        const double state = one.state - none.state, left = usable * 1e9 - none.state;  // a layer's, and all layers'
         cohorts.capacity[i] =
-            std::floor((usable * 1e9 - none.state - none.active) / (one.state + one.active - none.state - none.active));
+            std::floor(std::min((left - none.activations) / (state + one.activations - none.activations),
+                                (left - none.update) / (state + one.update - none.update)));
     }
 }
 
@@ -55,7 +61,7 @@ inline void hold_memory(const Training& training, const Cohorts& cohorts, const 
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double layers = double(cohorts.layers[i]);
         const Held held = held_bytes(training, i, layers);
-        const double peak = (held.state + held.active) / 1e9;
+        const double peak = (held.state + held.active()) / 1e9;
         double resident = held.state / 1e9, host = 0.0;
         if (choice[IDLE] == OFFLOAD) {  // gradients are dropped
             resident = 0.0;

@@ -30,7 +30,7 @@ def scripts(plan: Plan, problem: Problem, **more: object) -> dict[str, SiteScrip
 def plan(trainers: Sequence[str], rollouts: Sequence[Sequence[str]], job: str = "array") -> Plan:
     """Return a plan that trains on some devices, one replica each, and generates on others, a replica per entry."""
     sites = tuple(dict.fromkeys(device.split("/")[0] for device in (*trainers, *(one[0] for one in rollouts))))
-    used = [Replica(8, (Stage(tuple(one), LAYERS),)) for one in rollouts]
+    used = [Replica(8, (Stage(tuple(one), LAYERS),), 1.0, 8) for one in rollouts]
     trained = [Replica(8, (Stage((device,), LAYERS),)) for device in trainers]
     return Plan(
         algorithm=Algorithm("grpo", "sync", 0, 1),
