@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from hetrl.runtime.run.context import Context
+from lab.quick import quick_plan
 from tests.engines.megatron.megatron_worlds import (
     ADAM,
     LAYOUTS,
@@ -17,6 +21,7 @@ from tests.engines.megatron.megatron_worlds import (
     step_job,
     weights,
 )
+from tests.launch.launch_cases import quick_experiment, quick_gpus
 
 Types = set[torch.dtype]
 
@@ -78,3 +83,24 @@ def test_a_reduction_in_bf16_loses_only_its_last_digits(worlds: Worlds) -> None:
     }
     assert 0 < max(differences.values()) < 0.02
     assert rounded.agreed
+
+
+def planned_types(rank: int, port: int, gradient_dtype: str) -> Types:
+    """Return the types of the gradients' buffers in an engine that is built as a plan says."""
+    from hetrl.runtime.run.island import IslandRank
+    from hetrl.runtime.run.trainer import build_engine
+
+    task = replace(quick_plan().tasks["actor_training"], gradient_dtype=gradient_dtype)
+    plan = replace(quick_plan(), tasks={**quick_plan().tasks, "actor_training": task})
+    experiment = quick_experiment(model={"architecture": "tiny-qwen3", "dtype": "bf16"})
+    with tempfile.TemporaryDirectory() as root:
+        context = Context(Path(root), "run", "alpha", "alpha", "", quick_gpus(plan), experiment, plan)
+        engine = build_engine(context, "actor_training", IslandRank(rank, 2, rank, "127.0.0.1", port))
+    found = {buffer.grad_data.dtype for buffer in engine.model.buffers}
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize(("gradient_dtype", "expected"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_plan_says_in_which_type(worlds: Worlds, gradient_dtype: str, expected: torch.dtype) -> None:
+    assert worlds.run(planned_types, 2, gradient_dtype) == [{expected}] * 2

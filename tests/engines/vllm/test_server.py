@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -12,11 +13,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from hetrl.cost.compute import StageShape
+from hetrl.cost.efficiency import calibrated
+from hetrl.cost.memory import BLOCK_TOKENS, least_kv_cache_gb
 from hetrl.errors import HetrlError
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings, last_words
 from hetrl.runtime.weights.tiny_model import END_ID, write_tiny_model
 from hetrl.runtime.weights.weight_file import WeightFile, digest_of_digests, pieces
 from hetrl.runtime.wire import Sample, Sampling, VersionSpan, WeightsBegin, WeightsEnd
+from hetrl.workload import Lengths, Workload, architecture_from_hf_config
 
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
@@ -260,6 +265,27 @@ def test_a_server_that_is_late_is_ended(model_directory: Path, tmp_path: Path) -
     with pytest.raises(HetrlError, match=r"vllm: not healthy after 0\.5 s.*see .*vllm\.log"):
         asyncio.run(server.start(0.5))
     assert family() == set()
+
+
+def test_it_starts_with_the_least_cache_of_a_plan_and_not_with_a_block_less(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    model = architecture_from_hf_config(json.loads((model_directory / "config.json").read_text()), "tiny")
+    shape = StageShape(model, model.layers, True, True, True, 1, calibrated().rates("cpu"), weight_bytes=4)
+    response = Lengths(MAX_TOKENS - len(PROMPT), MAX_TOKENS - len(PROMPT))
+    job = Workload("grpo", "sync", 0, 8, 8, len(PROMPT), response, 1, model, weight_bytes=4)
+    least, block = round(least_kv_cache_gb([shape], job) * 1e9), int(BLOCK_TOKENS * shape.kv_bytes_per_token)
+    enough, short = (replace(settings_of(model_directory), kv_cache_bytes=least - less) for less in (0, block))
+    server = VllmServer(enough, tmp_path, tmp_path / "enough.log")
+    asyncio.run(started_and_stopped(server))
+    with pytest.raises(HetrlError, match="To serve at least one request with the model's max seq len"):
+        asyncio.run(VllmServer(short, tmp_path, tmp_path / "short.log").start(START_SECONDS))
+    assert family() == set()
+
+
+async def started_and_stopped(server: VllmServer) -> None:
+    await server.start(START_SECONDS)
+    await server.stop()
 
 
 def test_last_words_are_the_root_cause() -> None:
