@@ -205,4 +205,6 @@ def workload_of(experiment: Experiment, lengths: Sequence[int] = ()) -> Workload
         reference=actor if algorithm.kl_coefficient > 0 else None,
         reward=architecture(experiment.reward.architecture) if experiment.reward.architecture else None,
         weight_bytes=2 if experiment.model.dtype == "bf16" else 4,
+        kl_in_reward=algorithm.kl_in_reward,
+        ratio_to_sampler=algorithm.ratio_to_sampler,
     )

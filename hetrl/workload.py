@@ -27,6 +27,10 @@ CRITIC_TRAINING = "critic_training"
 INFERENCES = (REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE)
 TRAININGS = (ACTOR_TRAINING, CRITIC_TRAINING)
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
+# What a step of a run takes besides its tasks: until the trainer has a batch; as a part of the actor's training, until
+# it has scored the batch.
+GENERATION_WAIT = "generation_wait"
+OLD_LOGPROBS = "old_logprobs"
 ENGINE_OF_TASK = {task: "vllm" if task == ACTOR_GENERATION else "megatron" for task in TASKS}
 
 
@@ -156,6 +160,16 @@ def architecture(name: str) -> Architecture:
     )
 
 
+def needs_old_logprobs(optimizer_steps: int, kl_in_reward: bool, ratio_to_sampler: bool) -> bool:
+    """Return whether a batch must be scored under the weights of the iteration's start, ahead of its optimiser steps.
+
+    The ratio of PPO and GRPO is to those log-probs, and where there is one step its own, detached, are the same. A KL
+    penalty in the reward comes before the advantages, and so before every step. A ratio to the sampler's log-probs
+    needs none of the trainer's.
+    """
+    return kl_in_reward or (optimizer_steps > 1 and not ratio_to_sampler)
+
+
 @dataclass(frozen=True)
 class Workload:
     """One RL post-training job as the planner sees it: an iteration handles `samples` sequences."""
@@ -175,6 +189,8 @@ class Workload:
     weight_bytes: int = 2  # bytes per parameter of the weights that compute and travel: bf16, or 4 for fp32
     epochs: int = 1
     gradient_dtype: str = "fp32"  # fp32 | bf16: what the data-parallel reduction of every training sends
+    kl_in_reward: bool = False  # whether a KL penalty is taken off the rewards
+    ratio_to_sampler: bool = False  # whether the ratio of the loss is to the sampler's log-probs, not to the trainer's
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:
@@ -200,6 +216,11 @@ class Workload:
         middle = inferences or [ACTOR_GENERATION]
         forward = [(ACTOR_GENERATION, task) for task in inferences]
         return (*forward, *((a, b) for a in middle for b in trainings), (ACTOR_TRAINING, ACTOR_GENERATION))
+
+    @property
+    def scores_batch(self) -> bool:
+        """Return whether the actor's trainer scores a batch ahead of its steps (`needs_old_logprobs`)."""
+        return needs_old_logprobs(self.optimizer_steps_per_iteration, self.kl_in_reward, self.ratio_to_sampler)
 
     @property
     def staleness(self) -> int:

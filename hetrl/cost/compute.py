@@ -5,11 +5,11 @@ Everything here is of one pipeline stage on one of its `tensor_parallel` equal r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hetrl.cost.efficiency import Rates
+from hetrl.cost.formulas import overlapped
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
 
 
@@ -100,16 +100,6 @@ def layer_activation_bytes(shape: StageShape) -> float:
     values = 4 * model.hidden + model.head_dim * (2 * model.heads + 2 * model.kv_heads)
     values += (3 if model.gated_mlp else 2) * model.intermediate
     return values * shape.weight_bytes / shape.tensor_parallel
-
-
-def overlapped(products: float, memory: float) -> float:
-    """Return the time of kernels that compute for `products` and read for `memory` seconds: sqrt(a^2 + b^2).
-
-    A roofline is max(a, b); where both are alike neither hides wholly behind the other. The root of squares meets the
-    linear operators of a layer between one token and 4096 (Vidur's profile tables) within 10 %, the maximum misses
-    the crossing by 27 %.
-    """
-    return math.hypot(products, memory)
 
 
 def weight_seconds(stage: StageShape) -> float:

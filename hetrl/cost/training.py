@@ -17,7 +17,7 @@ from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_se
 from hetrl.cost.stages import Placed, place_all
 from hetrl.hardware import Path, wire_seconds
 from hetrl.plan.plan import TaskPlan
-from hetrl.workload import Workload
+from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, Workload
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     """Return the seconds of one iteration's training: every optimiser step of every epoch.
 
     A step: the slowest replica's pipeline, the reduction over the replicas, the update. The replica with the longest
-    samples is behind the others by the expected largest of their variations. `sharing` counts the tasks that use a
-    direction between sites at the same time; each gets an equal part.
+    samples is behind the others by the expected largest of their variations. Ahead of the steps the actor's trainer
+    scores the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction
+    between sites at the same time; each gets an equal part.
     """
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
@@ -103,21 +104,26 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     reduction = reduction_seconds(model.topology, rings, sharing)
     shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
     update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
+    parts = {"pipeline": steps * max(pipelines), "reduction": steps * reduction, "update": steps * update}
+    scored = name == ACTOR_TRAINING and workload.scores_batch
+    if scored:
+        there = Counter(direction for placed in replicas for _, direction in _wan_hops(placed, back=False))
+        flows = Counter({direction: count * sharing.get(direction, 1) for direction, count in there.items()})
+        parts[OLD_LOGPROBS] = _forward_seconds(task, replicas, workload, flows)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
     for replica, placed in zip(task.replicas, replicas, strict=True):
-        tokens = steps * replica.samples / minibatches * workload.sequence_tokens
-        for direction, load in _activation_bytes(placed, tokens).items():
+        for direction, load in _activation_bytes(placed, replica.samples, workload, scored).items():
             wan[direction] += load
-    parts = {"pipeline": steps * max(pipelines), "reduction": steps * reduction, "update": steps * update}
     return Cost(sum(parts.values()), dict(wan), parts)
 
 
-def _wan_hops(placed: Sequence[Placed]) -> Iterator[tuple[StageShape, Direction]]:
-    """Yield the hops between sites, each in both directions: activations go there, their gradients come back."""
+def _wan_hops(placed: Sequence[Placed], back: bool = True) -> Iterator[tuple[StageShape, Direction]]:
+    """Yield the hops between sites that activations take and, with `back`, those that their gradients take back."""
     for stage, following in pairwise(placed):
         if stage.site != following.site:
             yield stage.shape, (stage.site, following.site)
-            yield stage.shape, (following.site, stage.site)
+            if back:
+                yield stage.shape, (following.site, stage.site)
 
 
 def _times(
@@ -159,9 +165,15 @@ def activation_bytes(shape: StageShape, tokens: float) -> float:
     return tokens * shape.architecture.hidden * shape.weight_bytes
 
 
-def _activation_bytes(placed: Sequence[Placed], tokens: float) -> dict[Direction, float]:
+def _activation_bytes(
+    placed: Sequence[Placed], samples: int, workload: Workload, scored: bool
+) -> dict[Direction, float]:
+    """Return what hops between sites carry in an iteration: of every epoch both ways, of the scored batch one way."""
     loads: defaultdict[Direction, float] = defaultdict(float)
+    tokens, steps = samples * workload.sequence_tokens, workload.optimizer_steps_per_iteration
     for shape, direction in _wan_hops(placed):
+        loads[direction] += activation_bytes(shape, tokens * steps / max(steps // workload.epochs, 1))
+    for shape, direction in _wan_hops(placed, back=False) if scored else ():
         loads[direction] += activation_bytes(shape, tokens)
     return dict(loads)
 
@@ -182,34 +194,64 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> li
 
 def inference_cost(name: str, task: TaskPlan, model: CostModel) -> Cost:
     """Return the seconds of one forward pass over the iteration's samples: the slowest replica."""
-    workload, slowest = model.workload, 0.0
+    seconds = _forward_seconds(task, place_all(name, task.replicas, model), model.workload, {})
+    return Cost(seconds, {}, {"forward": seconds})
+
+
+def _forward_seconds(
+    task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], workload: Workload, sharing: Mapping[Direction, int]
+) -> float:
+    """Return the time of a forward pass over the batch on the slowest replica of a task."""
+    slowest = 0.0
     memo: dict[object, float] = {}
-    for replica, placed in zip(task.replicas, place_all(name, task.replicas, model), strict=True):
-        key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
+    for replica, placed in zip(task.replicas, replicas, strict=True):
+        key = (replica.samples, tuple((stage.shape, stage.site, stage.peers, stage.hop) for stage in placed))
         if key not in memo:
-            behind = expected_largest(len(task.replicas)) * variation(workload, replica.samples)
-            memo[key] = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload) * (1 + behind)
+            behind = expected_largest(len(replicas)) * variation(workload, replica.samples)
+            alone = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload, sharing)
+            memo[key] = alone * (1 + behind)
         slowest = max(slowest, memo[key])
-    return Cost(slowest, {}, {"forward": slowest})
+    return slowest
 
 
-def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch: int, workload: Workload) -> float:
-    """Return the time of so many samples in m micro-batches, forward only, through the stages.
+def forward_pipeline_seconds(
+    placed: Sequence[Placed],
+    samples: int,
+    micro_batch: int,
+    workload: Workload,
+    sharing: Mapping[Direction, int] | None = None,
+) -> float:
+    """Return the time of so many samples in micro-batches, forward only, through the stages.
 
-    m max(f_i, hop bytes / beta) + (what is left of sum f_i + sum hops) (1 + x_m variation): the longest micro-batch
-    is what the stages beside the slowest add (a proportionate flow shop: Pinedo, Scheduling, section 6.1).
+    That of `formulas.forward_seconds`; `sharing` counts the flows in a direction between sites, one unless it says so.
     """
     micro_batches = math.ceil(samples / micro_batch)
     tokens = samples / micro_batches * workload.sequence_tokens
-    filling, period = 0.0, 0.0
-    for stage in placed:
-        shape, overhead = stage.shape, stage.shape.rates.overhead
-        activation = activation_bytes(shape, tokens)
-        reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
-        forward = prefill_seconds(shape, tokens, workload.attended_tokens) + reduce + overhead.micro_batch / 3
-        hop = Times(0.0, 0.0, stage.hop, activation)
-        filling += forward + hop.hop_seconds
-        period = max(period, forward, hop.hop_transfer)
-    longest = 1 + expected_largest(micro_batches) * variation(workload, samples / micro_batches)
-    call = placed[0].shape.rates.overhead.inference_call
-    return call + micro_batches * period + max(filling - period, 0.0) * longest
+    forward, hops = [], []
+    for stage, following in zip(placed, [*placed[1:], placed[-1]], strict=True):
+        forward.append(forward_pass_seconds(stage, tokens, workload.attended_tokens))
+        flows = (sharing or {}).get((stage.site, following.site), 1)
+        hops.append(Times(0.0, 0.0, stage.hop, activation_bytes(stage.shape, tokens), flows))
+    return formulas.forward_seconds(
+        forward,
+        [hop.hop_seconds for hop in hops],
+        [hop.hop_transfer for hop in hops],
+        micro_batches,
+        1 + expected_largest(micro_batches) * variation(workload, samples / micro_batches),
+        placed[0].shape.rates.overhead.inference_call,
+    )
+
+
+def forward_pass_seconds(stage: Placed, tokens: float, sequence: float) -> float:
+    """Return the time of one micro-batch on one stage, forward only.
+
+    Products, two all-reduces per layer, a third of the fixed time of a micro-batch that is trained on.
+    """
+    return prefill_seconds(stage.shape, tokens, sequence) + beside_products_seconds(stage, tokens)
+
+
+def beside_products_seconds(stage: Placed, tokens: float) -> float:
+    """Return what of `forward_pass_seconds` is no product: linear in tokens and in layers."""
+    shape = stage.shape
+    reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, tokens), stage.peers)
+    return 2 * shape.layers * reduce + shape.rates.overhead.micro_batch / 3

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hetrl.describe.response_lengths import ResponseLengths
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict
+from hetrl.workload import needs_old_logprobs
 
 
 class Model(Strict):
@@ -66,6 +67,21 @@ class AlgorithmSection(Strict):
                 "uses the sampler's alone: set correction none or objective decoupled"
             )
         return self
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Return whether a KL penalty is taken off the rewards."""
+        return self.kl_coefficient > 0 and self.kl_in == "reward"
+
+    @property
+    def ratio_to_sampler(self) -> bool:
+        """Return whether the ratio of the loss is to the log-probs of the policy that drew the tokens."""
+        return self.max_staleness > 0 and self.objective == "coupled"
+
+    @property
+    def scores_batch(self) -> bool:
+        """Return whether the trainer scores a batch ahead of the first optimiser step."""
+        return needs_old_logprobs(self.minibatches * self.epochs, self.kl_in_reward, self.ratio_to_sampler)
 
 
 class Reward(Strict):

@@ -1,5 +1,6 @@
 """Training and inference, micro-batch by micro-batch: stages compute, channels carry, rings reduce.
 
+where the batch is scored first: every replica its part of it, forward only
 for each optimiser step:
     every replica: its part of the minibatch in micro-batches through 1F1B
     every stage, once all its replicas are done: reduce the gradients
@@ -12,18 +13,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hetrl.cost.compute import optimizer_seconds, prefill_seconds
+from hetrl.cost.compute import optimizer_seconds
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Ring, all_reduce_seconds, wan_reduction_bytes
+from hetrl.cost.network import Ring, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
-from hetrl.cost.training import activation_bytes, gradient_rings, micro_batch_times
+from hetrl.cost.training import activation_bytes, forward_pass_seconds, gradient_rings, micro_batch_times
 from hetrl.hardware import Device, Topology
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.wires import Channel, Network, Transfer, gateways
+from hetrl.workload import ACTOR_TRAINING
 
 FORWARD, BACKWARD = "forward", "backward"
+SCORE = "score"  # what a trace calls the forwards of a training that come ahead of its steps
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,14 @@ def one_forward_one_backward(stages: int, stage: int, micro_batches: int) -> Ite
 
 @dataclass(eq=False)
 class Pipeline:
-    """One replica of a training or of a forward-only task."""
+    """One replica of a training or of a forward-only task; a trace calls its forwards `word`."""
 
     setting: Setting
     name: str
     task: TaskPlan
     placed: tuple[Placed, ...]
     training: bool
+    word: str = FORWARD
     _down: list[Channel] = field(init=False)
     _up: list[Channel] = field(init=False)
     _seconds: dict[tuple[int, MicroBatch], dict[str, float]] = field(default_factory=dict)
@@ -114,7 +118,8 @@ class Pipeline:
         for kind, j in passes if self.training else ((FORWARD, j) for j in range(len(micro))):
             yield arrivals[index][kind, j]
             seconds = self._pass_seconds(index, micro[j])[kind]
-            self.setting.recorder.on_devices(stage.devices, f"{kind} {j}", self.name, clock.now, seconds)
+            word = self.word if kind == FORWARD else kind
+            self.setting.recorder.on_devices(stage.devices, f"{word} {j}", self.name, clock.now, seconds)
             yield seconds
             size = activation_bytes(stage.shape, micro[j].tokens)
             if kind == FORWARD and index + 1 < count:
@@ -130,25 +135,17 @@ class Pipeline:
                 times = micro_batch_times(stage, micro.tokens, self.task.recompute, micro.sequence)
                 self._seconds[key] = {FORWARD: times.forward, BACKWARD: times.backward}
             else:
-                self._seconds[key] = {FORWARD: forward_seconds(stage, micro)}
+                self._seconds[key] = {FORWARD: forward_pass_seconds(stage, micro.tokens, micro.sequence)}
         return self._seconds[key]
 
 
-def forward_seconds(stage: Placed, micro: MicroBatch) -> float:
-    """Return the time of one forward-only pass: products, two all-reduces per layer, a third of the fixed time."""
-    shape = stage.shape
-    reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, micro.tokens), stage.peers)
-    fixed = shape.rates.overhead.micro_batch / 3
-    return prefill_seconds(shape, micro.tokens, micro.sequence) + 2 * shape.layers * reduce + fixed
-
-
-def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
+def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int], word: str = FORWARD) -> Process:
     """Run one forward pass over a batch (the response length of each sample)."""
     replicas = place_all(name, task.replicas, setting.model)
     running = []
     for placed, share in zip(replicas, deal(batch, task), strict=True):
         micro = micro_batches(share, task.micro_batch, setting.model.workload.prompt_tokens)
-        running.append(setting.clock.start(_call(Pipeline(setting, name, task, placed, False), micro)))
+        running.append(setting.clock.start(_call(Pipeline(setting, name, task, placed, False, word), micro)))
     yield from running
 
 
@@ -159,11 +156,13 @@ def _call(pipeline: Pipeline, micro: Sequence[MicroBatch]) -> Process:
 
 
 def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
-    """Train on a batch (the response length of each sample): every optimiser step of every epoch."""
+    """Train on a batch (the response length of each sample): score it where that is needed, every optimiser step."""
     replicas = place_all(name, task.replicas, setting.model)
     pipelines = [Pipeline(setting, name, task, placed, True) for placed in replicas]
     rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas)}
     workload = setting.model.workload
+    if name == ACTOR_TRAINING and workload.scores_batch:
+        yield from inference(setting, name, task, batch, SCORE)
     steps = workload.optimizer_steps_per_iteration
     parts = max(steps // workload.epochs, 1)
     shares = deal(batch, task)

@@ -21,8 +21,9 @@ def job(
     staleness: int = 0,
     kind: str = "fixed",
     gradient_dtype: str = "fp32",
+    steps: int = 2,
 ) -> Workload:
-    """PPO or GRPO with one model in all roles; `kind` is that of the response lengths."""
+    """PPO or GRPO with one model in all roles; `kind` is that of the response lengths, `steps` optimiser steps."""
     size = architecture(model)
     return Workload(
         algorithm=algorithm,
@@ -32,7 +33,7 @@ def job(
         samples_per_prompt=4,
         prompt_tokens=256,
         response=Lengths(256, 256) if kind == "fixed" else Lengths(256, 768, kind),
-        optimizer_steps_per_iteration=2,
+        optimizer_steps_per_iteration=steps,
         actor=size,
         critic=size if algorithm == "ppo" else None,
         reference=size,
@@ -71,6 +72,7 @@ jobs = st.builds(
     st.sampled_from([0, 1, 3]),
     st.sampled_from(["fixed", "uniform"]),
     st.sampled_from(["fp32", "bf16"]),
+    st.sampled_from([1, 2, 4]),
 )
 seeds = st.integers(0, 2**31)
 

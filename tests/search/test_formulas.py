@@ -47,6 +47,17 @@ def stages(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @st.composite
+def forwards(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Stages of a forward pass, their hops with and without delays, micro-batches; sometimes over a missing link."""
+    forward = draw(st.lists(positive, min_size=1, max_size=8))
+    sizes = {"min_size": len(forward) - 1, "max_size": len(forward) - 1}
+    transfers = [*draw(st.lists(st.one_of(seconds, st.just(float("inf"))), **sizes)), 0.0]
+    delays = [*draw(st.lists(seconds, **sizes)), 0.0]
+    hops = [transfer + delay for transfer, delay in zip(transfers, delays, strict=True)]
+    return forward, hops, transfers, draw(st.integers(1, 1024)), draw(st.floats(1, 4)), draw(seconds)
+
+
+@st.composite
 def groups(draw: st.DrawFn) -> tuple[Any, ...]:
     """What an iteration is put together from, of one to six groups; sometimes over a link that is missing."""
     count = draw(st.integers(1, 6))
@@ -73,6 +84,8 @@ batches = st.tuples(st.integers(1, 16), st.integers(1, 256)).map(lambda drawn: (
 CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "pipeline_period": pipelines(),
     "pipeline_seconds": pipelines(),
+    "overlapped": st.tuples(seconds, seconds),
+    "forward_seconds": forwards(),
     "split_layers": stages(),
     "ring_bytes": st.tuples(counts, moved, moved, flags),
     "wan_ring_bytes": st.tuples(counts, moved, moved, flags),

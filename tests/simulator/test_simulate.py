@@ -13,11 +13,11 @@ from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import prompts_seconds, server_of, step_seconds
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import place
-from hetrl.cost.training import micro_batch_times
+from hetrl.cost.training import forward_pass_seconds, micro_batch_times
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Group, Plan, Replica, Stage, TaskPlan
 from hetrl.simulator import Simulated, chrome_trace, simulate
-from hetrl.simulator.pipelines import BACKWARD, FORWARD
+from hetrl.simulator.pipelines import BACKWARD, FORWARD, SCORE
 from hetrl.simulator.trace import Span
 from hetrl.workload import Lengths, Workload, architecture
 from launch.cli import main
@@ -128,7 +128,8 @@ def test_passes_in_the_trace_sum_up_to_the_work() -> None:
     for stage in stages_of(plan, topology, workload):
         times = micro_batch_times(stage, 384, "none", 192)
         own = [span for span in found.spans if span.thread == stage.devices[0].id]
-        for kind, seconds in ((FORWARD, times.forward), (BACKWARD, times.backward)):
+        score = forward_pass_seconds(stage, 384, 192)
+        for kind, seconds in ((SCORE, score), (FORWARD, times.forward), (BACKWARD, times.backward)):
             passes = [span.seconds for span in own if span.name.startswith(kind)]
             assert len(passes) == 3 * 8
             assert sum(passes) == pytest.approx(3 * 8 * seconds)

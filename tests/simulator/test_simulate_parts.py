@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrl.cost.compute import optimizer_seconds
-from hetrl.cost.training import micro_batch_times
+from hetrl.cost.model import CostModel
+from hetrl.cost.training import forward_pass_seconds, micro_batch_times, training_cost
 from hetrl.errors import HetrlError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Stage
@@ -146,8 +147,27 @@ def test_one_stage_takes_the_sum_of_its_passes_and_updates() -> None:
     plan = small_plan(workload, ONE_STAGE)
     (stage,) = stages_of(plan, topology, workload)
     times = micro_batch_times(stage, 2 * 192, "none", 192)
-    seconds, _ = trained_seconds(plan, topology, workload)
-    assert seconds == pytest.approx(8 * (times.forward + times.backward) + 2 * optimizer_seconds(stage.shape, 1))
+    steps = 8 * (times.forward + times.backward) + 2 * optimizer_seconds(stage.shape, 1)
+    scored = stage.shape.rates.overhead.inference_call + 8 * forward_pass_seconds(stage, 2 * 192, 192)
+    assert trained_seconds(plan, topology, workload)[0] == pytest.approx(scored + steps)
+    to_sampler = replace(workload, ratio_to_sampler=True)
+    assert trained_seconds(plan, topology, to_sampler)[0] == pytest.approx(steps)
+
+
+@pytest.mark.parametrize(("stages", "gbps"), [(TWO_STAGES, 1.0), (ACROSS, 0.05), (ACROSS, 10.0)])
+def test_scoring_a_batch_is_played_as_it_is_predicted(stages: tuple[Stage, ...], gbps: float) -> None:
+    workload, topology = small_workload(optimizer_steps_per_iteration=1), two_sites(gbps)
+    plan = small_plan(workload, stages)
+    played, predicted = [], []
+    for job in (workload, replace(workload, kl_in_reward=True)):
+        played.append(trained_seconds(plan, topology, job))
+        model = CostModel(topology, job)
+        predicted.append(training_cost("actor_training", plan.tasks["actor_training"], model, {}))
+    assert played[1][0] - played[0][0] == pytest.approx(predicted[1].parts["old_logprobs"], rel=1e-6)
+    once = workload.samples * 192 * workload.actor.hidden * 2
+    carried = [sum(setting.network.carried.values()) for _, setting in played]
+    assert carried[1] - carried[0] == pytest.approx(once if stages is ACROSS else 0)
+    assert sum(predicted[1].wan_bytes.values()) == pytest.approx(carried[1])
 
 
 @pytest.mark.parametrize(("stages", "gbps"), [(TWO_STAGES, 1.0), (ACROSS, 0.05), (ACROSS, 10.0)])

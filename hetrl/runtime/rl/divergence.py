@@ -59,17 +59,22 @@ def importance_weights(
         mask      w where bounds[0] <= w <= bounds[1], else 0: IcePop (arXiv 2510.18855), whose bounds are 0.5 and 5
     Without staleness `behaviour` and `proximal` are one policy in two engines, and w measures their mismatch.
     """
-    ratio = bounded_exp(proximal.astype(np.float64) - behaviour)
-    if bound == "none":
-        weights, cut = ratio, np.zeros_like(mask)
-    elif bound == "truncate":
-        weights, cut = np.minimum(ratio, cap), ratio > cap
-    elif bound == "mask":
-        cut = (ratio < bounds[0]) | (ratio > bounds[1])
-        weights = np.where(cut, 0.0, ratio)
-    else:
-        raise HetrlError(f'importance weights: bound "{bound}" is not known; known: {", ".join(BOUNDS)}')
+    ratio: NDArray[np.float64] = bounded_exp(proximal.astype(np.float64) - behaviour)
+    weights, cut = bounded_weights(ratio, bound, cap, bounds)
     return np.where(mask, weights, 0.0).astype(np.float32), float(cut[mask].mean())
+
+
+def bounded_weights(ratio: Values, bound: str, cap: float, bounds: tuple[float, float]) -> tuple[Values, Any]:
+    """Return the finite ratios as `bound` leaves them (see `importance_weights`), and the mask of those that it cut."""
+    if bound == "none":
+        return ratio, ratio < 0  # none
+    if bound == "truncate":
+        cut = ratio > cap
+        return ratio * ~cut + cap * cut, cut
+    if bound == "mask":
+        cut = (ratio < bounds[0]) | (ratio > bounds[1])
+        return ratio * ~cut, cut
+    raise HetrlError(f'importance weights: bound "{bound}" is not known; known: {", ".join(BOUNDS)}')
 
 
 def bounded_exp(exponent: NDArray[Any]) -> NDArray[Any]:

@@ -1,8 +1,8 @@
 """Arrays for training from groups of samples, in the order of an iteration:
 
 arrays = experience(groups, pad_token, algorithm)
-arrays["old_logprobs"] = ...      # and reference_logprobs: from the engines
-batch, measured = training_batch(arrays, groups, algorithm)
+arrays["reference_logprobs"] = ...      # from the engines; old_logprobs, too, where algorithm.scores_batch
+batch, measured = training_batch(arrays, groups, version, algorithm)
 for part in minibatches(batch, algorithm.minibatches, algorithm): one optimiser step with loss_settings(algorithm)
 """
 
@@ -64,12 +64,17 @@ def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: Algorit
 
 
 def training_batch(
-    arrays: Mapping[str, NDArray[Any]], groups: Sequence[PromptGroup], algorithm: AlgorithmSection = DEFAULTS
+    arrays: Mapping[str, NDArray[Any]],
+    groups: Sequence[PromptGroup],
+    version: int,
+    algorithm: AlgorithmSection = DEFAULTS,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Return what the policy loss reads of a batch whose log-probs are known, and what is worth watching in it.
+    """Return what the policy loss reads of a batch that is trained from `version`, and what is worth watching in it.
 
-    `arrays` is an `experience` of the same groups with the trainer's `old_logprobs` and, if there is a reference,
-    `reference_logprobs`. The batch has no sampler_logprobs; beyond what `arrays` had it may have importance_weights.
+    `arrays` is an `experience` of the same groups with `reference_logprobs`, if there is a reference, and with the
+    trainer's `old_logprobs` where `algorithm.scores_batch`. Without those the loss itself computes what follows from
+    them: the batch keeps sampler_logprobs and has `fresh`, for `mismatch`. Otherwise it has no sampler_logprobs, and
+    may have importance_weights.
 
     With algorithm.kl_in "reward" a sample's reward is r - kl_coefficient x (sum of the KL estimates of its tokens)
     before the advantages are taken: DeepSeekMath (arXiv 2402.03300), equation 2, summed over the response.
@@ -78,22 +83,26 @@ def training_batch(
     the policy that drew the token, so that old_logprobs are the sampler's: PPO as published (arXiv 1707.06347).
 
     Measured: groups_equal and groups_single (see GroupAdvantages); kl_penalty, the mean over samples of what the reward
-    lost; importance_weight and importance_cut, means over tokens.
+    lost; importance_weight and importance_cut, means over tokens; mismatch.
     """
     batch = {name: array for name, array in arrays.items() if name != "sampler_logprobs"}
     mask = arrays["mask"]
     rewards, measured = [group.rewards for group in groups], dict[str, float]()
-    if algorithm.kl_coefficient and algorithm.kl_in == "reward":
+    if algorithm.kl_in_reward:
         penalties = algorithm.kl_coefficient * _sequence_kl(arrays, algorithm.kl_estimator)
         rewards = _minus(rewards, penalties)
         batch["advantages"] = _per_token(_advantages(rewards, algorithm), mask)
         measured["kl_penalty"] = float(penalties.mean())
     advantages = _advantages(rewards, algorithm)
     measured |= {"groups_equal": advantages.equal, "groups_single": advantages.single}
-    stale = algorithm.max_staleness > 0
-    if stale and algorithm.objective == "coupled":
+    fresh = drawn_under(version, groups, mask.shape[1])
+    if not algorithm.scores_batch:
+        batch |= {"sampler_logprobs": arrays["sampler_logprobs"], "fresh": fresh.astype(np.float32)}
+    elif (difference := mismatch(arrays, fresh)) is not None:
+        measured["mismatch"] = difference
+    if algorithm.ratio_to_sampler:
         batch["old_logprobs"] = arrays["sampler_logprobs"]
-    elif stale or algorithm.correction != "none":
+    elif _corrects(algorithm) and algorithm.scores_batch:
         weights, cut = importance_weights(
             arrays["old_logprobs"],
             arrays["sampler_logprobs"],
@@ -137,6 +146,7 @@ def token_weights(mask: NDArray[np.bool_], constant: int | None) -> NDArray[np.f
 
 def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
     """Return how an optimiser step with the policy loss is taken."""
+    first_step = not (algorithm.scores_batch or algorithm.ratio_to_sampler)
     return LossSettings(
         learning_rate=algorithm.learning_rate,
         temperature=algorithm.temperature,
@@ -146,16 +156,20 @@ def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
         kl_coefficient=algorithm.kl_coefficient if algorithm.kl_in == "loss" else 0.0,
         kl_estimator=algorithm.kl_estimator,
         entropy_coefficient=algorithm.entropy_coefficient,
+        first_step=first_step,
+        correction=algorithm.correction if first_step and _corrects(algorithm) else None,
+        correction_cap=algorithm.correction_cap,
+        correction_bounds=algorithm.correction_bounds,
     )
 
 
-def largest_difference(arrays: Mapping[str, NDArray[Any]], fresh: NDArray[np.bool_]) -> float | None:
-    """Return max |log p(sampler) - log p(trainer)| over the `fresh` tokens: the mismatch of the two engines.
+def mismatch(arrays: Mapping[str, NDArray[Any]], fresh: NDArray[np.bool_]) -> float | None:
+    """Return the mean of |log p(sampler) - log p(trainer)| over the `fresh` tokens: the mismatch of the two engines.
 
     Tokens that were drawn under older weights differ because the policies do; None where no token is fresh.
     """
     difference = np.abs(arrays["sampler_logprobs"] - arrays["old_logprobs"])[fresh]
-    return float(difference.max()) if difference.size else None
+    return float(difference.mean()) if difference.size else None
 
 
 def drawn_under(version: int, groups: Sequence[PromptGroup], width: int) -> NDArray[np.bool_]:
@@ -167,6 +181,11 @@ def drawn_under(version: int, groups: Sequence[PromptGroup], width: int) -> NDAr
         for span in sample.versions:
             fresh[row, start + span.start : start + span.end] = span.version == version
     return fresh
+
+
+def _corrects(algorithm: AlgorithmSection) -> bool:
+    """Return whether tokens are weighed by p(trainer) / p(sampler)."""
+    return not algorithm.ratio_to_sampler and (algorithm.max_staleness > 0 or algorithm.correction != "none")
 
 
 def _advantages(rewards: Sequence[Sequence[float]], algorithm: AlgorithmSection) -> GroupAdvantages:

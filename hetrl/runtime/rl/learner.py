@@ -1,4 +1,4 @@
-"""One iteration of learning from a batch of groups: score, then one optimiser step per minibatch.
+"""One iteration of learning from a batch of groups: score it where that is needed, one optimiser step per minibatch.
 
 The policy is what the controller sees of the Megatron tasks: addresses that take score, train, save and publish
 requests.
@@ -18,19 +18,13 @@ from numpy.typing import NDArray
 from hetrl.describe.experiment import AlgorithmSection
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.rl.experience import (
-    drawn_under,
-    experience,
-    largest_difference,
-    loss_settings,
-    minibatches,
-    training_batch,
-)
+from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, training_batch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
-from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
+from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE
 
+_OF_THE_FIRST_STEP = ("sampler_logprobs", "fresh")  # arrays: later steps see weights that drew none of the tokens
 _Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Published)
 
 
@@ -96,28 +90,33 @@ class Learner:
     ) -> dict[str, float]:
         """Take every optimiser step of an iteration; return what they measured, and into `seconds` how long it took.
 
-        The log-probs that the ratio is against are the trainer's own, under the weights at the start of the iteration,
-        which are those of `version`.
+        The weights at the start are those of `version`. Where the algorithm asks for it, the trainer scores the batch
+        under them first: its training takes these seconds too.
         """
         arrays = experience(groups, self.pad_token, self.algorithm)
-        with timed(seconds, "old_logprobs"):
-            arrays["old_logprobs"] = await self.policy.logprobs(self.policy.trainer, arrays, step)
         if self.policy.reference is not None:
             with timed(seconds, REFERENCE_INFERENCE):
                 arrays["reference_logprobs"] = await self.policy.logprobs(self.policy.reference, arrays, step)
-        batch, seen = training_batch(arrays, groups, self.algorithm)
         with timed(seconds, ACTOR_TRAINING):
+            if self.algorithm.scores_batch:
+                with timed(seconds, OLD_LOGPROBS):
+                    arrays["old_logprobs"] = await self.policy.logprobs(self.policy.trainer, arrays, step)
+            batch, seen = training_batch(arrays, groups, version, self.algorithm)
             measured = await self._optimise(batch, step)
-        fresh = drawn_under(version, groups, arrays["tokens"].shape[1])
-        mismatch = largest_difference(arrays, fresh)
-        return {**measured, **seen, **({} if mismatch is None else {"mismatch": mismatch})}
+        return {**measured, **seen}
 
     async def _optimise(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
-        algorithm = self.algorithm
+        """Take the optimiser steps and return the means of what they measured; of the mismatch, what the first did."""
+        algorithm, measured = self.algorithm, []
         settings = loss_settings(algorithm)
         parts = minibatches(batch, algorithm.minibatches, algorithm)
-        measured = [await self.policy.train(part, settings, step) for _ in range(algorithm.epochs) for part in parts]
-        return {name: sum(row[name] for row in measured) / len(measured) for name in measured[0]}
+        for number, part in enumerate(parts * algorithm.epochs):
+            sent = {name: array for name, array in part.items() if number == 0 or name not in _OF_THE_FIRST_STEP}
+            measured.append(await self.policy.train(sent, settings, step))
+        rows = {name: [row[name] for row in measured if name in row] for name in measured[0]}
+        means = {name: sum(values) / len(values) for name, values in rows.items()}
+        fresh, mismatch = means.pop("fresh", 0.0), means.pop("mismatch", 0.0)  # both over all tokens of the minibatch
+        return {**means, "mismatch": mismatch / fresh} if fresh else means
 
 
 @contextmanager

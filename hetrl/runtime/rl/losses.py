@@ -12,15 +12,20 @@ from collections.abc import Mapping
 import torch
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.rl.divergence import ESTIMATORS, LARGEST_EXPONENT, kl_estimate
+from hetrl.runtime.rl.divergence import BOUNDS, ESTIMATORS, LARGEST_EXPONENT, bounded_weights, kl_estimate
 from hetrl.runtime.wire import LossSettings
 
 Sums = dict[str, torch.Tensor]
 
 LOSSES = ("policy", "supervised")
-REQUIRED_EXTRAS = ("old_logprobs", "advantages")  # of the policy loss
-COEFFICIENTS = ("clip_low", "clip_high", "dual_clip", "kl_coefficient", "kl_estimator", "entropy_coefficient")
-METRICS = ("loss", "ratio", "clip_fraction", "dual_clip_fraction", "logprob_difference", "kl", "entropy")
+COEFFICIENTS = (
+    *("clip_low", "clip_high", "dual_clip", "kl_coefficient", "kl_estimator", "entropy_coefficient"),
+    *("first_step", "correction", "correction_cap", "correction_bounds"),
+)
+METRICS = (
+    *("loss", "ratio", "clip_fraction", "dual_clip_fraction", "logprob_difference", "kl", "entropy"),
+    *("importance_weight", "importance_cut", "mismatch", "fresh"),
+)
 _DEFAULTS = LossSettings()
 
 
@@ -33,8 +38,8 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Sums]:
     """Return the clipped surrogate of PPO and GRPO with its optional terms, summed over the masked tokens.
 
-    All tensors are [b, s]; `mask` is bool. `extras` are old_logprobs and advantages and, where they are given,
-    reference_logprobs, importance_weights and token_weights. With S of `clipped_surrogate` at
+    All tensors are [b, s]; `mask` is bool. `extras` are advantages, old_logprobs and, where they are given,
+    reference_logprobs, importance_weights, token_weights, sampler_logprobs and fresh. With S of `clipped_surrogate` at
     r = exp(logprob - old_logprob), a token is
         token_weight (-importance_weight S + kl_coefficient KL - entropy_coefficient entropy)
     KL is `kl_estimate` of d = reference_logprob - logprob: the term of GRPO (arXiv 2402.03300, equation 3). The entropy
@@ -42,10 +47,17 @@ def policy_loss(
     `importance_weights` and `token_weights` of hetrl.runtime.rl.divergence and experience. Exponents are held within
     +-LARGEST_EXPONENT. A coefficient above 0 needs its tensor; a reference without coefficient is a metric only.
 
+    In the `first_step` after the weights that old_logprobs are of, nothing has changed: they are the step's own,
+    detached, so that r is 1 and its gradient that of the log-prob, and no pass has to compute them beforehand. With
+    `correction` the importance weights are exp(old_logprob - sampler_logprob), bounded as `bounded_weights` says.
+
     Metrics (sums, not weighted): ratio, clip_fraction (tokens whose clipped branch is the smaller one),
-    dual_clip_fraction, logprob_difference (|logprob - old_logprob|), kl and entropy where their inputs are given.
+    dual_clip_fraction, logprob_difference (|logprob - old_logprob|); where their inputs are given kl, entropy,
+    importance_weight and importance_cut (of `correction`), and mismatch: |logprob - sampler_logprob| of the tokens
+    that `fresh` (0 or 1) marks, with their number.
     """
-    difference = _masked(logprobs - extras["old_logprobs"], mask)
+    old = logprobs.detach() if settings.first_step else extras["old_logprobs"]
+    difference = _masked(logprobs - old, mask)
     ratio = _bounded_exp(difference)
     surrogate, sums = clipped_surrogate(ratio, _masked(extras["advantages"], mask), settings)
     sums["ratio"] = _masked(ratio, mask).sum()
@@ -53,6 +65,16 @@ def policy_loss(
     loss = -surrogate
     if "importance_weights" in extras:
         loss = loss * _masked(extras["importance_weights"], mask)
+    if settings.correction is not None:
+        ratio_to_sampler = _bounded_exp(_masked(old - extras["sampler_logprobs"], mask))
+        bounds = settings.correction_bounds
+        weights, cut = bounded_weights(ratio_to_sampler, settings.correction, settings.correction_cap, bounds)
+        loss = loss * weights
+        sums["importance_weight"], sums["importance_cut"] = _masked(weights, mask).sum(), _masked(cut, mask).sum()
+    if "fresh" in extras:
+        fresh = _masked(extras["fresh"], mask)
+        sums["mismatch"] = (_masked(logprobs - extras["sampler_logprobs"], mask).abs() * fresh).sum()
+        sums["fresh"] = fresh.sum()
     if "reference_logprobs" in extras:
         distance = _masked(extras["reference_logprobs"] - logprobs, mask)
         kl = kl_estimate(settings.kl_estimator, distance, _bounded_exp)
@@ -157,7 +179,13 @@ def check(settings: LossSettings, extras: Mapping[str, object]) -> None:
         raise HetrlError(f'{loss} loss: KL estimator "{settings.kl_estimator}" is not one of {", ".join(ESTIMATORS)}')
     if settings.dual_clip is not None and settings.dual_clip <= 1.0:
         raise HetrlError(f"{loss} loss: dual_clip is {settings.dual_clip}; it must be above 1")
-    needed = [*REQUIRED_EXTRAS, *(["reference_logprobs"] if settings.kl_coefficient else [])]
+    if settings.correction is not None and settings.correction not in BOUNDS:
+        raise HetrlError(f'{loss} loss: correction "{settings.correction}" is not one of {", ".join(BOUNDS)}')
+    if settings.first_step and "old_logprobs" in extras:
+        raise HetrlError(f"{loss} loss: in a first_step old_logprobs are its own; leave them out of the batch")
+    needed = ["advantages"] if settings.first_step else ["old_logprobs", "advantages"]
+    needed += ["reference_logprobs"] if settings.kl_coefficient else []
+    needed += ["sampler_logprobs"] if settings.correction is not None or "fresh" in extras else []
     for name in needed:
         if name not in extras:
             raise HetrlError(f'{loss} loss: the batch has no "{name}"; it has {sorted(extras) or "no extras"}')

@@ -43,8 +43,9 @@ class Cohorts(NamedTuple):
     capacity: Floats1  # [i] most layers of a stage
     layer: Floats1  # [i] seconds per layer
     beside: Floats1  # [i] seconds beside the layers
-    both: Floats1  # [i] forward and backward of one micro-batch
+    both: Floats1  # [i] forward and backward of one micro-batch, or the forward alone
     hop: Floats1  # [i] to the next stage
+    transfer: Floats1  # [i] of that the bytes, without the delay
     load: Floats1  # [i] bytes that all rings of a stage send through a node
 
 
@@ -58,6 +59,6 @@ def make_cohorts(tables: Tables) -> Cohorts:
             *np.zeros((4, tables.classes), np.int64),
             np.zeros(MAX_STAGES, np.int64),
             *np.zeros((2, most)),
-            *np.zeros((6, MAX_STAGES)),
+            *np.zeros((7, MAX_STAGES)),
         ]
     )

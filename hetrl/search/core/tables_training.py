@@ -11,16 +11,29 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.cost.compute import StageShape, gradient_bytes, has_language_head, optimizer_seconds
+from hetrl.cost.compute import (
+    StageShape,
+    forward_flops,
+    gradient_bytes,
+    has_language_head,
+    optimizer_seconds,
+    weight_seconds,
+)
 from hetrl.cost.memory import training_active_bytes, training_state_bytes, update_bytes
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
-from hetrl.cost.training import activation_bytes, expected_largest, micro_batch_times, variation
+from hetrl.cost.training import (
+    activation_bytes,
+    beside_products_seconds,
+    expected_largest,
+    micro_batch_times,
+    variation,
+)
 from hetrl.hardware import Path
 from hetrl.plan.plan import RECOMPUTES
-from hetrl.search.core.records import Floats1, Floats2, Floats5, Floats6, Ints1
+from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats5, Floats6, Ints1
 from hetrl.search.space import Space, powers_of_two
-from hetrl.workload import TRAININGS, Workload
+from hetrl.workload import ACTOR_TRAINING, TRAININGS, Workload
 
 MAX_STAGES = 8
 MICRO_BATCH_TOKENS = 8192  # larger micro-batches gain nothing on a GPU
@@ -36,6 +49,10 @@ class TrainingTables(NamedTuple):
     """
 
     both: Floats6  # [t, c, k, r, l, 4] forward + backward: 1, layers, tokens, layers x tokens
+    forward: Floats5  # [t, c, k, l, 8] forward only: products per token: 1, layers; reading the weights: 1, layers;
+    # beside them: 1, layers, tokens, layers x tokens
+    call: Floats1  # [c] fixed seconds of a forward pass over the batch
+    scored: Flags1  # [t] whether such a pass comes ahead of the steps
     hop_bytes: Floats1  # [t] per token between two stages
     parameters: Floats5  # [t, k, f, l, 2] of one rank
     active: Floats5  # [t, k, r, l, 4] bytes per token: 1, layers, in flight, layers x in flight
@@ -62,7 +79,7 @@ def training_tables(space: Space) -> TrainingTables:
     tasks, kinds = len(workload.tasks), len(space.classes)
     rates = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
-    both = np.zeros((tasks, kinds, tensors, 2, 2, 4))
+    both, forward = np.zeros((tasks, kinds, tensors, 2, 2, 4)), np.zeros((tasks, kinds, tensors, 2, 8))
     parameters = np.zeros((tasks, tensors, 2, 2, 2))
     active = np.zeros((tasks, tensors, 2, 2, 4))
     hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
@@ -81,12 +98,18 @@ def training_tables(space: Space) -> TrainingTables:
             for kind in range(kinds):
                 if 1 << k <= space.classes[kind].gpus_per_node:
                     peers = slowest(space.problem.topology, space.nodes[kind][0][: 1 << k])
-                    both[t, kind, k] = _both(replace(of_degree, rates=rates[kind]), peers, workload)
+                    placed = Placed(replace(of_degree, rates=rates[kind]), (), peers, None)
+                    both[t, kind, k] = _both(placed, workload)
+                    forward[t, kind, k] = _forward(placed, workload.attended_tokens)
     steps = workload.optimizer_steps_per_iteration
+    most = max(sum(space.sizes), MAX_STAGES, workload.samples)  # replicas, stages, micro-batches
     shape = _shape(space, TRAININGS[0])
     model = shape.architecture
     return TrainingTables(
         both=both,
+        forward=forward,
+        call=np.array([own.overhead.inference_call for own in rates]),
+        scored=np.array([name == ACTOR_TRAINING and workload.scores_batch for name in workload.tasks]),
         hop_bytes=hop_bytes,
         parameters=parameters,
         active=active,
@@ -101,7 +124,7 @@ def training_tables(space: Space) -> TrainingTables:
         samples=workload.samples,
         steps=steps,
         minibatches=max(steps // workload.epochs, 1),
-        largest=np.array([expected_largest(count) for count in range(max(sum(space.sizes), MAX_STAGES) + 1)]),
+        largest=np.array([expected_largest(count) for count in range(most + 1)]),
         variation=variation(workload, 1.0),
         mean_tokens=float(workload.sequence_tokens),
         max_tokens=float(workload.max_sequence_tokens),
@@ -147,12 +170,26 @@ def _active(shape: StageShape) -> Floats:
 
 
 @lru_cache(maxsize=200_000)  # classes of one GPU type, and the searches of one process, ask for the same
-def _both(shape: StageShape, peers: Path | None, workload: Workload) -> Floats:
+def _both(placed: Placed, workload: Workload) -> Floats:
     def seconds(stage: StageShape, tokens: int, recompute: str) -> float:
-        placed = Placed(stage, (), peers, None)
-        return micro_batch_times(placed, float(tokens), recompute, workload.attended_tokens).both
+        of_shape = replace(placed, shape=stage)
+        return micro_batch_times(of_shape, float(tokens), recompute, workload.attended_tokens).both
 
-    return _corners(shape, seconds, 4096)
+    return _corners(placed.shape, seconds, 4096)
+
+
+@lru_cache(maxsize=200_000)
+def _forward(placed: Placed, sequence: float) -> Floats:
+    """Return [l, 8]; see `TrainingTables.forward`."""
+    found = np.zeros((2, 8))
+    beside = _corners(placed.shape, lambda stage, n, _: beside_products_seconds(replace(placed, shape=stage), n), 4096)
+    for last in (0, 1):
+        none, one = (replace(placed.shape, last=bool(last), layers=layers) for layers in (0, 1))
+        products = [forward_flops(stage, sequence) / stage.rates.prefill_flops for stage in (none, one)]
+        reading = [weight_seconds(stage) for stage in (none, one)]
+        found[last, :4] = products[0], products[1] - products[0], reading[0], reading[1] - reading[0]
+        found[last, 4:] = beside[0, last]
+    return found
 
 
 def _update(shape: StageShape) -> tuple[float, float]:

@@ -40,6 +40,21 @@ double pipeline_seconds(const Floats& both, const Floats& hops, Int micro_batche
     return filling + double(micro_batches - 1) * pipeline_period(both, hops, micro_batches, variation, largest);
 }
 
+double overlapped(double products, double memory) {
+    return std::sqrt(products * products + memory * memory);
+}
+
+double forward_seconds(const Floats& forward, const Floats& hops, const Floats& transfers, Int micro_batches,
+                       double longest, double call) {
+    double filling = 0.0, period = 0.0;
+    for (Int i = 0; i < forward.size(); ++i) {
+        filling += forward[i] + hops[i];
+        period = std::max({period, forward[i], transfers[i]});
+    }
+    const double rest = filling > period ? filling - period : 0.0;
+    return call + double(micro_batches) * period + rest * longest;
+}
+
 Int split_layers(const Floats& layer, const Floats& beside, const Floats& capacity, Int layers, const Ints& found) {
     const Int stages = layer.size();
     double room = 0.0;

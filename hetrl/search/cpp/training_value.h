@@ -95,10 +95,9 @@ inline void share_by_pipelines(const Training& training, const Cohorts& cohorts)
     const double variation = numbers.variation / std::sqrt(double(micro_batch));
     const double tokens = double(micro_batch) * numbers.mean_tokens;
     for (Int q = 0; q < found; ++q) {
-        set_stages(training, q, tokens, cohorts);
+        set_stages(training, q, STEP, tokens, cohorts);
         for (Int i = 0; i + 1 < stages; ++i) {
-            const double flows = double(count_flows(training, q, i, cohorts));
-            cohorts.hop[i] = hop_seconds(training, q, i, 0, tokens, flows, cohorts);
+            set_hop(training, q, i, 0, tokens, double(count_flows(training, q, i, STEP, cohorts)), cohorts);
         }
         // with no fewer micro-batches than stages, the time is linear in their number (`pipeline_period`)
         const double one = stages_seconds(stages, stages, variation, tables, cohorts);
@@ -109,20 +108,21 @@ inline void share_by_pipelines(const Training& training, const Cohorts& cohorts)
     share_samples(found, numbers.samples / unit, unit, cohorts);
 }
 
-// Add what the hops between sites send in an iteration, forward and back.
+// Add what the hops between sites send in an iteration: forward and back, and forward where the batch is scored.
 inline void add_activations(const Training& training, const Cohorts& cohorts, const Parts& parts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int unit = unit_of(training);
     for (Int q = 0; q < found; ++q) {
         const double samples = double(cohorts.samples[q] * cohorts.replicas[q] + cohorts.extra[q] * unit);
-        const double moved = double(numbers.steps) * samples / double(numbers.minibatches) * numbers.mean_tokens *
-                             numbers.hop_bytes[task];
+        const double once = samples * numbers.mean_tokens * numbers.hop_bytes[task];
+        const double both_ways = double(numbers.steps) / double(numbers.minibatches) * once;
+        const double there = both_ways + (numbers.scored[task] ? once : 0.0);
         for (Int i = 0; i + 1 < choice[PIPELINE]; ++i) {
             const Int a = tables.site[cohorts.kind[q][i]], b = tables.site[cohorts.kind[q][i + 1]];
             if (a != b) {
-                add_bytes(task, a * tables.sites + b, moved, parts);
-                add_bytes(task, b * tables.sites + a, moved, parts);
+                add_bytes(task, a * tables.sites + b, there, parts);
+                add_bytes(task, b * tables.sites + a, both_ways, parts);
             }
         }
     }
@@ -164,15 +164,19 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int unit = unit_of(training);
-    double slowest = 0.0;
+    double slowest[] = {0.0, 0.0};  // of each pass
     for (Int q = 0; q < found; ++q) {
         for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
             const Int first = more ? 0 : cohorts.extra[q], end = more ? cohorts.extra[q] : cohorts.replicas[q];
-            if (first < end) {
-                const double share = double(cohorts.samples[q] + more * unit) / double(numbers.minibatches);
-                const double seconds = slowest_instance(training, q, first, end, share, cohorts, parts, other);
+            for (const Pass pass : {STEP, SCORE}) {
+                if (first >= end || (pass == SCORE && !numbers.scored[task])) {
+                    continue;
+                }
+                const double samples = double(cohorts.samples[q] + more * unit);
+                const double share = pass == STEP ? samples / double(numbers.minibatches) : samples;
+                const double seconds = slowest_instance(training, q, first, end, pass, share, cohorts, parts, other);
                 const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
-                slowest = std::max(slowest, seconds * (1 + behind));
+                slowest[pass] = std::max(slowest[pass], seconds * (1 + behind));
             }
         }
     }
@@ -185,7 +189,7 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
             update = std::max(update, step[0] + step[1] * parameters / training.shards());
         }
     }
-    return double(numbers.steps) * (slowest + reduction + update);
+    return double(numbers.steps) * (slowest[STEP] + reduction + update) + slowest[SCORE];
 }
 
 // Return a training with what is laid out of it.

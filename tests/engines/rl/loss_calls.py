@@ -9,7 +9,10 @@ import torch
 from hetrl.runtime.rl import losses
 from hetrl.runtime.wire import LossSettings
 
-ARRAYS = ("old_logprobs", "advantages", "reference_logprobs", "importance_weights", "token_weights")
+ARRAYS = (
+    *("old_logprobs", "advantages", "reference_logprobs", "importance_weights", "token_weights"),
+    *("sampler_logprobs", "fresh"),
+)
 
 
 def policy_loss(

@@ -174,7 +174,7 @@ def test_the_defaults_of_the_algorithm_are_the_defaults_of_the_loss() -> None:
     generator = torch.Generator().manual_seed(3)
     logprobs, old, advantages = (torch.randn(2, 3, generator=generator) for _ in range(3))
     mask, extras = torch.ones(2, 3, dtype=torch.bool), {"old_logprobs": old, "advantages": advantages}
-    settings = loss_settings(AlgorithmSection())
+    settings = loss_settings(AlgorithmSection(minibatches=2))
     losses.check(settings, extras)
     with_settings, _ = losses.evaluate(logprobs, mask, extras, settings)
     plain, _ = policy_loss(logprobs, mask, **extras)

@@ -68,7 +68,9 @@ MEANS = [("token-mean", None), ("sequence-mean", None), ("constant", 7)]
 def test_each_mean_is_that_of_its_paper_however_the_minibatch_is_cut(
     normalisation: str, constant: int | None, cuts: list[int], seed: int
 ) -> None:
-    algorithm = AlgorithmSection.model_validate({"normalisation": normalisation, "normalisation_tokens": constant})
+    algorithm = AlgorithmSection.model_validate(
+        {"normalisation": normalisation, "normalisation_tokens": constant, "minibatches": 2}
+    )
     arrays = batch(seed)
     for number, part in enumerate(minibatches(arrays, 2, algorithm)):
         samples = range(4 * number, 4 * number + 4)

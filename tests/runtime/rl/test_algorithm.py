@@ -12,7 +12,7 @@ from hetrl.runtime.rl.experience import loss_settings
 from hetrl.runtime.wire import LossSettings
 
 
-def test_the_defaults_are_plain_grpo() -> None:
+def test_the_defaults_are_plain_grpo_in_one_step() -> None:
     assert loss_settings(AlgorithmSection()) == LossSettings(
         loss="policy",
         learning_rate=1e-6,
@@ -23,7 +23,9 @@ def test_the_defaults_are_plain_grpo() -> None:
         kl_coefficient=0.0,
         kl_estimator="k3",
         entropy_coefficient=0.0,
+        first_step=True,
     )
+    assert loss_settings(AlgorithmSection(minibatches=2)) == LossSettings(learning_rate=1e-6)
 
 
 def test_what_is_set_reaches_the_loss() -> None:
@@ -37,7 +39,27 @@ def test_what_is_set_reaches_the_loss() -> None:
         "entropy_coefficient": 0.01,
         "dual_clip": 3.0,
     }
-    assert loss_settings(AlgorithmSection(**settings)) == LossSettings(**settings)
+    assert loss_settings(AlgorithmSection(**settings, epochs=2)) == LossSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scores"),
+    [
+        ({}, False),
+        ({"minibatches": 2}, True),
+        ({"epochs": 2}, True),
+        ({"correction": "truncate"}, False),
+        ({"mode": "async", "max_staleness": 1}, False),
+        ({"mode": "async", "max_staleness": 1, "minibatches": 2}, True),
+        ({"mode": "async", "max_staleness": 1, "minibatches": 2, "objective": "coupled"}, False),
+        ({"mode": "async", "minibatches": 2, "objective": "coupled"}, True),  # the same where nothing is stale
+        ({"kl_coefficient": 0.1}, False),
+        ({"kl_coefficient": 0.1, "kl_in": "reward"}, True),
+        ({"kl_in": "reward"}, False),
+    ],
+)
+def test_a_batch_is_scored_only_where_that_is_needed(settings: dict[str, Any], scores: bool) -> None:
+    assert AlgorithmSection.model_validate(settings).scores_batch == scores
 
 
 def test_kl_counts_in_the_loss_or_in_the_reward_never_in_both() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from hetrl.runtime.rl.experience import (
     Arrays,
     drawn_under,
     experience,
-    largest_difference,
+    loss_settings,
     minibatches,
+    mismatch,
     padded,
     token_weights,
     training_batch,
@@ -54,16 +56,16 @@ def test_experience_by_hand() -> None:
     assert {batch[name].dtype for name in ("advantages", "sampler_logprobs")} == {np.dtype(np.float32)}
 
 
-def test_largest_difference_looks_at_responses_only() -> None:
+def test_the_mismatch_is_the_mean_over_responses_of_this_version_alone() -> None:
     batch = experience(GROUPS, pad_token=0)
     batch["old_logprobs"] = batch["sampler_logprobs"].copy()
     batch["old_logprobs"][0, 0] = 9.0
     fresh = drawn_under(1, GROUPS, 4)
     assert fresh.tolist() == batch["mask"].tolist()
-    assert largest_difference(batch, fresh) == 0.0
+    assert mismatch(batch, fresh) == 0.0
     batch["old_logprobs"][3, 2] -= 0.5
-    assert largest_difference(batch, fresh) == pytest.approx(0.5)
-    assert largest_difference(batch, drawn_under(2, GROUPS, 4)) is None
+    assert mismatch(batch, fresh) == pytest.approx(0.5 / 8)
+    assert mismatch(batch, drawn_under(2, GROUPS, 4)) is None
 
 
 def test_minibatches_are_a_partition_in_order() -> None:
@@ -77,21 +79,51 @@ def test_padded_masks_only_responses() -> None:
     assert padded([((1, 2), (3,)), ((4,), ())], 0)["mask"].tolist() == [[False, False, True], [False, False, False]]
 
 
+TWO_STEPS = AlgorithmSection(minibatches=2)
+STALE: dict[str, Any] = {"mode": "async", "max_staleness": 1}
+
+
 def scored(algorithm: AlgorithmSection, ratio: float = 2.0) -> Arrays:
     """Return the experience of GROUPS whose trainer finds each token `ratio` times as likely as the sampler."""
+    assert algorithm.scores_batch
     arrays = experience(GROUPS, 0, algorithm)
     arrays["old_logprobs"] = (arrays["sampler_logprobs"] + np.log(ratio)).astype(np.float32)
     return arrays
 
 
 def test_without_options_a_training_batch_is_the_scored_experience_and_minibatches_add_nothing() -> None:
-    algorithm = AlgorithmSection()
-    arrays = scored(algorithm)
-    batch, measured = training_batch(arrays, GROUPS, algorithm)
+    arrays = scored(TWO_STEPS)
+    batch, measured = training_batch(arrays, GROUPS, 1, TWO_STEPS)
     assert set(batch) == {"tokens", "lengths", "mask", "advantages", "old_logprobs"}
     assert all(batch[name] is arrays[name] for name in batch)
+    assert measured == {"groups_equal": 1, "groups_single": 0, "mismatch": pytest.approx(np.log(2.0))}
+    assert set(minibatches(batch, 2, TWO_STEPS)[0]) == set(batch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "correction"),
+    [
+        ({}, None),
+        ({"correction": "mask"}, "mask"),
+        (STALE, "none"),
+        ({**STALE, "correction": "truncate", "correction_cap": 1.5}, "truncate"),
+    ],
+)
+def test_of_a_single_step_the_loss_computes_what_follows_from_the_trainers_log_probs(
+    settings: dict[str, Any], correction: str | None
+) -> None:
+    algorithm = AlgorithmSection.model_validate(settings)
+    assert not algorithm.scores_batch
+    arrays = experience(GROUPS, 0, algorithm)
+    batch, measured = training_batch(arrays, GROUPS, 1, algorithm)
+    assert set(batch) == {"tokens", "lengths", "mask", "advantages", "sampler_logprobs", "fresh"}
+    assert batch["sampler_logprobs"] is arrays["sampler_logprobs"]
+    assert (batch["fresh"].dtype, batch["fresh"].tolist()) == (np.float32, arrays["mask"].tolist())
     assert measured == {"groups_equal": 1, "groups_single": 0}
-    assert set(minibatches(batch, 2, algorithm)[0]) == set(batch)
+    assert not training_batch(arrays, GROUPS, 2, algorithm)[0]["fresh"].any()
+    told = loss_settings(algorithm)
+    assert told.first_step and told.correction == correction
+    assert (told.correction_cap, told.correction_bounds) == (algorithm.correction_cap, algorithm.correction_bounds)
 
 
 def test_groups_of_one_sample_are_warned_about_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,15 +132,14 @@ def test_groups_of_one_sample_are_warned_about_and_counted(caplog: pytest.LogCap
         arrays = experience((group, *GROUPS), 0)
     assert "1 of 3 groups have one sample" in caplog.text
     assert not arrays["advantages"][0].any()
-    arrays["old_logprobs"] = arrays["sampler_logprobs"]
-    assert training_batch(arrays, (group, *GROUPS))[1]["groups_single"] == 1
+    assert training_batch(arrays, (group, *GROUPS), 1)[1]["groups_single"] == 1
 
 
 def test_kl_in_the_reward_is_taken_off_before_the_advantages() -> None:
     algorithm = AlgorithmSection(kl_coefficient=0.5, kl_in="reward", kl_estimator="k1", advantage_std="none")
     arrays = scored(algorithm)
     arrays["reference_logprobs"] = np.where(arrays["mask"], arrays["old_logprobs"] - 1.0, np.nan).astype(np.float32)
-    batch, measured = training_batch(arrays, GROUPS, algorithm)
+    batch, measured = training_batch(arrays, GROUPS, 1, algorithm)
     # k1 is 1 per token: 2, 1, 3 and 2 tokens cost 1.0, 0.5, 1.5 and 1.0. Rewards are then 0, -0.5 and -1.5, -1.
     assert [row[mask].tolist() for row, mask in zip(batch["advantages"], batch["mask"], strict=True)] == [
         pytest.approx([0.25, 0.25]),
@@ -122,10 +153,10 @@ def test_kl_in_the_reward_is_taken_off_before_the_advantages() -> None:
 
 
 def test_kl_in_the_loss_leaves_the_rewards_alone() -> None:
-    algorithm = AlgorithmSection(kl_coefficient=0.5)
+    algorithm = AlgorithmSection(kl_coefficient=0.5, minibatches=2)
     arrays = scored(algorithm)
     arrays["reference_logprobs"] = arrays["old_logprobs"] - np.float32(1.0)
-    batch, measured = training_batch(arrays, GROUPS, algorithm)
+    batch, measured = training_batch(arrays, GROUPS, 1, algorithm)
     assert batch["advantages"] is arrays["advantages"]
     assert "reference_logprobs" in batch
     assert "kl_penalty" not in measured
@@ -136,9 +167,9 @@ def test_kl_in_the_loss_leaves_the_rewards_alone() -> None:
 )
 def test_a_correction_weighs_what_the_engines_disagree_on(correction: str, weight: float | None, cut: float) -> None:
     algorithm = AlgorithmSection.model_validate(
-        {"correction": correction, "correction_cap": 1.5, "correction_bounds": [0.5, 1.9]}
+        {"correction": correction, "correction_cap": 1.5, "correction_bounds": [0.5, 1.9], "epochs": 2}
     )
-    batch, measured = training_batch(scored(algorithm), GROUPS, algorithm)
+    batch, measured = training_batch(scored(algorithm), GROUPS, 1, algorithm)
     assert ("importance_weights" in batch) == (weight is not None)
     if weight is not None:
         assert batch["importance_weights"][batch["mask"]].tolist() == pytest.approx([weight] * 8)
@@ -146,23 +177,27 @@ def test_a_correction_weighs_what_the_engines_disagree_on(correction: str, weigh
 
 
 def test_stale_samples_are_weighed_when_decoupled_and_clipped_against_their_sampler_when_coupled() -> None:
-    decoupled = AlgorithmSection(mode="async", max_staleness=1)
+    decoupled = AlgorithmSection(**STALE, minibatches=2)
     arrays = scored(decoupled)
-    batch, measured = training_batch(arrays, GROUPS, decoupled)
+    batch, measured = training_batch(arrays, GROUPS, 1, decoupled)
     assert batch["importance_weights"][batch["mask"]].tolist() == pytest.approx([2.0] * 8)
     assert batch["old_logprobs"] is arrays["old_logprobs"]
     assert measured["importance_weight"] == pytest.approx(2.0)
-    coupled = AlgorithmSection(mode="async", max_staleness=1, objective="coupled")
-    batch, _ = training_batch(arrays, GROUPS, coupled)
-    assert batch["old_logprobs"] is arrays["sampler_logprobs"]
+    coupled = AlgorithmSection(**STALE, objective="coupled", minibatches=2)
+    assert not coupled.scores_batch
+    arrays = experience(GROUPS, 0, coupled)
+    batch, _ = training_batch(arrays, GROUPS, 1, coupled)
+    assert batch["old_logprobs"] is batch["sampler_logprobs"] is arrays["sampler_logprobs"]
     assert "importance_weights" not in batch
+    settings = loss_settings(coupled)
+    assert not settings.first_step and settings.correction is None
 
 
 @pytest.mark.parametrize("objective", ["coupled", "decoupled"])
 def test_async_without_staleness_is_the_synchronous_batch(objective: str) -> None:
-    algorithm = AlgorithmSection.model_validate({"mode": "async", "objective": objective})
+    algorithm = AlgorithmSection.model_validate({"mode": "async", "objective": objective, "minibatches": 2})
     arrays = scored(algorithm)
-    batch, _ = training_batch(arrays, GROUPS, algorithm)
+    batch, _ = training_batch(arrays, GROUPS, 1, algorithm)
     assert set(batch) == {"tokens", "lengths", "mask", "advantages", "old_logprobs"}
     assert batch["old_logprobs"] is arrays["old_logprobs"]
 

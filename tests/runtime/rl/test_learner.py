@@ -1,0 +1,98 @@
+"""What an iteration of learning asks of the trainer, with answers in its place."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from hetrl.describe.experiment import AlgorithmSection
+from hetrl.runtime import wire
+from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.learner import Learner, Policy
+from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE
+
+TRAINER, REFERENCE = "a/actor_training/0", "a/reference_inference/0"
+STALE: dict[str, Any] = {"mode": "async", "max_staleness": 1}
+
+
+def groups(version: int = 1) -> tuple[PromptGroup, ...]:
+    spans = (wire.VersionSpan(version=version, start=0, end=2),)
+    drawn = [wire.Sample(tokens=(7, 1), logprobs=(-0.5, -0.25), versions=spans, finish_reason="stop")] * 2
+    return tuple(PromptGroup(Prompt(name, ""), (5,), tuple(drawn), (1.0, 0.0)) for name in ("q", "r"))
+
+
+class Trainer:
+    """Answers as a trainer does and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, wire.Message, dict[str, Any]]] = []
+
+    async def request(self, to: str, message: Any, buffers: Any = (), **_: Any) -> Any:
+        arrays = unpack(message.arrays, list(buffers))
+        self.asked.append((to, message, arrays))
+        if isinstance(message, wire.Score):
+            specs, scores = pack({"scores": np.full(arrays["tokens"].shape, -0.75, np.float32)})
+            return SimpleNamespace(message=wire.Scored(step=1, arrays=specs, seconds=0.0), buffers=scores)
+        metrics = {"loss": float(len(self.asked))}
+        if "fresh" in arrays:  # sums over the masked tokens, divided by their number
+            metrics |= {"mismatch": 0.1, "fresh": float(arrays["fresh"].mean() > 0) / 2}
+        return SimpleNamespace(message=wire.Trained(step=1, metrics=metrics, seconds=0.0), buffers=())
+
+
+def learn(
+    settings: dict[str, Any], version: int = 1, reference: str | None = None
+) -> tuple[Trainer, dict[str, float], dict[str, float]]:
+    trainer, seconds = Trainer(), dict[str, float]()
+    policy = Policy(cast(Member, trainer), TRAINER, (), reference, 1.0)
+    learner = Learner(policy, AlgorithmSection.model_validate(settings), pad_token=0)
+    return trainer, asyncio.run(learner.learn(groups(), 1, version, seconds)), seconds
+
+
+@pytest.mark.parametrize("settings", [{}, {"correction": "mask"}, STALE, {**STALE, "objective": "coupled"}])
+def test_one_step_is_taken_without_a_pass_over_the_batch(settings: dict[str, Any]) -> None:
+    trainer, measured, seconds = learn(settings)
+    ((to, message, arrays),) = trainer.asked
+    assert to == TRAINER and isinstance(message, wire.Train)
+    assert ("old_logprobs" in arrays) != message.settings.first_step
+    assert measured["mismatch"] == pytest.approx(0.2)  # the mean over fresh tokens
+    assert "fresh" not in measured
+    assert set(seconds) == {ACTOR_TRAINING}
+
+
+def test_without_fresh_tokens_there_is_no_mismatch() -> None:
+    _, measured, _ = learn(STALE, version=2)
+    assert "mismatch" not in measured and "fresh" not in measured
+
+
+def test_of_several_steps_the_batch_is_scored_first_and_that_is_part_of_the_training() -> None:
+    settings = {"minibatches": 2, "epochs": 2, "kl_coefficient": 0.1}
+    trainer, measured, seconds = learn(settings, reference=REFERENCE)
+    assert [(to, type(message)) for to, message, _ in trainer.asked] == [
+        (REFERENCE, wire.Score),
+        (TRAINER, wire.Score),
+        *[(TRAINER, wire.Train)] * 4,
+    ]
+    for _, message, arrays in trainer.asked[2:]:
+        assert isinstance(message, wire.Train) and not message.settings.first_step
+        assert arrays["old_logprobs"].tolist() == [[-0.75] * 3] * 2
+        assert "sampler_logprobs" not in arrays
+    assert measured["loss"] == pytest.approx((3 + 4 + 5 + 6) / 4)
+    assert measured["mismatch"] == pytest.approx((0.25 + 0.5) / 2)
+    assert set(seconds) == {REFERENCE_INFERENCE, ACTOR_TRAINING, OLD_LOGPROBS}
+    assert seconds[OLD_LOGPROBS] <= seconds[ACTOR_TRAINING]
+
+
+def test_a_ratio_to_the_sampler_needs_no_pass_and_the_first_step_alone_tells_the_mismatch() -> None:
+    trainer, measured, _ = learn({**STALE, "objective": "coupled", "minibatches": 2, "epochs": 2})
+    assert [type(message) for _, message, _ in trainer.asked] == [wire.Train] * 4
+    told = [{"sampler_logprobs", "fresh"} & set(arrays) for _, _, arrays in trainer.asked]
+    assert told == [{"sampler_logprobs", "fresh"}, set(), set(), set()]
+    assert trainer.asked[3][2]["old_logprobs"][0].tolist() == pytest.approx([0.0, -0.5, -0.25])
+    assert measured["mismatch"] == pytest.approx(0.2)
