@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 import hetrl
+from hetrl.cost.charges import held_by_site
 from hetrl.errors import HetrlError
 from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
@@ -56,7 +57,8 @@ def prepare_local(problem: Problem, plan: Plan, config: Path) -> Prepared:
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     run = create_run(problem.experiment.name, config.read_text(), plan)
     jobs = commands(render(plan, gpus), run.id, gpus, {site.name: site.prefix for site in used})
-    stage(run, problem.experiment, plan, gpus, gateways, keys, links, secrets)
+    held = held_by_site(plan, problem.topology)
+    stage(run, problem.experiment, plan, gpus, held, gateways, keys, links, secrets)
     write_scripts(run, jobs)
     return Prepared(run, partial(LocalExecutor, run, jobs))
 

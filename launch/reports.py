@@ -41,15 +41,16 @@ def write_run_page(run: Run, plan: Plan) -> None:
         from hetrl.report.run_page import run_page
 
         summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
-        return run_page(summary, list(read_lines(run.metrics)), list(read_lines(run.events)), plan, _gpus(run, plan))
+        metrics, events, site = list(read_lines(run.metrics)), list(read_lines(run.events)), _staged(run, plan)
+        return run_page(summary, metrics, events, plan, site.get("gpus"), site.get("held"))
 
     _write(run.path / "report.html", page)
 
 
-def _gpus(run: Run, plan: Plan) -> dict[str, str]:
-    """Return the catalogue GPU of every device, as it was staged for the lead site; nothing where it was not."""
+def _staged(run: Run, plan: Plan) -> dict[str, Any]:
+    """Return what was staged for the lead site: the GPU of every device, what jobs hold; nothing where it was not."""
     staged = run.site(plan.lead_site) / "site.json"
-    return dict(json.loads(staged.read_text())["gpus"]) if staged.exists() else {}
+    return dict(json.loads(staged.read_text())) if staged.exists() else {}
 
 
 def _write(path: Path, page: Callable[[], str]) -> None:

@@ -169,6 +169,7 @@ def stage(
     experiment: Experiment,
     plan: Plan,
     gpu_by_device: Mapping[str, str],
+    held: Mapping[str, int],
     gateways: Mapping[str, str | None],
     keys: Mapping[str, SiteKeys],
     links: Mapping[str, SiteLinks],
@@ -177,9 +178,9 @@ def stage(
 ) -> None:
     """Put into every site's directory what its processes read.
 
-    `gateways` are the endpoints (tcp://host:port); one that is None is found by the gateway itself, which `listen`
-    tells interface and port. `links` are the ways of each site; of `relay_secrets` (by relay) a site gets the keys of
-    this run alone, for the relays that it uses.
+    `held` counts the devices that the jobs hold at each site. `gateways` are the endpoints (tcp://host:port); one that
+    is None is found by the gateway itself, which `listen` tells interface and port. `links` are the ways of each site;
+    of `relay_secrets` (by relay) a site gets the keys of this run alone, for the relays that it uses.
     """
     document = yaml.safe_dump(with_absolute_paths(experiment).model_dump(mode="json"), sort_keys=False)
     for site in plan.site_order:
@@ -187,7 +188,7 @@ def stage(
         (directory / "config.yaml").write_text(document)
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
-        described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device)}
+        described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device), "held": dict(held)}
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS

@@ -12,7 +12,7 @@ from hetrl.cost.charges import held_by_site, price_per_hour
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
 from hetrl.report.text import figure
-from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
+from hetrl.workload import GENERATION_WAIT, INFERENCES, TRAININGS
 
 if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
     from hetrl.search.limits import Progress
@@ -37,13 +37,16 @@ class Lines:
 
 
 def step_line(event: Mapping[str, Any], version: int | None) -> str:
-    """Return `step 12/40  reward 0.53  3.1 s (gen 1.2, infer 0.3, train 0.8, sync 0.4)  v12`."""
+    """Return `step 12/40  reward 0.53  3.1 s (gen 1.2, infer 0.3, train 0.8, sync 0.4)  v12`.
+
+    What is in brackets is how the step spent its seconds: `gen` is what it waited for generation.
+    """
     seconds = event["seconds"]
     parts = {
-        "gen": [ACTOR_GENERATION],
-        "infer": ["old_logprobs", *INFERENCES],
-        "train": list(TRAININGS),
-        "sync": ["weight_sync"],
+        "gen": [GENERATION_WAIT],
+        "infer": INFERENCES,
+        "train": TRAININGS,
+        "sync": ("weight_sync",),
     }
     spent = {name: sum(seconds.get(task, 0.0) for task in tasks) for name, tasks in parts.items()}
     shown = ", ".join(f"{name} {value:.1f}" for name, value in spent.items() if value >= 0.05)

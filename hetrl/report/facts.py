@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.plan.plan import Plan, site_of
 from hetrl.report.text import figure
 
 Row = Mapping[str, Any]
@@ -53,8 +52,8 @@ class Facts:
     faults_survived: int | None
 
 
-def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], plan: Plan) -> Facts:
-    """Return what is known of a run; `summary` is empty before its end."""
+def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], held: Mapping[str, int]) -> Facts:
+    """Return what is known of a run; `summary` is empty before its end, `held` are the devices of its jobs per site."""
     planned = _last(events, "planned") or {}
     end = next((event for event in reversed(events) if event.get("kind") in _ENDS), {})
     times = [event["time"] for event in events if "time" in event]
@@ -75,7 +74,7 @@ def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], plan: Plan) 
         warm_start=summary.get("warm_start") or _last(events, "warm_start"),
         versions=summary.get("weight_versions") or _of_kind(events, "weights_published"),
         engines=summary.get("engines") or _engines(events),
-        gpu_hours=summary.get("gpu_hours") or _gpu_hours(events, plan),
+        gpu_hours=summary.get("gpu_hours") or _gpu_hours(events, held),
         bytes_per_link=summary.get("bytes_per_link") or (rows[-1].get("bytes_per_link", {}) if rows else {}),
         faults_survived=summary.get("faults_survived"),
     )
@@ -155,14 +154,13 @@ def _engines(events: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _gpu_hours(events: Sequence[Row], plan: Plan) -> dict[str, float]:
-    """Return the device-hours since the first job was submitted that the plan's devices were held, per site."""
+def _gpu_hours(events: Sequence[Row], held: Mapping[str, int]) -> dict[str, float]:
+    """Return the device-hours of what the jobs hold since the first one was submitted, per site."""
     submitted = next((event["time"] for event in _of_kind(events, "submitted") if "time" in event), None)
     if submitted is None:
         return {}
-    held = Counter(site_of(device) for device in {d for group in plan.groups for d in group.devices})
     seconds = max(event["time"] for event in events if "time" in event) - submitted
-    return {site: held[site] * seconds / 3600 for site in plan.site_order}
+    return {site: count * seconds / 3600 for site, count in held.items()}
 
 
 def _short(value: object) -> str:

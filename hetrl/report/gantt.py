@@ -3,8 +3,8 @@
 predicted, sync    generation, then the inferences, then the trainings, then the weight sync;
                    in a phase groups run beside each other, the tasks of one group one after the other
 predicted, async   every group from the start, its tasks one after the other
-measured           the tasks in the order of the row; generation beside the others where all of them together
-                   take longer than the iteration
+measured           the tasks in the order of the row, once the trainer has its batch; generation from the start, and
+                   beside the others where the trainer waits for less than all of it
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from hetrl.report.chart import nice_ticks, tick_label
 from hetrl.report.device_map import sites_of
 from hetrl.report.facts import Row
 from hetrl.report.text import figure, spoken
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
+from hetrl.workload import (
+    ACTOR_GENERATION,
+    ACTOR_TRAINING,
+    GENERATION_WAIT,
+    INFERENCES,
+    OLD_LOGPROBS,
+    TRAININGS,
+)
 
 MOST_REPLICAS = 12
-_ORDER = (ACTOR_GENERATION, "old_logprobs", *INFERENCES, *TRAININGS)
-_NAMES = {"old_logprobs": "log-probs under the trainer"}
-_ROUNDING = 1.01  # sums of rounded seconds may exceed the whole by a little
+_ORDER = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,7 @@ def gantt(plan: Plan, rows: Sequence[Row]) -> Gantt:
     where = sites_of(plan, names)
     drawn, left_out = [], 0
     for name in (*names, ITERATION):
-        shown = _NAMES.get(name, spoken(name))
-        drawn.append(GanttRow(shown, where.get(name, ""), predicted.get(name), measured.get(name)))
+        drawn.append(GanttRow(spoken(name), where.get(name, ""), predicted.get(name), measured.get(name)))
         if name == ACTOR_GENERATION and row and name in measured:
             replicas = _replica_rows(row.get("replicas") or {}, measured[name].start)
             drawn += replicas[:MOST_REPLICAS]
@@ -127,12 +131,12 @@ def predicted_spans(plan: Plan) -> dict[str, Span]:
 
 def measured_spans(seconds: Mapping[str, float]) -> dict[str, Span]:
     """Return when each task of a step ran."""
-    tasks = {name: value for name, value in seconds.items() if name != ITERATION}
-    total = seconds.get(ITERATION, sum(tasks.values()))
-    spans = {}
-    if sum(tasks.values()) > total * _ROUNDING and ACTOR_GENERATION in tasks:
-        spans[ACTOR_GENERATION] = Span(0.0, tasks.pop(ACTOR_GENERATION))
-    return {**spans, **_one_after_the_other(0.0, tasks.items()), ITERATION: Span(0.0, total)}
+    tasks = {name: value for name, value in seconds.items() if name not in (ITERATION, OLD_LOGPROBS)}
+    generation = tasks.pop(ACTOR_GENERATION, 0.0)
+    wait = tasks.pop(GENERATION_WAIT, generation)
+    spans = {ACTOR_GENERATION: Span(0.0, generation)} if ACTOR_GENERATION in seconds else {}
+    total = seconds.get(ITERATION, wait + sum(tasks.values()))
+    return {**spans, **_one_after_the_other(wait, tasks.items()), ITERATION: Span(0.0, total)}
 
 
 def _one_after_the_other(start: float, tasks: Iterable[tuple[str, float]]) -> dict[str, Span]:

@@ -51,14 +51,16 @@ def run_page(
     events: Sequence[Row],
     plan: Plan,
     gpus: Mapping[str, str] | None = None,
+    held: Mapping[str, int] | None = None,
 ) -> str:
     """Return the page; `summary` is empty before the end, what it would say is then taken from metrics and events.
 
     `gpus` (device -> catalogue GPU) are all devices of the topology; without it the map has those of the plan only.
+    `held` (site -> devices that the jobs hold) gives the GPU-hours before the end.
     """
     rows = [row for row in metrics if "step" in row]
     told = [event for event in event_rows(events) if event.kind != "step"]
-    known = facts(summary, rows, events, plan)
+    known = facts(summary, rows, events, held or {})
     return render(
         "run.html.j2",
         plan=plan,

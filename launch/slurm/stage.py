@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hetrl.cost.charges import held_by_site
 from hetrl.describe.inventory import Inventory, read_inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import find
@@ -60,7 +61,8 @@ def stage_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = F
     scripts = site_scripts(plan, problem, run.id, directories, inventories_of(used), folder)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     listen = {site.name: {"interface": site.interface, "port": site.gateway_port} for site in used}
-    stage(run, problem.experiment, plan, gpus, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
+    held = held_by_site(plan, problem.topology)
+    stage(run, problem.experiment, plan, gpus, held, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
     write_site_scripts(run, scripts)
     return Staged(run, scripts, directories, tuple(carried_files(links, directories)))
 

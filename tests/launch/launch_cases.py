@@ -28,7 +28,7 @@ import sys, time
 from hetrl.files import EventLog, append_line
 events = EventLog(__import__("pathlib").Path("events.jsonl"), "alpha")
 def step(number, of, reward):
-    seconds = {"actor_generation": 1.2, "actor_training": 0.8, "weight_sync": 0.4, "iteration": 3.1}
+    seconds = {"generation_wait": 1.2, "actor_training": 0.8, "weight_sync": 0.4, "iteration": 3.1}
     append_line(__import__("pathlib").Path("metrics.jsonl"), {"step": number, "reward": reward})
     events.append("step", step=number, of=of, reward=reward, seconds=seconds)
 """

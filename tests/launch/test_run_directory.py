@@ -36,6 +36,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
+HELD = {"alpha": 4, "beta": 1, "gamma": 2}
 RELAY, SECRET = "relay.example.org:7443", "5" * 64
 
 
@@ -45,7 +46,7 @@ def staged(**gamma):
     keys = make_run_keys(plan.site_order)
     sites = [SiteFile(name="alpha"), SiteFile(name="beta"), SiteFile(name="gamma", **gamma)]
     links = links_of(sites, GATEWAYS)
-    stage(run, quick_experiment(), plan, quick_gpus(plan), GATEWAYS, keys, links, {RELAY: SECRET})
+    stage(run, quick_experiment(), plan, quick_gpus(plan), HELD, GATEWAYS, keys, links, {RELAY: SECRET})
     return run, plan, keys
 
 
@@ -67,8 +68,9 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
     run, plan, _ = staged()
     site = json.loads((run.site("beta") / "site.json").read_text())
     assert (site["run"], site["site"], site["lead_site"], site["bind"]) == (run.id, "beta", "alpha", GATEWAYS["beta"])
-    assert set(site) == {"run", "site", "bind", "lead_site", "gpus"}
+    assert set(site) == {"run", "site", "bind", "lead_site", "gpus", "held"}
     assert site["gpus"] == quick_gpus(plan)
+    assert site["held"] == HELD
     gateway = json.loads((run.site("beta") / "gateway.json").read_text())
     assert gateway == {
         "run": run.id,

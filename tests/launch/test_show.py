@@ -12,7 +12,8 @@ from tests.launch.launch_cases import plain_console
 from tests.plan import plan_cases
 
 SECONDS = {
-    "actor_generation": 12.34,
+    "actor_generation": 99.9,
+    "generation_wait": 12.34,
     "old_logprobs": 1.0,
     "reference_inference": 0.5,
     "actor_training": 10.0,
@@ -27,7 +28,7 @@ def test_line_of_a_step_has_reward_seconds_and_version_in_80_columns():
     lines = Lines()
     assert lines.line(PUBLISHED) is None
     line = lines.line(STEP)
-    assert line == "step   7/400  reward 0.53  123.4 s (gen 12.3, infer 1.5, train 10.0)  v12"
+    assert line == "step   7/400  reward 0.53  123.4 s (gen 12.3, infer 0.5, train 10.0)  v12"
     assert len(line) <= 80
     assert step_line(STEP, None).endswith("train 10.0)")
 

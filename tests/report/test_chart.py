@@ -137,11 +137,16 @@ def test_an_asynchronous_prediction_runs_the_groups_beside_each_other() -> None:
     assert spans["weight_sync"] == Span(23.5, 24.0)
 
 
-def test_measured_tasks_follow_each_other_unless_they_cannot() -> None:
+def test_measured_tasks_follow_each_other_once_the_trainer_has_its_batch() -> None:
     after = measured_spans({"actor_generation": 1.0, "actor_training": 0.5, "iteration": 2.0})
     assert after["actor_training"] == Span(1.0, 1.5) and after["iteration"] == Span(0.0, 2.0)
-    beside = measured_spans({"actor_generation": 1.0, "actor_training": 0.5, "iteration": 1.1})
-    assert beside["actor_generation"] == Span(0.0, 1.0) and beside["actor_training"] == Span(0.0, 0.5)
+    seconds = {"generation_wait": 0.25, "actor_generation": 1.0, "old_logprobs": 0.125, "actor_training": 0.5}
+    beside = measured_spans(seconds)
+    assert beside == {
+        "actor_generation": Span(0.0, 1.0),
+        "actor_training": Span(0.25, 0.75),  # scoring the batch is a part of it
+        "iteration": Span(0.0, 0.75),
+    }
 
 
 def test_the_step_with_the_median_time_is_drawn() -> None:

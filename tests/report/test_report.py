@@ -263,10 +263,10 @@ def test_before_the_end_metrics_and_events_stand_in_for_the_summary() -> None:
         {"time": 103.0, "source": "alps", "kind": "warm_start", "steps": 10, "reward": 0.125},
         {"time": 3700.0, "source": "alps", "kind": "step", "step": 1},
     ]
-    text = Page(run_page({}, METRICS, events, plan())).text
+    text = Page(run_page({}, METRICS, events, plan(), held={"alps": 8, "jsc": 4})).text
     for expected in (
         *("try running", "3 of 40 steps", "1 h 0 min so far", "vllm 0.32.0", "1 weight version, 2.00 kB"),
-        *("after 10 supervised steps, at a reward of 0.125", "32.0 samples per second", "alps 8.00"),
+        *("after 10 supervised steps, at a reward of 0.125", "32.0 samples per second", "alps 8.00, jsc 4.00"),
     ):
         assert expected in text
 
@@ -281,11 +281,13 @@ def test_the_page_of_a_run_directory_has_the_devices_of_the_topology(tmp_path: P
     run = Run(tmp_path)
     run.site("alps").mkdir(parents=True)
     gpus = {device.id: device.gpu for device in topology().devices}
-    (run.site("alps") / "site.json").write_text(json.dumps({"gpus": gpus}))
+    (run.site("alps") / "site.json").write_text(json.dumps({"gpus": gpus, "held": {"alps": 8}}))
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in METRICS))
     write_run_page(run, plan())
     page = Page((tmp_path / "report.html").read_text())
     titles = [value or "" for key, value in page.attributes if key == "title"]
+    assert "GPU-hours held alps 0.0133" in page.text  # 8 devices for the 6 s that the events span
     assert "jsc/l40s-1/1 (l40s): idle" in titles
     assert "alps/a100-0/0 (a100-40gb): reference inference, actor training; peak 21.5 of 36.8 GB usable" in titles
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,10 @@ from hetrl.runtime.transport.member import Member
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """The samples of one prompt, their judgements and rewards, and the replica that drew them in so many seconds."""
+    """The samples of one prompt, their judgements and rewards, and the replica that drew them in so many seconds.
+
+    `sent` and `back` are when the prompt went to the replica and its samples were here, on this process's clock.
+    """
 
     prompt: Prompt
     prompt_tokens: tuple[int, ...]
@@ -30,6 +34,8 @@ class PromptGroup:
     judgements: tuple[Judgement, ...] = ()
     replica: str = ""
     seconds: float = 0.0
+    sent: float = 0.0
+    back: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,13 +97,15 @@ class Sampler:
         )
         request = wire.Generate(group=number, prompt=tokens, sampling=sampling)
         doing = f"{stream}: generate group {number}"
+        sent = time.monotonic()
         reply = await self._member.request(replica, request, timeout_seconds=wire.WORK_SECONDS, doing=doing)
+        back = time.monotonic()
         if not isinstance(reply.message, wire.Generated):
             raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples
         judgements = tuple(await asyncio.gather(*(self._judge(prompt, sample) for sample in samples)))
         rewards = tuple(reward_of(judgement, settings.reward) for judgement in judgements)
-        return PromptGroup(prompt, tokens, samples, rewards, judgements, replica, reply.message.seconds)
+        return PromptGroup(prompt, tokens, samples, rewards, judgements, replica, reply.message.seconds, sent, back)
 
     async def _judge(self, prompt: Prompt, sample: wire.Sample) -> Judgement:
         text = self._settings.tokenizer.decode(list(sample.tokens), skip_special_tokens=True)

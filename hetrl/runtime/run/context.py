@@ -1,7 +1,7 @@
 """What a process of a run knows at its start: the files that were staged in its site's own directory.
 
 config.yaml   the experiment          plan.json   the plan
-site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus
+site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus, held
 keys.json     the site's CURVE keys (0600)
 """
 
@@ -42,6 +42,7 @@ class Context:
     lead_site: str
     gateway: str
     gpus: Mapping[str, str]  # device of the plan -> catalogue GPU
+    held: Mapping[str, int]  # site -> devices that the jobs hold there, the idle ones of granted nodes too
     experiment: Experiment
     plan: Plan
 
@@ -119,6 +120,7 @@ def read_context(directory: Path) -> Context:
         lead_site=site["lead_site"],
         gateway=gateway,
         gpus=site["gpus"],
+        held=site["held"],
         experiment=experiment,
         plan=read_plan(directory / "plan.json"),
     )

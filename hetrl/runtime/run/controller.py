@@ -5,7 +5,7 @@ publish the first weights
 warm start: supervised steps until the sampled reward is where RL should begin
 for each step:
     take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
-    learn from it: score it under trainer and reference, one optimiser step per minibatch
+    learn from it: score it under the reference and, where that is needed, the trainer; an optimiser step per minibatch
     publish the weights to every replica; every so many steps, write a checkpoint
 write the summary, send FINISH
 """
@@ -34,10 +34,10 @@ from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, me
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
-from hetrl.runtime.run.record import Record, sample_metrics
+from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, REFERENCE_INFERENCE
+from hetrl.workload import ACTOR_TRAINING, GENERATION_WAIT, REFERENCE_INFERENCE
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
 WARM_START_PROMPTS = 64  # of each check
@@ -51,6 +51,7 @@ class Run:
         self.experiment = context.experiment
         self.source: Source = open_source(self.experiment.data)
         self.version = 0
+        self.generated = 0.0  # when the last sample of the newest batch was back
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
         self.stop_tokens, self.pad_token = directory.stop_tokens, directory.pad_token
         self.tokenizer = Tokenizer.from_file(str(directory.path / "tokenizer.json"))
@@ -106,7 +107,7 @@ class Run:
         finally:
             await feed.close()
         stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
-        self.record.summary(self.context.run, self.experiment.name, self.context.plan, stats)
+        self.record.summary(self.context, stats)
         self.record.events.append("finished")
 
     async def publish(self) -> wire.Published:
@@ -130,8 +131,10 @@ class Run:
         """One iteration: a batch, learning, the next weights."""
         seconds: dict[str, float] = {}
         start, version, dropped = time.monotonic(), self.version, feed.dropped
-        with timed(seconds, GENERATION):
+        with timed(seconds, GENERATION_WAIT):
             groups = await feed.batch()
+        seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
+        self.generated = max(self.generated, *(group.back for group in groups))
         learned = await self.learner.learn(groups, step, version, seconds)
         with timed(seconds, "weight_sync"):
             published = await self.publish()
@@ -144,6 +147,7 @@ class Run:
             "weight_version": version,
             "staleness": version - min(oldest_version(group) for group in groups),
             "dropped_groups": feed.dropped - dropped,
+            "generation_latency_seconds": round(latency_seconds, 4),
             "weight_bytes": published.bytes,
             "seconds": {task: round(value, 4) for task, value in seconds.items()},
             **await self.links.read(step),

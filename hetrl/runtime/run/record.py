@@ -12,10 +12,11 @@ from typing import Any
 import msgspec
 
 from hetrl.files import EventLog, append_line, replace_json
-from hetrl.plan.plan import Plan, site_of
+from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
 from hetrl.runtime.rl.sampling import PromptGroup, mean_reward
+from hetrl.runtime.run.context import Context
 
 LAST_STEPS = 5  # reward_last is the mean over so many steps
 
@@ -63,12 +64,13 @@ class Record:
         append_line(self._directory / "metrics.jsonl", row)
         self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
 
-    def summary(self, run: str, name: str, plan: Plan, stats: wire.LinkStatsReply) -> None:
+    def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
         """Write summary.json; `stats` are those of the lead site's gateway."""
+        plan = context.plan
         rows, elapsed = self._rows, sum(row["seconds"]["iteration"] for row in self._rows)
         summary = {
-            "run": run,
-            "name": name,
+            "run": context.run,
+            "name": context.experiment.name,
             "steps": len(rows),
             "reward_first": rows[0]["reward"],
             "reward_last": round(statistics.fmean(row["reward"] for row in rows[-LAST_STEPS:]), 4),
@@ -85,7 +87,7 @@ class Record:
                 f"{plan.lead_site}-{site}": link.bytes_sent + link.bytes_received for site, link in stats.links.items()
             },
             "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
-            "gpu_hours": _gpu_hours(plan, time.monotonic() - self._start),
+            "gpu_hours": gpu_hours(context.held, time.monotonic() - self._start),
             "faults_survived": sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)
@@ -124,8 +126,17 @@ def _task_seconds(rows: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, di
     }
 
 
-def _gpu_hours(plan: Plan, seconds: float) -> dict[str, float]:
-    """Return the device-hours that the plan's devices were held, per site."""
-    devices = {device for group in plan.groups for device in group.devices}
-    held = Counter(site_of(device) for device in devices)
-    return {site: round(held[site] * seconds / 3600, 4) for site in plan.site_order}
+def generation_seconds(groups: Sequence[PromptGroup], since: float) -> tuple[float, float]:
+    """Return how long a batch was generated: beyond `since`, and in all.
+
+    That is from its first prompt sent to its last sample back. In asynchronous mode the batches before it, whose last
+    sample was back at `since`, were under way at the same time: what it took beyond them is what batches take one after
+    the other, as `predicted` says it, and in synchronous mode both are the same.
+    """
+    first, last = min(group.sent for group in groups), max(group.back for group in groups)
+    return max(0.0, last - max(first, since)), last - first
+
+
+def gpu_hours(held: Mapping[str, int], seconds: float) -> dict[str, float]:
+    """Return the device-hours of each site whose jobs hold so many devices, used or not."""
+    return {site: round(count * seconds / 3600, 4) for site, count in held.items()}

@@ -29,7 +29,6 @@ from hetrl.cost.training import (
     micro_batch_times,
     variation,
 )
-from hetrl.hardware import Path
 from hetrl.plan.plan import RECOMPUTES
 from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats5, Floats6, Ints1
 from hetrl.search.space import Space, powers_of_two

@@ -79,7 +79,7 @@ class Clusters:
     def finish(self, run: Run) -> None:
         """Let the controller go through two steps to the end, and the jobs end."""
         there = self.directory(run, "alpha")
-        seconds = {"actor_generation": 1.2, "iteration": 3.1}
+        seconds = {"generation_wait": 1.2, "iteration": 3.1}
         self.control(run, "go", epoch=1, members=["alpha/actor_training/0"])
         for step in (1, 2):
             append_line(there / "metrics.jsonl", {"step": step, "reward": 0.5})

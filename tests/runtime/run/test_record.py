@@ -1,0 +1,68 @@
+"""What a run's rows and summary say of its time and of what its jobs hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hetrl.runtime import wire
+from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.run.context import Context
+from hetrl.runtime.run.record import Record, generation_seconds, gpu_hours
+from tests.plan.plan_cases import plan
+
+NO_LINKS = wire.LinkStatsReply(links={}, refused=0, malformed=0)
+
+
+def batch(*spans: tuple[float, float]) -> list[PromptGroup]:
+    return [PromptGroup(Prompt("", ""), (1,), (), (), sent=sent, back=back) for sent, back in spans]
+
+
+def test_a_batch_is_generated_from_its_first_prompt_sent_to_its_last_sample_back() -> None:
+    assert generation_seconds(batch((10.0, 12.0), (10.5, 14.0)), since=9.0) == (4.0, 4.0)
+
+
+def test_batches_under_way_at_the_same_time_count_once() -> None:
+    batches = [batch((0.0, 4.0), (0.0, 5.0)), batch((0.0, 7.0), (1.0, 9.0)), batch((5.0, 6.0)), batch((20.0, 23.0))]
+    since, found = 0.0, []
+    for one in batches:
+        found.append(generation_seconds(one, since))
+        since = max(since, *(group.back for group in one))
+    assert found == [(5.0, 5.0), (4.0, 9.0), (0.0, 1.0), (3.0, 3.0)]
+
+
+def test_gpu_hours_are_those_of_all_that_is_held() -> None:
+    assert gpu_hours({"alps": 8, "lab": 1}, 1800.0) == {"alps": 4.0, "lab": 0.5}
+
+
+def test_the_summary_compares_generation_and_the_whole_training_with_what_was_predicted(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    record = Record(tmp_path / "run", "alps")
+    seconds = {
+        "generation_wait": 0.5,
+        "actor_generation": 30.0,
+        "old_logprobs": 4.0,
+        "actor_training": 20.0,
+        "weight_sync": 1.0,
+        "iteration": 22.0,
+    }
+    for step in (1, 2, 3):
+        row = {"step": step, "reward": 0.5, "samples": 64, "tokens": 640, "versions": {}, "seconds": seconds}
+        record.step(row, 3)
+    asynchronous = replace(plan(), algorithm=replace(plan().algorithm, mode="async", max_staleness=2))
+    experiment = SimpleNamespace(name="try")
+    context = SimpleNamespace(run="try-1", experiment=experiment, plan=asynchronous, held={"alps": 8, "jsc": 4})
+    record.summary(cast(Context, context), NO_LINKS)
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    measured = {task: both["measured_seconds"] for task, both in summary["tasks"].items()}
+    assert measured["actor_generation"] == 30.0
+    assert measured["actor_training"] == 20.0
+    assert set(measured) == {*plan().predicted.tasks, "iteration"}
+    held = summary["gpu_hours"]
+    assert set(held) == {"alps", "jsc"} and held["alps"] == pytest.approx(2 * held["jsc"], abs=2e-4)
