@@ -70,7 +70,7 @@ class Compared:
     def _switches(self) -> list[str]:
         """Say where states move to the host beside other stations, which the prediction adds one after the other."""
         problem, tasks = self.case.problem, self.case.plan.tasks
-        seconds = sum(switch_seconds(n, task, problem.topology, problem.workload) for n, task in tasks.items())
+        seconds = sum(switch_seconds(n, task, problem.model) for n, task in tasks.items())
         large = seconds > LARGE_SHARE * self.simulated.iteration_seconds
         return [f"{seconds:.1f} s of switches run beside other stations"] if large else []
 

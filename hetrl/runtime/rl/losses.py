@@ -66,15 +66,12 @@ def policy_loss(
     if "importance_weights" in extras:
         loss = loss * _masked(extras["importance_weights"], mask)
     if settings.correction is not None:
-        ratio_to_sampler = _bounded_exp(_masked(old - extras["sampler_logprobs"], mask))
-        bounds = settings.correction_bounds
-        weights, cut = bounded_weights(ratio_to_sampler, settings.correction, settings.correction_cap, bounds)
+        weights, cut = _sampler_weights(_masked(old - extras["sampler_logprobs"], mask), settings)
         loss = loss * weights
-        sums["importance_weight"], sums["importance_cut"] = _masked(weights, mask).sum(), _masked(cut, mask).sum()
+        sums |= {"importance_weight": _masked(weights, mask).sum(), "importance_cut": _masked(cut, mask).sum()}
     if "fresh" in extras:
-        fresh = _masked(extras["fresh"], mask)
-        sums["mismatch"] = (_masked(logprobs - extras["sampler_logprobs"], mask).abs() * fresh).sum()
-        sums["fresh"] = fresh.sum()
+        fresh, apart = _masked(extras["fresh"], mask), _masked(logprobs - extras["sampler_logprobs"], mask).abs()
+        sums |= {"mismatch": (apart * fresh).sum(), "fresh": fresh.sum()}
     if "reference_logprobs" in extras:
         distance = _masked(extras["reference_logprobs"] - logprobs, mask)
         kl = kl_estimate(settings.kl_estimator, distance, _bounded_exp)
@@ -91,6 +88,12 @@ def policy_loss(
     if "token_weights" in extras:
         loss = loss * _masked(extras["token_weights"], mask)
     return loss.sum(), {name: value.detach() for name, value in sums.items()}
+
+
+def _sampler_weights(difference: torch.Tensor, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weights of `settings.correction` from old_logprob - sampler_logprob, and what it cut."""
+    correction, cap, bounds = settings.correction or "none", settings.correction_cap, settings.correction_bounds
+    return bounded_weights(_bounded_exp(difference), correction, cap, bounds)
 
 
 def clipped_surrogate(
