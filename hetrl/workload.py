@@ -27,6 +27,7 @@ CRITIC_TRAINING = "critic_training"
 INFERENCES = (REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE)
 TRAININGS = (ACTOR_TRAINING, CRITIC_TRAINING)
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
+HEAD_CHUNK_BYTES = 2**28  # of float32 logits, which our training engine makes chunk by chunk
 # What a step of a run takes besides its tasks: until the trainer has a batch; as a part of the actor's training, until
 # it has scored the batch.
 GENERATION_WAIT = "generation_wait"

@@ -22,7 +22,7 @@ from hetrl.cost.compute import (
 )
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.generation import Server, prompts_seconds, step_seconds
-from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD
+from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD, inference_active_bytes
 from hetrl.cost.network import all_reduce_seconds
 from hetrl.cost.solo import NODE_GPUS, SoloTraining, best_step, even_stages, one_site
 from hetrl.cost.training import activation_bytes
@@ -231,8 +231,7 @@ def inference(
         filling += forward + reduce + (hop.seconds(moved) if hop else 0.0)
         communication += reduce / pp
         period = max(period, forward + reduce)
-        logits = micro * model.vocabulary * LOGIT_BYTES_FORWARD / tp if shape.last else 0.0
-        memory = max(memory, shape.parameters * 2 + 2 * micro * layer_activation_bytes(shape) + logits)
+        memory = max(memory, shape.parameters * 2 + inference_active_bytes(shape, micro))
     busy = count * (period - communication)
     parts = {"compute": busy, "communication": count * communication, "pipeline": filling - period}
     seconds = filling + (count - 1) * period

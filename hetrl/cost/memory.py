@@ -15,12 +15,11 @@ from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_byte
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import stage_shape
 from hetrl.plan.plan import Plan, Replica, TaskPlan, node_of
-from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
+from hetrl.workload import ACTOR_GENERATION, HEAD_CHUNK_BYTES, TRAININGS, Workload
 
 BATCHED_TOKENS = 8192  # vLLM's max_num_batched_tokens for its profiling run (documentation, engine arguments)
 BLOCK_TOKENS = 32  # of vLLM's KV cache on a CPU, as we start it; 16 on a GPU (documentation, engine arguments)
-LOGIT_BYTES_TRAINING = 6  # bf16 logits and their fp32 softmax gradient
-LOGIT_BYTES_FORWARD = 4  # fp32 log-probabilities
+LOGIT_BYTES_FORWARD = 4  # a rollout engine's fp32 log-probabilities
 
 
 @dataclass(frozen=True)
@@ -59,19 +58,65 @@ def update_bytes(shape: StageShape, shards: int, gradient_dtype: str) -> float:
     return shape.parameters * copied / shards
 
 
-def training_active_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
-    """Return the bytes of the activations of `in_flight` micro-batches of `tokens` tokens, and of the logits.
+def kept_layer_bytes(shape: StageShape) -> float:
+    """Return the bytes per token that a layer of our training engine keeps for its backward pass, on one rank.
 
-    Full recomputation keeps the input of each layer, and one layer's activations at a time.
+    Inputs of norms and products (4 h); query, key and value as they come, the query again, both rotated, and what
+    attention gives; the gate's input and what it gives. With tensor parallelism they are split, as sequence parallelism
+    does (arXiv 2205.05198); sines and cosines, of query and of key, are not. Held against the engine by
+    `make bench-memory`.
     """
-    layer = layer_activation_bytes(shape)
+    model = shape.architecture
+    values = 4 * model.hidden + model.head_dim * (4 * model.heads + 3 * model.kv_heads)
+    values += (3 if model.gated_mlp else 2) * model.intermediate
+    return (values / shape.tensor_parallel + 4 * model.head_dim) * shape.weight_bytes
+
+
+def kept_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
+    """Return the bytes that `in_flight` micro-batches keep between their passes; recomputation keeps layers' inputs."""
     inputs = shape.architecture.hidden * shape.weight_bytes / shape.tensor_parallel
-    kept = shape.layers * (inputs if recompute == "full" else layer)
-    working = layer if recompute == "full" else 0.0
-    logits = 0.0
-    if shape.last and shape.head:
-        logits = shape.architecture.vocabulary * LOGIT_BYTES_TRAINING / shape.tensor_parallel
-    return tokens * (in_flight * kept + working + logits)
+    return tokens * in_flight * shape.layers * (inputs if recompute == "full" else kept_layer_bytes(shape))
+
+
+def head_bytes(shape: StageShape, tokens: float, training: bool) -> float:
+    """Return what the output layer needs while it makes log-probs of `tokens` tokens; nothing but on the last stage.
+
+    Two copies of a chunk of float32 logits, or in the backward pass half of one and twice the weights' gradient; and
+    the hidden states of all tokens with their gradient, which are not split. Source: `hetrl.runtime.megatron.logprob`.
+    """
+    if not (shape.last and shape.head):
+        return 0.0
+    model = shape.architecture
+    columns = model.vocabulary / shape.tensor_parallel
+    chunk = min(4 * tokens * columns, HEAD_CHUNK_BYTES)
+    gradient = columns * model.hidden * shape.weight_bytes
+    logits = max(2 * chunk, chunk / 2 + 2 * gradient) if training else 2 * chunk
+    return logits + 2 * tokens * model.hidden * shape.weight_bytes
+
+
+def working_bytes(shape: StageShape, tokens: float, recompute: str) -> float:
+    """Return what the passes of one micro-batch need beside what is kept: the output layer, or a layer's temporaries.
+
+    A backward pass has about half a layer of them; recomputation has that layer's activations as well, and its own.
+    """
+    layers = 2.0 if recompute == "full" else 0.5
+    return max(layers * tokens * kept_layer_bytes(shape), head_bytes(shape, tokens, training=True))
+
+
+def embedding_bytes(shape: StageShape) -> float:
+    """Return what the input embedding's backward needs on the first stage: its dense gradient, twice.
+
+    It is the end of a micro-batch's backward pass, which keeps nothing any more.
+    """
+    return (
+        2 * shape.architecture.embedding_parameters * shape.weight_bytes / shape.tensor_parallel if shape.first else 0.0
+    )
+
+
+def training_active_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
+    """Return the most bytes that the passes need, with `in_flight` micro-batches of `tokens` tokens under way."""
+    passes = kept_bytes(shape, in_flight, tokens, recompute) + working_bytes(shape, tokens, recompute)
+    return max(passes, kept_bytes(shape, in_flight - 1, tokens, recompute) + embedding_bytes(shape))
 
 
 def training_footprint(shape: StageShape, task: TaskPlan, index: int, workload: Workload) -> Footprint:
@@ -88,13 +133,15 @@ def training_footprint(shape: StageShape, task: TaskPlan, index: int, workload: 
     return Footprint((weights + optimizer) / 1e9, active / 1e9)
 
 
+def inference_active_bytes(shape: StageShape, tokens: float) -> float:
+    """Return what a forward pass over `tokens` tokens needs: one layer's activations, or the output layer."""
+    return max(tokens * kept_layer_bytes(shape), head_bytes(shape, tokens, training=False))
+
+
 def inference_footprint(shape: StageShape, task: TaskPlan, workload: Workload) -> Footprint:
-    """Return the footprint of a forward-only task: weights, two layers' activations, log-probabilities."""
+    """Return the footprint of a forward-only task: weights, and one micro-batch at a time."""
     weights = shape.parameters * shape.weight_bytes
-    tokens = task.micro_batch * workload.max_sequence_tokens
-    active = 2 * tokens * layer_activation_bytes(shape)
-    if shape.last and shape.head:
-        active += tokens * shape.architecture.vocabulary * LOGIT_BYTES_FORWARD / shape.tensor_parallel
+    active = inference_active_bytes(shape, task.micro_batch * workload.max_sequence_tokens)
     if task.idle_state == "offload":
         return Footprint(0.0, (weights + active) / 1e9, weights / 1e9)
     return Footprint(weights / 1e9, active / 1e9)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise, product
 
-from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds
+from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
-from hetrl.cost.memory import training_active_bytes
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import micro_batch_times, pipeline_seconds
@@ -29,6 +28,7 @@ MICRO_BATCHES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 STEP_TOKENS = 524_288  # per optimiser step unless samples are given: half a million, as pre-training recipes take,
 STEP_TOKENS_PER_GPU = 8192  # and more on many GPUs
 NODE_GPUS = 8
+LOGIT_BYTES = 6
 _NVLINK_GBPS = 1000  # boards with faster lanes than any PCIe
 _FABRIC_GBPS = 200  # per GPU: one network card for each, as DGX and HGX systems are built
 _ETHERNET_GBPS = 100
@@ -161,9 +161,23 @@ def memory_gb(asked: SoloTraining, layout: Parallelism) -> float:
     tokens = layout.micro_batch * asked.sequence
     sizes = []
     for index, shape in enumerate(shapes):
-        active = training_active_bytes(shape, layout.pipeline - index, tokens, layout.recompute)
+        active = _active_bytes(shape, layout.pipeline - index, tokens, layout.recompute)
         sizes.append(_state_bytes(shape, layout) + active)
     return max(sizes) / 1e9
+
+
+def _active_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
+    """Return the bytes of activations and logits as the engines of the published measurements keep them.
+
+    These hold all logits, in bf16 with a float32 gradient; ours makes them by chunks (`hetrl.cost.memory`). Full
+    recomputation keeps the input of each layer, and one layer's activations at a time.
+    """
+    layer = layer_activation_bytes(shape)
+    inputs = shape.architecture.hidden * shape.weight_bytes / shape.tensor_parallel
+    kept = shape.layers * (inputs if recompute == "full" else layer)
+    working = layer if recompute == "full" else 0.0
+    logits = shape.architecture.vocabulary * LOGIT_BYTES / shape.tensor_parallel if shape.last and shape.head else 0.0
+    return tokens * (in_flight * kept + working + logits)
 
 
 def _state_bytes(shape: StageShape, layout: Parallelism) -> float:

@@ -82,7 +82,8 @@ class FakeCuda(TorchDispatchMode):
         if function is _aten._to_copy.default and not on_device:
             return self._upload(args[0], kwargs.get("dtype") or args[0].dtype)
         if function._schema.is_mutable and function.namespace == "aten":
-            self._values.pop(args[0].untyped_storage(), None)
+            for written in tree_leaves(args[0]):  # a list, where one kernel does many tensors
+                self._values.pop(written.untyped_storage(), None)
             if function is _aten.copy_.default and not isinstance(args[1], FakeTensor):
                 return args[0]
         with self._fake:

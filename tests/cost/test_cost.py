@@ -27,6 +27,7 @@ from hetrl.cost.generation import (
 )
 from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_prediction
 from hetrl.cost.memory import (
+    inference_active_bytes,
     peak_memory_gb,
     training_active_bytes,
     training_footprint,
@@ -305,13 +306,32 @@ def test_a_tied_embedding_is_held_twice_in_a_pipeline() -> None:
     assert first.parameters + last.parameters == tied.parameters + tied.embedding_parameters
 
 
-def test_activations_count_micro_batches_in_flight_and_the_logits() -> None:
-    stage = replace(WHOLE, layers=9, first=False)
-    logits = 151936 * 6
-    layer = layer_activation_bytes(stage)
-    assert layer == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
-    assert training_active_bytes(stage, 3, 100, "none") == 100 * (3 * 9 * layer + logits)
-    assert training_active_bytes(stage, 3, 100, "full") == 100 * (3 * 9 * 8192 + layer + logits)
+def test_activations_count_micro_batches_in_flight_and_the_output_layer() -> None:
+    stage, tokens = replace(WHOLE, layers=9, first=False), 100
+    assert layer_activation_bytes(stage) == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
+    layer = 2 * (4 * 4096 + 128 * (4 * 32 + 3 * 8) + 3 * 12288 + 4 * 128)
+    gradient, logits = 151936 * 4096 * 2, 4 * tokens * 151936
+    head = logits / 2 + 2 * gradient + 2 * tokens * 4096 * 2  # of few tokens, the weights' gradient is the larger part
+    assert training_active_bytes(stage, 3, tokens, "none") == tokens * 3 * 9 * layer + head
+    assert training_active_bytes(stage, 3, tokens, "full") == tokens * 3 * 9 * 8192 + head
+    inner = replace(stage, last=False)
+    assert training_active_bytes(inner, 3, tokens, "none") == tokens * (3 * 9 + 0.5) * layer
+    assert training_active_bytes(inner, 3, tokens, "full") == tokens * (3 * 9 * 8192 + 2 * layer)
+
+
+def test_a_chunk_bounds_the_logits_of_however_many_tokens() -> None:
+    stage = replace(WHOLE, first=False)
+    few, many = (inference_active_bytes(stage, tokens) - 2 * tokens * 4096 * 2 for tokens in (400, 40_000))
+    assert few == 2 * 4 * 400 * 151936
+    assert inference_active_bytes(replace(stage, last=False), 400) == 400 * 2 * 73_216
+    assert many < 40_000 * 4 * 151936
+
+
+def test_the_first_stage_ends_with_the_gradient_of_the_embedding() -> None:
+    stage = replace(WHOLE, layers=1, last=False)
+    gradient = 2 * 151936 * 4096 * 2
+    assert training_active_bytes(stage, 1, 1, "full") == gradient
+    assert training_active_bytes(replace(stage, tensor_parallel=4), 1, 1, "full") == gradient / 4
 
 
 def test_a_device_holds_all_residents_and_the_largest_active_set() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CHUNK_BYTES = 2**28  # of a chunk's float32 logits; a few tensors of this size live at a time
+from hetrl.workload import HEAD_CHUNK_BYTES
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Columns:
 
     def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [n, v] over the temperature, -inf in the columns that pad the vocabulary."""
-        x = (hidden @ weight.t()).float() / self.temperature
+        x = (hidden @ weight.t()).float().div_(self.temperature)
         x[:, max(0, self.vocabulary - self.first) :] = float("-inf")
         return x
 
@@ -49,13 +49,7 @@ class _HeadLogprobs(torch.autograd.Function):
         local, inside = columns.place(labels, weight.shape[0])
         sums = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for part in _parts(hidden.shape[0], rows):
-            x = columns.logits(hidden[part], weight)
-            largest = x.amax(-1).clamp_(min=torch.finfo(x.dtype).min)  # a rank may hold nothing but padding
-            x -= largest.unsqueeze(-1)
-            weights = x.exp()
-            x.masked_fill_(x == float("-inf"), 0.0)
-            target = (x.gather(-1, local[part]).squeeze(-1) + largest) * inside[part]
-            sums[:, part] = torch.stack((largest, weights.sum(-1), (weights * x).sum(-1), target))
+            sums[:, part] = _sums(columns.logits(hidden[part], weight), local[part], inside[part])
         log_total, entropy, target = _over_ranks(sums, inside, columns.group)
         ctx.save_for_backward(hidden, weight, local, inside, log_total, entropy)
         ctx.columns, ctx.rows = columns, rows
@@ -69,13 +63,31 @@ class _HeadLogprobs(torch.autograd.Function):
         # Megatron sums gradients in a buffer of its own: into it, many chunks add up without rounding in between.
         total = getattr(weight, "main_grad", of_weight)
         for part in _parts(hidden.shape[0], ctx.rows):
-            x = ctx.columns.logits(hidden[part], weight)
-            x -= log_total[part].unsqueeze(-1)
-            of_logits = _of_logits(x, local[part], inside[part], entropy[part], [_cut(g, part) for g in gradients])
-            of_logits = (of_logits / ctx.columns.temperature).to(hidden.dtype)
+            logprobs = ctx.columns.logits(hidden[part], weight)
+            logprobs -= log_total[part].unsqueeze(-1)
+            of_logits = _of_logits(
+                logprobs, local[part], inside[part], entropy[part], [_cut(g, part) for g in gradients]
+            )
+            of_logits = of_logits.div_(ctx.columns.temperature).to(hidden.dtype)
+            del logprobs  # its memory is for the product, and for the next chunk
             of_hidden[part] = of_logits @ weight
             total += of_logits.t() @ hidden[part]
+            del of_logits
         return of_hidden, of_weight, None, None, None
+
+
+def _sums(x: torch.Tensor, local: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """Return [4, n] of logits [n, v]: the largest, sum exp(x - largest), the same weighted by x - largest, the label's.
+
+    In place: a chunk is large.
+    """
+    largest = x.amax(-1).clamp_(min=torch.finfo(x.dtype).min)  # a rank may hold nothing but padding
+    x -= largest.unsqueeze(-1)
+    weights = x.exp()
+    total = weights.sum(-1)
+    x.clamp_(min=torch.finfo(x.dtype).min)  # 0 x -inf is no number
+    target = (x.gather(-1, local).squeeze(-1) + largest) * inside
+    return torch.stack((largest, total, weights.mul_(x).sum(-1), target))
 
 
 def _over_ranks(
@@ -104,14 +116,15 @@ def _of_logits(
 ) -> torch.Tensor:
     """Return the gradient [n, v] of the scaled logits, from their log-probs and the gradients of both results."""
     of_logprob, of_entropy = gradients
-    softmax = logprobs.exp_()
-    result = torch.zeros_like(softmax)
+    result = logprobs.exp_()  # in place, as all that follows: a chunk is large
+    of_spread = None
     if of_entropy is not None:
-        result -= (torch.xlogy(softmax, softmax) + softmax * entropy.unsqueeze(-1)) * of_entropy.unsqueeze(-1)
-    if of_logprob is not None:
-        result -= softmax * of_logprob.unsqueeze(-1)
-        result.scatter_add_(-1, local, (of_logprob * inside).unsqueeze(-1))
-    return result
+        of_spread = torch.xlogy(result, result).addcmul_(result, entropy.unsqueeze(-1)).mul_(of_entropy.unsqueeze(-1))
+    if of_logprob is None:
+        result.zero_()
+    else:
+        result.mul_(-of_logprob.unsqueeze(-1)).scatter_add_(-1, local, (of_logprob * inside).unsqueeze(-1))
+    return result if of_spread is None else result.sub_(of_spread)
 
 
 def _parts(length: int, rows: int) -> Iterator[slice]:
@@ -131,7 +144,7 @@ def token_logprobs(
     vocabulary: int,
     group: dist.ProcessGroup | None = None,
     temperature: float = 1.0,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = HEAD_CHUNK_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log p(label) and the entropy of each position, both float32 of the shape of `labels`.
 
@@ -143,7 +156,7 @@ def token_logprobs(
 
     Both are differentiable: with p = softmax(x), dH / dx_j = -p_j (log p_j + H). The gradient of `hidden` is this
     rank's share of a sum over the group; that of `weight` goes into `weight.main_grad` where Megatron gave it one. At
-    most `chunk_bytes` of float32 logits are there at a time, and a few tensors of their size.
+    most `chunk_bytes` of float32 logits are there at a time, twice.
     """
     alone = group is None or dist.get_world_size(group) == 1
     first = 0 if group is None or alone else dist.get_rank(group) * weight.shape[0]

@@ -19,7 +19,7 @@ from hetrl.cost.compute import (
     optimizer_seconds,
     weight_seconds,
 )
-from hetrl.cost.memory import training_active_bytes, training_state_bytes, update_bytes
+from hetrl.cost.memory import embedding_bytes, kept_bytes, training_state_bytes, update_bytes, working_bytes
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import (
@@ -30,7 +30,7 @@ from hetrl.cost.training import (
     variation,
 )
 from hetrl.plan.plan import RECOMPUTES
-from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats5, Floats6, Ints1
+from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats3, Floats5, Floats6, Ints1
 from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_TRAINING, TRAININGS, Workload
 
@@ -54,7 +54,9 @@ class TrainingTables(NamedTuple):
     scored: Flags1  # [t] whether such a pass comes ahead of the steps
     hop_bytes: Floats1  # [t] per token between two stages
     parameters: Floats5  # [t, k, f, l, 2] of one rank
-    active: Floats5  # [t, k, r, l, 4] bytes per token: 1, layers, in flight, layers x in flight
+    kept: Floats3  # [t, k, r] bytes per token in flight and layer
+    working: Floats5  # [t, k, m, r, l] bytes beside what is kept
+    embedding: Floats2  # [t, k] bytes on the first stage, beside what one micro-batch less keeps
     update: Floats2  # [c, 2] seconds of one optimiser step: constant, per parameter of a shard
     state_bytes: Floats1  # [2] per parameter: weights with gradients; optimiser
     update_bytes: float  # per parameter of a shard, during an update
@@ -80,7 +82,9 @@ def training_tables(space: Space) -> TrainingTables:
     tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
     both, forward = np.zeros((tasks, kinds, tensors, 2, 2, 4)), np.zeros((tasks, kinds, tensors, 2, 8))
     parameters = np.zeros((tasks, tensors, 2, 2, 2))
-    active = np.zeros((tasks, tensors, 2, 2, 4))
+    sizes = micro_batch_sizes(workload)
+    kept, embedding = np.zeros((tasks, tensors, 2)), np.zeros((tasks, tensors))
+    working = np.zeros((tasks, tensors, len(sizes), 2, 2))
     hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
     for t, name in enumerate(workload.tasks):
         if name not in TRAININGS:
@@ -93,7 +97,11 @@ def training_tables(space: Space) -> TrainingTables:
         for k in degrees:
             of_degree = replace(shape, tensor_parallel=1 << k)
             parameters[t, k] = _parameters(of_degree)
-            active[t, k] = _active(of_degree)
+            kept[t, k] = [kept_bytes(replace(of_degree, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
+            embedding[t, k] = embedding_bytes(of_degree)
+            for m, r, last in product(range(len(sizes)), range(len(RECOMPUTES)), (0, 1)):
+                stage, tokens = replace(of_degree, last=bool(last)), float(sizes[m] * workload.max_sequence_tokens)
+                working[t, k, m, r, last] = working_bytes(stage, tokens, RECOMPUTES[r])
             for kind in range(kinds):
                 if 1 << k <= space.classes[kind].gpus_per_node:
                     peers = slowest(space.problem.topology, space.nodes[kind][0][: 1 << k])
@@ -111,14 +119,16 @@ def training_tables(space: Space) -> TrainingTables:
         scored=np.array([name == ACTOR_TRAINING and workload.scores_batch for name in workload.tasks]),
         hop_bytes=hop_bytes,
         parameters=parameters,
-        active=active,
+        kept=kept,
+        working=working,
+        embedding=embedding,
         update=np.array([_update(replace(shape, rates=own)) for own in rates]),
         state_bytes=np.array(training_state_bytes(shape, 1, workload.gradient_dtype)) / shape.parameters,
         update_bytes=update_bytes(shape, 1, workload.gradient_dtype) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
         gradient_bytes=float(gradient_bytes(workload.gradient_dtype, workload.weight_bytes)),
         tied_bytes=float(model.head_parameters * workload.weight_bytes if model.tied_embeddings else 0),
-        micro_batches=np.array(micro_batch_sizes(workload), np.int64),
+        micro_batches=np.array(sizes, np.int64),
         most_tensor=most_tensor,
         samples=workload.samples,
         steps=steps,
@@ -162,10 +172,6 @@ def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float], h
         (zero, up), (right, corner) = ([cost(stage, y, RECOMPUTES[r]) for y in (0, high)] for stage in stages)
         found[r, last] = zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high
     return found
-
-
-def _active(shape: StageShape) -> Floats:
-    return _corners(shape, lambda stage, in_flight, mode: training_active_bytes(stage, in_flight, 1.0, mode), 1)
 
 
 @lru_cache(maxsize=200_000)  # classes of one GPU type, and the searches of one process, ask for the same

@@ -11,9 +11,10 @@
 struct Held {
     double state;        // weights, gradients and optimiser
     double activations;  // in the passes
+    double embedding;    // at the end of a backward pass
     double update;       // in the update, in their place
 
-    double active() const { return std::max(activations, update); }
+    double active() const { return std::max({activations, embedding, update}); }
 };
 
 inline Held held_bytes(const Training& training, Int i, double layers) {
@@ -22,11 +23,12 @@ inline Held held_bytes(const Training& training, Int i, double layers) {
     const Int in_flight = choice[PIPELINE] - i, last = i == choice[PIPELINE] - 1;
     const double shards = training.shards(), parameters = stage_parameters(training, i, layers);
     const double state = numbers.state_bytes[0] + numbers.state_bytes[1] / shards;
-    const auto active = numbers.active[task][choice[TENSOR]][choice[RECOMPUTE]][last];
-    const double kept =
-        active[0] + active[1] * layers + active[2] * double(in_flight) + active[3] * layers * double(in_flight);
     const double tokens = double(numbers.micro_batches[choice[MICRO_BATCH]]) * numbers.max_tokens;
-    return {state * parameters, tokens * kept, parameters * numbers.update_bytes / shards};
+    const double kept = numbers.kept[task][choice[TENSOR]][choice[RECOMPUTE]] * tokens * layers;
+    const double working = numbers.working[task][choice[TENSOR]][choice[MICRO_BATCH]][choice[RECOMPUTE]][last];
+    const double embedding = i == 0 ? numbers.embedding[task][choice[TENSOR]] : 0.0;
+    return {state * parameters, double(in_flight) * kept + working, double(in_flight - 1) * kept + embedding,
+            parameters * numbers.update_bytes / shards};
 }
 
 // Set for each stage the most layers that its smallest device holds, and the seconds of its slowest one.
@@ -49,8 +51,9 @@ inline void limit_stages(const Training& training, const Cohorts& cohorts) {
         const Held none = held_bytes(training, i, 0.0), one = held_bytes(training, i, 1.0);
         const double state = one.state - none.state, left = usable * 1e9 - none.state;  // a layer's, and all layers'
         cohorts.capacity[i] =
-            std::floor(std::min((left - none.activations) / (state + one.activations - none.activations),
-                                (left - none.update) / (state + one.update - none.update)));
+            std::floor(std::min({(left - none.activations) / (state + one.activations - none.activations),
+                                 (left - none.embedding) / (state + one.embedding - none.embedding),
+                                 (left - none.update) / (state + one.update - none.update)}));
     }
 }
 

@@ -32,6 +32,6 @@ def test_a_server_gets_the_cache_and_the_sequences_of_its_own_replica(
 ) -> None:
     plan = unequal_servers()
     experiment = quick_experiment(model={"architecture": "tiny-qwen3"})
-    context = Context(tmp_path, "run", "beta", "alpha", "", quick_gpus(plan), experiment, plan)
+    context = Context(tmp_path, "run", "beta", "alpha", "", quick_gpus(plan), {}, experiment, plan)
     settings = settings_of(context, replica, tmp_path)
     assert (settings.kv_cache_bytes, settings.max_sequences) == (kv_cache_bytes, sequences)
