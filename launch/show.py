@@ -76,6 +76,10 @@ def _line(event: Mapping[str, Any]) -> str | None:
         case "go":
             count = len(event["members"])
             return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"
+        case "prompts_left_out":
+            return (
+                f"{event['left_out']} of {event['prompts']} prompts are longer than {event['limit']} tokens: left out"
+            )
         case "warm_start":
             return f"warm start: {event['steps']} supervised steps, sampled reward {event['reward']:.2f}"
     return None

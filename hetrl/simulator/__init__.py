@@ -22,7 +22,7 @@ from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Clock, Process, Signal, Turn
 from hetrl.simulator.pipelines import Setting, inference, training
-from hetrl.simulator.rollouts import Generation, Group
+from hetrl.simulator.rollouts import Generation, PromptDraw
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
@@ -70,7 +70,7 @@ class _Play:
         self.staleness = workload.max_staleness if workload.mode == "async" else 0
         self.batch = workload.samples // workload.samples_per_prompt
         self.version = self.running = self.next = self.dropped = 0
-        self.waiting: dict[int, Group] = {}
+        self.waiting: dict[int, PromptDraw] = {}
         self.trained: list[tuple[int, ...]] = []
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
         self.served = [0.0]
@@ -99,7 +99,7 @@ class _Play:
             for group in fresh:
                 self.generation.dispatch(group)
 
-    def _complete(self, group: Group) -> None:
+    def _complete(self, group: PromptDraw) -> None:
         self.running -= 1
         self.waiting[group.number] = group
         self.changed.fire()

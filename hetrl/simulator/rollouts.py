@@ -28,7 +28,7 @@ CHUNK_TOKENS = 16  # fewer events than token by token; what arrives waits for th
 
 
 @dataclass(eq=False)
-class Group:
+class PromptDraw:
     """The samples of one prompt: response lengths, the weight version at their start, how many are not complete."""
 
     number: int
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(eq=False)
 class _Sample:
-    group: Group
+    group: PromptDraw
     left: int  # tokens to go
     context: int  # tokens in the cache
 
@@ -59,7 +59,7 @@ class Rollout:
     limit: int
     weight: int
     loses_cache: bool
-    complete: Callable[[Group], None]
+    complete: Callable[[PromptDraw], None]
     stopped: bool = False
     groups: int = 0  # not complete
     busy_seconds: float = 0.0
@@ -69,7 +69,7 @@ class Rollout:
     _at_rest: Signal = field(default_factory=Signal)
     _load: tuple[float, Signal] | None = None
 
-    def add(self, group: Group) -> None:
+    def add(self, group: PromptDraw) -> None:
         """Send a group here; its samples arrive after the fixed time of a call."""
         self.groups += 1
 
@@ -171,7 +171,7 @@ class Generation:
     """All rollout replicas."""
 
     def __init__(
-        self, setting: Setting, task: TaskPlan, shares_devices: bool, seed: int, complete: Callable[[Group], None]
+        self, setting: Setting, task: TaskPlan, shares_devices: bool, seed: int, complete: Callable[[PromptDraw], None]
     ) -> None:
         """Start the replicas; those that share their devices with other tasks are stopped at first."""
         self._setting, self._task, self._seed = setting, task, seed
@@ -187,13 +187,13 @@ class Generation:
             setting.clock.start(rollout.run())
             self.rollouts.append(rollout)
 
-    def group(self, number: int, version: int) -> Group:
+    def group(self, number: int, version: int) -> PromptDraw:
         """Return the group of a prompt with its drawn lengths."""
         workload = self._setting.model.workload
         lengths = workload.response.draw(workload.samples_per_prompt, random.Random(f"{self._seed}/{number}"))
-        return Group(number, lengths, version, open=len(lengths))
+        return PromptDraw(number, lengths, version, open=len(lengths))
 
-    def deal(self, groups: Sequence[Group]) -> None:
+    def deal(self, groups: Sequence[PromptDraw]) -> None:
         """Send the groups of one iteration to the replicas as the plan divides them."""
         start = 0
         for rollout in self.rollouts:
@@ -203,7 +203,7 @@ class Generation:
             start += count
         self._needed.fire()
 
-    def dispatch(self, group: Group) -> None:
+    def dispatch(self, group: PromptDraw) -> None:
         """Send a group where it finds the least work for the replica's weight."""
         able = [rollout for rollout in self.rollouts if rollout.weight]
         min(able, key=lambda rollout: (rollout.groups + 1) / rollout.weight).add(group)

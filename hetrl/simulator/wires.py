@@ -23,7 +23,7 @@ Wire = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Route:
+class WireRoute:
     """The wires between two devices with their bytes per second; `link` is (from site, to site) where it leaves one."""
 
     wires: Mapping[Wire, float]
@@ -31,7 +31,7 @@ class Route:
     link: tuple[str, str] | None = None
 
 
-def route(topology: Topology, source: Device, target: Device) -> Route:
+def route(topology: Topology, source: Device, target: Device) -> WireRoute:
     """Return the way from one device to another; HetrlError where two sites have no link."""
     path = topology.path(source, target)
     if path is None:
@@ -46,7 +46,7 @@ def route(topology: Topology, source: Device, target: Device) -> Route:
         wires |= {("wan out", source.node_id): node.wan_gbps, ("wan in", target.node_id): other.wan_gbps}
         wires["link", *ends] = link.gbps
     rates = {wire: bytes_per_second(gbps) for wire, gbps in wires.items() if gbps is not None}  # a cap may be none
-    return Route(rates, path.delay_ms / 1e3, ends)
+    return WireRoute(rates, path.delay_ms / 1e3, ends)
 
 
 def gateways(topology: Topology, sources: Sequence[Device], targets: Sequence[Device]) -> tuple[Device, Device]:
@@ -86,7 +86,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class _Flow:
-    route: Route
+    route: WireRoute
     left: float  # bytes
     done: Signal
     rate: float = 0.0
@@ -103,7 +103,7 @@ class Network:
     recorder: Recorder
     carried: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))  # bytes per link
     _on_wire: defaultdict[Wire, dict[_Flow, None]] = field(default_factory=lambda: defaultdict(dict))
-    _routes: dict[tuple[str, str], Route] = field(default_factory=dict)
+    _routes: dict[tuple[str, str], WireRoute] = field(default_factory=dict)
 
     def send(self, source: Device, target: Device, size: float, name: str) -> Transfer:
         """Start a transfer of `size` bytes."""

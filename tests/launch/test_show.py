@@ -98,3 +98,8 @@ def test_granted_nodes_are_held_as_a_whole_and_granted_gpus_alone():
     assert dict(held_by_site(one, topology)) == {"alps": 4, "jsc": 2}
     alps, jsc, lab = (replace(site, allocation="gpu") for site in topology.sites)
     assert dict(held_by_site(one, replace(topology, sites=(alps, jsc, lab)))) == {"alps": 1, "jsc": 1}
+
+
+def test_prompts_that_were_left_out_are_told():
+    event = {"kind": "prompts_left_out", "prompts": 7473, "left_out": 12, "limit": 512}
+    assert Lines().line(event) == "12 of 7473 prompts are longer than 512 tokens: left out"

@@ -76,12 +76,28 @@ def read_prompts(kind: str, path: Path, split: str) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-def open_source(data: Data) -> Source:
-    """Return the source that an experiment names; raises UsageError where it cannot be read."""
+@dataclass(frozen=True)
+class Opened:
+    """A source; of a file's `prompts` (0: they are generated) so many `left_out` were too long."""
+
+    source: Source
+    prompts: int = 0
+    left_out: int = 0
+
+
+def open_source(data: Data, fits: Callable[[Prompt], bool] = lambda prompt: True) -> Opened:
+    """Return the source that an experiment names, without the prompts of files that do not fit.
+
+    Raises UsageError where it cannot be read, and where no prompt fits.
+    """
     if data.kind == "larger-digit":
-        return larger_digit(data.seed)
+        return Opened(larger_digit(data.seed))
     if data.kind == "arithmetic":
-        return arithmetic(data.seed)
+        return Opened(arithmetic(data.seed))
     if data.path is None:
         raise UsageError(f"data.path: kind {data.kind} needs {FORMATS[data.kind].needs}")
-    return shuffled(read_prompts(data.kind, Path(data.path), data.split), data.seed)
+    prompts = read_prompts(data.kind, Path(data.path), data.split)
+    kept = tuple(filter(fits, prompts))
+    if not kept:
+        raise UsageError(f"data.path: all {len(prompts)} prompts of {data.path} are longer than batch.prompt_tokens")
+    return Opened(shuffled(kept, data.seed), len(prompts), len(prompts) - len(kept))

@@ -17,7 +17,7 @@ from hetrl.workload import HEAD_CHUNK_BYTES
 
 
 @dataclass(frozen=True)
-class Columns:
+class VocabularyShard:
     """This rank's columns of the vocabulary: from `first` on, real ones below `vocabulary`; the logits' `temperature`.
 
     `group` are the tensor-parallel ranks that hold the others (None: nobody does).
@@ -44,7 +44,7 @@ class Columns:
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, columns: Columns, rows: int
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, columns: VocabularyShard, rows: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         local, inside = columns.place(labels, weight.shape[0])
         sums = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
@@ -160,7 +160,7 @@ def token_logprobs(
     """
     alone = group is None or dist.get_world_size(group) == 1
     first = 0 if group is None or alone else dist.get_rank(group) * weight.shape[0]
-    columns = Columns(None if alone else group, first, vocabulary, temperature)
+    columns = VocabularyShard(None if alone else group, first, vocabulary, temperature)
     rows = max(1, chunk_bytes // (4 * weight.shape[0]))
     logprobs, entropy = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden.reshape(-1, hidden.shape[-1]), weight, labels.reshape(-1), columns, rows

@@ -49,13 +49,16 @@ class Run:
     def __init__(self, context: Context, member: Member, record: Record, scorer: Scorer) -> None:
         self.context, self.member, self.record = context, member, record
         self.experiment = context.experiment
-        self.source: Source = open_source(self.experiment.data)
         self.version = 0
         self.generated = 0.0  # when the last sample of the newest batch was back
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
         self.stop_tokens, self.pad_token = directory.stop_tokens, directory.pad_token
         self.tokenizer = Tokenizer.from_file(str(directory.path / "tokenizer.json"))
         self.encode = encoder_of(directory.path, self.experiment.data)
+        limit = self.experiment.batch.prompt_tokens
+        opened = open_source(self.experiment.data, lambda prompt: len(self.encode(prompt)) <= limit)
+        self.source: Source = opened.source
+        record.prompts(opened.prompts, opened.left_out, limit)
         self.sampler = self._make_sampler(scorer)
         self.policy = self._make_policy()
         self.learner = Learner(self.policy, self.experiment.algorithm, self.pad_token)

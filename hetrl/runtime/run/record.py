@@ -49,6 +49,11 @@ class Record:
         self._published.append(row)
         self.events.append("weights_published", **row, to=sorted(published.apply_seconds))
 
+    def prompts(self, prompts: int, left_out: int, limit: int) -> None:
+        """Note how many prompts of a data set were left out, being longer than `limit` tokens."""
+        if left_out:
+            self.events.append("prompts_left_out", prompts=prompts, left_out=left_out, limit=limit)
+
     def warm_start(self, steps: int, reward: float) -> None:
         """Note a check of the supervised warm start; the last one is where RL begins."""
         self._warm_start = {"steps": steps, "reward": round(reward, 4)}

@@ -172,6 +172,18 @@ def test_sources_that_cannot_be_read_say_so(tmp_path: Path) -> None:
         open_source(Data(kind="gsm8k", path=str(tmp_path / "pointer.parquet")))
 
 
+def test_prompts_that_do_not_fit_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"prompt": "{"x" * length}", "answer": "1"}}\n' for length in (3, 9, 4, 8)))
+    data = Data(kind="jsonl", path=str(path))
+    opened = open_source(data, lambda prompt: len(prompt.text) <= 4)
+    assert (opened.prompts, opened.left_out) == (4, 2)
+    assert {opened.source(index).text for index in range(10)} == {"xxx", "xxxx"}
+    assert open_source(data).left_out == 0
+    with pytest.raises(UsageError, match=r"all 4 prompts of .*rows\.jsonl are longer than batch\.prompt_tokens"):
+        open_source(data, lambda prompt: False)
+
+
 def test_an_experiment_opens_its_data_set() -> None:
-    source = open_source(Data(kind="gsm8k", path=str(DATA / "gsm8k-hub"), seed=1))
+    source = open_source(Data(kind="gsm8k", path=str(DATA / "gsm8k-hub"), seed=1)).source
     assert sorted(source(n).answer for n in range(3)) == sorted(GSM8K)
