@@ -73,7 +73,7 @@ def write_site(directory: Path, case: Case) -> None:
     plan["tasks"] = {**plan["tasks"], case.task: task}
     (directory / "plan.json").write_text(json.dumps(plan))
     gpus = {f"{SITE}/node/{number}": "h100" for number in range(64)}
-    site = {"run": "r", "site": SITE, "lead_site": SITE, "bind": "tcp://127.0.0.1:9", "gpus": gpus}
+    site = {"run": "r", "site": SITE, "lead_site": SITE, "bind": "tcp://127.0.0.1:9", "gpus": gpus, "held": {SITE: 64}}
     (directory / "site.json").write_text(json.dumps(site))
     write_keys(directory / "keys.json", make_run_keys([SITE])[SITE])
 

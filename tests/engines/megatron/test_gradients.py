@@ -19,6 +19,7 @@ from tests.engines.megatron.megatron_worlds import (
     model_config,
     start_engine,
     step_job,
+    store_at,
     weights,
 )
 from tests.launch.launch_cases import quick_experiment, quick_gpus
@@ -87,15 +88,16 @@ def test_a_reduction_in_bf16_loses_only_its_last_digits(worlds: Worlds) -> None:
 
 def planned_types(rank: int, port: int, gradient_dtype: str) -> Types:
     """Return the types of the gradients' buffers in an engine that is built as a plan says."""
-    from hetrl.runtime.run.island import IslandRank
+    from hetrl.runtime.megatron.engine import start_world
     from hetrl.runtime.run.trainer import build_engine
 
     task = replace(quick_plan().tasks["actor_training"], gradient_dtype=gradient_dtype)
     plan = replace(quick_plan(), tasks={**quick_plan().tasks, "actor_training": task})
     experiment = quick_experiment(model={"architecture": "tiny-qwen3", "dtype": "bf16"})
     with tempfile.TemporaryDirectory() as root:
-        context = Context(Path(root), "run", "alpha", "alpha", "", quick_gpus(plan), experiment, plan)
-        engine = build_engine(context, "actor_training", IslandRank(rank, 2, rank, "127.0.0.1", port))
+        context = Context(Path(root), "run", "alpha", "alpha", "", quick_gpus(plan), {}, experiment, plan)
+        start_world(rank, 2, store_at(rank, port), 60.0, "cpu")
+        engine = build_engine(context, "actor_training", rank)
     found = {buffer.grad_data.dtype for buffer in engine.model.buffers}
     engine.close()
     return found
