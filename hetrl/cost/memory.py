@@ -108,9 +108,8 @@ def embedding_bytes(shape: StageShape) -> float:
 
     It is the end of a micro-batch's backward pass, which keeps nothing any more.
     """
-    return (
-        2 * shape.architecture.embedding_parameters * shape.weight_bytes / shape.tensor_parallel if shape.first else 0.0
-    )
+    gradient = shape.architecture.embedding_parameters * shape.weight_bytes / shape.tensor_parallel
+    return 2 * gradient if shape.first else 0.0
 
 
 def training_active_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:

@@ -47,6 +47,7 @@ from hetrl.runtime.wire import LossSettings
 __all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
 
 LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
+Parts = list[tuple[tuple[int, ...], ...]]  # the micro-batches of every replica, by index in the batch
 
 
 class MegatronEngine:
@@ -127,9 +128,10 @@ class MegatronEngine:
         Column 0 and padding are 0. The tokens are spread over the replicas in proportion to `layout.samples`.
         """
         self._require_weights()
-        outputs = self._run(batch, lambda micro, x: self._logprobs(micro, x, temperature)[0], forward_only=True)
+        parts = self._parts(batch)
+        outputs = self._run(batch, parts, lambda micro, x: self._logprobs(micro, x, temperature)[0], forward_only=True)
         scores = numpy.zeros(batch.tokens.shape, dtype=numpy.float32)
-        for replica, part in enumerate(self._parts(batch)):
+        for replica, part in enumerate(parts):
             order, width = [index for micro in part for index in micro], int(batch.lengths.max())
             ours = None
             if outputs and replica == self.place.replica and order:
@@ -157,7 +159,7 @@ class MegatronEngine:
         logprobs, entropy = (micro.rows(torch.nn.functional.pad(values, (1, 0))) for values in pair)
         return logprobs, entropy
 
-    def _parts(self, batch: TokenBatch) -> list[tuple[tuple[int, ...], ...]]:
+    def _parts(self, batch: TokenBatch) -> Parts:
         """Return the micro-batches of every replica; all ranks find the same."""
         lengths = batch.lengths.tolist()
         shares = balance.over_replicas(lengths, self.layout.samples)
@@ -178,7 +180,8 @@ class MegatronEngine:
         self.model.zero_grad_buffer()
         optimizer.zero_grad()
         function = partial(self._loss_of, settings=settings)
-        metrics = self._mean(self._run(batch, function, forward_only=False), int(batch.mask.sum()))
+        outputs = self._run(batch, self._parts(batch), function, forward_only=False)
+        metrics = self._mean(outputs, int(batch.mask.sum()))
         optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
         grad_norm = float(optimizer.get_grad_norm())
         if not math.isfinite(grad_norm) or not math.isfinite(metrics["loss"]):
@@ -220,10 +223,10 @@ class MegatronEngine:
             group["lr"] = rate
         return rate
 
-    def _run(self, batch: TokenBatch, function: LossFunction, *, forward_only: bool) -> list[Any]:
-        """Drive this replica's micro-batches through the pipeline; the last stage gets what `function` reports."""
-        parts, pipelined = self._parts(batch)[self.place.replica], self.layout.pipeline > 1
-        micros = cut(batch, parts, self.device, multiple=self.layout.tensor, equal=pipelined)
+    def _run(self, batch: TokenBatch, parts: Parts, function: LossFunction, *, forward_only: bool) -> list[Any]:
+        """Drive this replica's share of `parts` through the pipeline; the last stage gets what `function` reports."""
+        ours, pipelined = parts[self.place.replica], self.layout.pipeline > 1
+        micros = cut(batch, ours, self.device, multiple=self.layout.tensor, equal=pipelined)
 
         def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             micro = next(iterator)

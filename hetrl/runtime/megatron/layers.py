@@ -1,4 +1,4 @@
-"""Plain torch layers that megatron-core builds its blocks from: RMSNorm and scaled-dot-product attention.
+"""Plain torch layers that megatron-core builds its blocks from: RMSNorm, and attention over packed sequences.
 
 Megatron's own norm refuses sequence parallelism, and its attention without Transformer Engine materialises the scores.
 """
@@ -70,7 +70,7 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
     def rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return [n, longest, ...] of [t, ...], zero where a sequence has no token."""
         rows = values.new_zeros(self.sequences * self.longest, *values.shape[1:])
-        return rows.index_copy(0, self.places, values).view(self.sequences, self.longest, *values.shape[1:])
+        return rows.index_copy_(0, self.places, values).view(self.sequences, self.longest, *values.shape[1:])
 
     def packed(self, rows: torch.Tensor) -> torch.Tensor:
         """Return [t, ...] of [n, longest, ...]; the inverse of `rows`."""

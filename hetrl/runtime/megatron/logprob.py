@@ -50,7 +50,7 @@ class _HeadLogprobs(torch.autograd.Function):
         sums = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for part in _parts(hidden.shape[0], rows):
             sums[:, part] = _sums(columns.logits(hidden[part], weight), local[part], inside[part])
-        log_total, entropy, target = _over_ranks(sums, inside, columns.group)
+        log_total, entropy, target = _over_ranks(sums, columns.group)
         ctx.save_for_backward(hidden, weight, local, inside, log_total, entropy)
         ctx.columns, ctx.rows = columns, rows
         ctx.set_materialize_grads(False)
@@ -90,17 +90,15 @@ def _sums(x: torch.Tensor, local: torch.Tensor, inside: torch.Tensor) -> torch.T
     return torch.stack((largest, total, weights.mul_(x).sum(-1), target))
 
 
-def _over_ranks(
-    sums: torch.Tensor, inside: torch.Tensor, group: dist.ProcessGroup | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return log sum exp x, the entropy and the label's logit [n] over all columns, from those of this rank's."""
+def _over_ranks(sums: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return log sum exp x, the entropy and the label's logit [n] over all columns, from `_sums` of this rank's."""
     largest, total, weighted, target = sums.unbind()
     most = largest.clone()
     if group is not None:
         dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-        shift = (largest - most).clamp_(min=torch.finfo(sums.dtype).min)
+        shift = (largest - most).clamp_(min=-1e30)  # of a rank with padding alone: times a scale of 0 it stays 0
         scale = shift.exp()
-        summed = torch.stack((scale * total, scale * (weighted + shift.clamp(min=-1e30) * total), target))
+        summed = torch.stack((scale * total, scale * (weighted + shift * total), target))
         dist.all_reduce(summed, group=group)
         total, weighted, target = summed.unbind()
     log_sum = total.log()

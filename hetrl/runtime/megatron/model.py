@@ -107,7 +107,7 @@ def _transformer_config(
     dtype: torch.dtype,
     recompute: str,
 ) -> TransformerConfig:
-    """Return megatron's configuration: nothing fused, so that the same code runs with and without CUDA."""
+    """Return megatron's configuration; nothing that needs CUDA is fused, so that the same code runs without."""
     if recompute not in RECOMPUTE:
         raise HetrlError(f'recompute "{recompute}" is not known; known: {", ".join(RECOMPUTE)}')
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

@@ -51,10 +51,8 @@ def policy_loss(
     detached, so that r is 1 and its gradient that of the log-prob, and no pass has to compute them beforehand. With
     `correction` the importance weights are exp(old_logprob - sampler_logprob), bounded as `bounded_weights` says.
 
-    Metrics (sums, not weighted): ratio, clip_fraction (tokens whose clipped branch is the smaller one),
-    dual_clip_fraction, logprob_difference (|logprob - old_logprob|); where their inputs are given kl, entropy,
-    importance_weight and importance_cut (of `correction`), and mismatch: |logprob - sampler_logprob| of the tokens
-    that `fresh` (0 or 1) marks, with their number.
+    Metrics (sums, not weighted): those of `clipped_surrogate`, `_importance` and `_penalties`, ratio and
+    logprob_difference (|logprob - old_logprob|).
     """
     old = logprobs.detach() if settings.first_step else extras["old_logprobs"]
     difference = _masked(logprobs - old, mask)
@@ -62,21 +60,60 @@ def policy_loss(
     surrogate, sums = clipped_surrogate(ratio, _masked(extras["advantages"], mask), settings)
     sums["ratio"] = _masked(ratio, mask).sum()
     sums["logprob_difference"] = difference.abs().sum()
+    weights, of_weights = _importance(logprobs, old, mask, extras, settings)
+    penalties, of_penalties = _penalties(logprobs, mask, extras, settings, entropy)
     loss = -surrogate
+    for weight in weights:
+        loss = loss * weight
+    for penalty in penalties:
+        loss = loss + penalty
+    if "token_weights" in extras:
+        loss = loss * _masked(extras["token_weights"], mask)
+    return loss.sum(), {name: value.detach() for name, value in (sums | of_weights | of_penalties).items()}
+
+
+def _importance(
+    logprobs: torch.Tensor,
+    old: torch.Tensor,
+    mask: torch.Tensor,
+    extras: Mapping[str, torch.Tensor],
+    settings: LossSettings,
+) -> tuple[list[torch.Tensor], Sums]:
+    """Return the factors [b, s] of the surrogate, and sums: what they are, and how far the sampler was.
+
+    importance_weight and importance_cut are of `correction`; mismatch is |logprob - sampler_logprob| of the tokens that
+    `fresh` (0 or 1) marks, with their number.
+    """
+    weights, sums = [], Sums()
     if "importance_weights" in extras:
-        loss = loss * _masked(extras["importance_weights"], mask)
+        weights.append(_masked(extras["importance_weights"], mask))
     if settings.correction is not None:
-        weights, cut = _sampler_weights(_masked(old - extras["sampler_logprobs"], mask), settings)
-        loss = loss * weights
-        sums |= {"importance_weight": _masked(weights, mask).sum(), "importance_cut": _masked(cut, mask).sum()}
+        weight, cut = _sampler_weights(_masked(old - extras["sampler_logprobs"], mask), settings)
+        weights.append(weight)
+        sums |= {"importance_weight": _masked(weight, mask).sum(), "importance_cut": _masked(cut, mask).sum()}
     if "fresh" in extras:
         fresh, apart = _masked(extras["fresh"], mask), _masked(logprobs - extras["sampler_logprobs"], mask).abs()
         sums |= {"mismatch": (apart * fresh).sum(), "fresh": fresh.sum()}
+    return weights, sums
+
+
+def _penalties(
+    logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    extras: Mapping[str, torch.Tensor],
+    settings: LossSettings,
+    entropy: torch.Tensor | None,
+) -> tuple[list[torch.Tensor], Sums]:
+    """Return what is added to a token's loss [b, s], and the sums kl and entropy where their inputs are given.
+
+    Raises HetrlError for a coefficient above 0 without its tensor.
+    """
+    penalties, sums = [], Sums()
     if "reference_logprobs" in extras:
         distance = _masked(extras["reference_logprobs"] - logprobs, mask)
         kl = kl_estimate(settings.kl_estimator, distance, _bounded_exp)
         sums["kl"] = kl.sum()
-        loss = loss + settings.kl_coefficient * kl if settings.kl_coefficient else loss
+        penalties += [settings.kl_coefficient * kl] if settings.kl_coefficient else []
     elif settings.kl_coefficient:
         raise HetrlError("policy loss: kl_coefficient needs reference_logprobs in the batch; give them or set it to 0")
     if entropy is not None:
@@ -84,10 +121,8 @@ def policy_loss(
     if settings.entropy_coefficient:
         if entropy is None or not entropy.requires_grad:  # the bonus would silently do nothing
             raise HetrlError("policy loss: entropy_coefficient needs an entropy with a gradient; set it to 0")
-        loss = loss - settings.entropy_coefficient * _masked(entropy, mask)
-    if "token_weights" in extras:
-        loss = loss * _masked(extras["token_weights"], mask)
-    return loss.sum(), {name: value.detach() for name, value in sums.items()}
+        penalties.append(-settings.entropy_coefficient * _masked(entropy, mask))
+    return penalties, sums
 
 
 def _sampler_weights(difference: torch.Tensor, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:

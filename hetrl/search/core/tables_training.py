@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -81,33 +81,18 @@ def training_tables(space: Space) -> TrainingTables:
     rates = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
     both, forward = np.zeros((tasks, kinds, tensors, 2, 2, 4)), np.zeros((tasks, kinds, tensors, 2, 8))
-    parameters = np.zeros((tasks, tensors, 2, 2, 2))
     sizes = micro_batch_sizes(workload)
-    kept, embedding = np.zeros((tasks, tensors, 2)), np.zeros((tasks, tensors))
-    working = np.zeros((tasks, tensors, len(sizes), 2, 2))
+    parameters, kept = np.zeros((tasks, tensors, 2, 2, 2)), np.zeros((tasks, tensors, 2))
+    working, embedding = np.zeros((tasks, tensors, len(sizes), 2, 2)), np.zeros((tasks, tensors))
     hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
-    for t, name in enumerate(workload.tasks):
-        if name not in TRAININGS:
-            continue
-        shape = _shape(space, name)
-        model = shape.architecture
-        degrees = [k for k in range(tensors) if model.heads % (1 << k) == 0 and model.kv_heads % (1 << k) == 0]
-        most_tensor[t] = degrees[-1]
-        hop_bytes[t] = activation_bytes(shape, 1.0)
-        for k in degrees:
-            of_degree = replace(shape, tensor_parallel=1 << k)
-            parameters[t, k] = _parameters(of_degree)
-            kept[t, k] = [kept_bytes(replace(of_degree, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
-            embedding[t, k] = embedding_bytes(of_degree)
-            for m, r, last in product(range(len(sizes)), range(len(RECOMPUTES)), (0, 1)):
-                stage, tokens = replace(of_degree, last=bool(last)), float(sizes[m] * workload.max_sequence_tokens)
-                working[t, k, m, r, last] = working_bytes(stage, tokens, RECOMPUTES[r])
-            for kind in range(kinds):
-                if 1 << k <= space.classes[kind].gpus_per_node:
-                    peers = slowest(space.problem.topology, space.nodes[kind][0][: 1 << k])
-                    placed = Placed(replace(of_degree, rates=rates[kind]), (), peers, None)
-                    both[t, kind, k] = _both(placed, workload)
-                    forward[t, kind, k] = _forward(placed, workload.attended_tokens)
+    for t, k, rank in _ranks(space, tensors):
+        hop_bytes[t], most_tensor[t] = activation_bytes(rank, 1.0), k
+        parameters[t, k], embedding[t, k] = _parameters(rank), embedding_bytes(rank)
+        kept[t, k] = [kept_bytes(replace(rank, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
+        working[t, k] = _working(rank, [float(size * workload.max_sequence_tokens) for size in sizes])
+        for kind, placed in _placed(space, rank):
+            both[t, kind, k] = _both(placed, workload)
+            forward[t, kind, k] = _forward(placed, workload.attended_tokens)
     steps = workload.optimizer_steps_per_iteration
     most = max(sum(space.sizes), MAX_STAGES, workload.samples)  # replicas, stages, micro-batches
     shape = _shape(space, TRAININGS[0])
@@ -151,6 +136,33 @@ def _shape(space: Space, name: str) -> StageShape:
     workload = space.problem.workload
     rates = space.problem.efficiencies.rates(space.classes[0].gpu)
     return StageShape(model_of(name, workload), 0, True, True, has_language_head(name), 1, rates, workload.weight_bytes)
+
+
+def _ranks(space: Space, tensors: int) -> Iterator[tuple[int, int, StageShape]]:
+    """Yield (t, k, `_shape` of one of 2^k tensor-parallel ranks) of the trainings, k rising; 2^k divides all heads."""
+    for t, name in enumerate(space.problem.workload.tasks):
+        if name in TRAININGS:
+            shape = _shape(space, name)
+            model = shape.architecture
+            for k in range(tensors):
+                if model.heads % (1 << k) == 0 and model.kv_heads % (1 << k) == 0:
+                    yield t, k, replace(shape, tensor_parallel=1 << k)
+
+
+def _placed(space: Space, rank: StageShape) -> Iterator[tuple[int, Placed]]:
+    """Yield (c, the rank with its peers on a node of class c), for the classes whose nodes hold them."""
+    for kind, own in enumerate(space.classes):
+        if rank.tensor_parallel <= own.gpus_per_node:
+            peers = slowest(space.problem.topology, space.nodes[kind][0][: rank.tensor_parallel])
+            yield kind, Placed(replace(rank, rates=space.problem.efficiencies.rates(own.gpu)), (), peers, None)
+
+
+def _working(shape: StageShape, tokens: list[float]) -> Floats:
+    """Return [m, r, l]: the working bytes of micro-batches of these sizes."""
+    found = np.zeros((len(tokens), len(RECOMPUTES), 2))
+    for m, r, last in product(range(len(tokens)), range(len(RECOMPUTES)), (0, 1)):
+        found[m, r, last] = working_bytes(replace(shape, last=bool(last)), tokens[m], RECOMPUTES[r])
+    return found
 
 
 def _parameters(shape: StageShape) -> Floats:
