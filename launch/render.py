@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
-from hetrl.plan.plan import Plan, node_of, site_of
+from hetrl.plan.plan import Plan, TaskPlan, node_of, site_of, worlds
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
+from hetrl.workload import TRAININGS
 
 CPU = "cpu"
 GANG = "gang"
@@ -30,8 +31,8 @@ LOOPBACK = "lo"  # what all processes of one Linux machine share, and nobody els
 class Process:
     """One process: GATEWAY, CONTROLLER, or by the task that is its role a rank of a world or a generation replica.
 
-    `rank` is the rank, or the number of the replica; `devices` are those that it computes on, at the slot `node`.
-    `world` are the devices of all ranks of its world, in rank order; empty where it is none.
+    `rank` counts through all worlds of the task, or is the number of the replica; `devices` are those that it computes
+    on, at the slot `node`. `world` are the devices of all ranks of its world, in rank order; empty where it is none.
     """
 
     role: str
@@ -92,9 +93,8 @@ def render(plan: Plan, gpu_by_device: Mapping[str, str]) -> tuple[Job[Process], 
     gangs = {site: _site_processes(plan, site) for site in plan.site_order}
     arrays: dict[tuple[str, str], list[Process]] = {}
     for name, task in plan.tasks.items():
-        world = task.rank_order() if task.engine == "megatron" else ()
-        for rank, device in enumerate(world):
-            gangs[site_of(device)].append(Process(name, rank, (device,), world, node_of(device)))
+        for process in _ranks(name, task) if task.engine == "megatron" else ():
+            gangs[site_of(process.node)].append(process)
     array_devices = {device for group in plan.groups if group.job == ARRAY for device in group.devices}
     for replica in _replicas(plan):
         site = site_of(replica.node)
@@ -169,11 +169,11 @@ def index_of(device: str) -> int:
 def check_startable(plan: Plan) -> None:
     """Raise UsageError for a legal plan that cannot be started.
 
-    That is a Megatron task over several sites, a generation replica over several nodes, or a site without devices.
+    That is a training over several sites, a generation replica over several nodes, or a site without devices.
     """
     for name, task in plan.tasks.items():
         sites = sorted({site_of(device) for device in task.devices})
-        if task.engine == "megatron" and len(sites) > 1:
+        if name in TRAININGS and len(sites) > 1:
             raise UsageError(
                 f"plan: {name} has devices in {' and '.join(sites)}; a task that spans sites cannot be started yet: "
                 "list megatron under `engines` in the file of one site only, and plan again"
@@ -196,6 +196,13 @@ def _site_processes(plan: Plan, site: str) -> list[Process]:
     node = next(node_of(device) for task in plan.tasks.values() for device in task.devices if site_of(device) == site)
     roles = (GATEWAY, CONTROLLER) if site == plan.lead_site else (GATEWAY,)
     return [Process(role, None, (), (), node) for role in roles]
+
+
+def _ranks(name: str, task: TaskPlan) -> Iterator[Process]:
+    """Yield each rank of a Megatron task, world by world."""
+    orders = [world.rank_order() for world in worlds(name, task)]
+    devices = [(device, order) for order in orders for device in order]
+    yield from (Process(name, rank, (one,), order, node_of(one)) for rank, (one, order) in enumerate(devices))
 
 
 def _replicas(plan: Plan) -> Iterator[Process]:

@@ -50,6 +50,7 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
         found += [*_samples(name, task, workload), *_layers(name, task, model)]
         found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
+        found += _replica_grids(name, task) if name not in TRAININGS else []
     found += [*_site_order(plan), *_weight_sync(plan, topology), *_links(plan, topology)]
     return found
 
@@ -140,13 +141,13 @@ def _group_tasks(index: int, group: Group, plan: Plan) -> Iterator[str]:
         for device in dict.fromkeys(task.devices):
             if device not in group.devices:
                 yield f"{name}: uses the device {device}, which is not among the devices of its group {index}"
-        if group.job == "array":
-            yield from _array_task(index, name, task)
+    if group.job == "array" and group.tasks != (ACTOR_GENERATION,):
+        yield f"group {index}: job array is for {ACTOR_GENERATION} alone; {', '.join(group.tasks)} needs a gang"
+    elif group.job == "array" and ACTOR_GENERATION in plan.tasks:
+        yield from _array_replicas(index, ACTOR_GENERATION, plan.tasks[ACTOR_GENERATION])
 
 
-def _array_task(index: int, name: str, task: TaskPlan) -> Iterator[str]:
-    if name in TRAININGS:
-        yield f"group {index}: job array is for rollout and inference replicas; {name} needs a gang"
+def _array_replicas(index: int, name: str, task: TaskPlan) -> Iterator[str]:
     for where, replica in _replicas(name, task):
         if len(nodes := _nodes(replica.devices)) > 1:
             yield f"{where}: spans the nodes {', '.join(nodes)}; in a job array (group {index}) it must fit one node"
@@ -245,6 +246,13 @@ def _training_grid(name: str, task: TaskPlan) -> Iterator[str]:
         if (layers := [stage.layers for stage in replica.stages]) != expected:
             shown, first = (", ".join(f"[{a}, {b}]" for a, b in spans) for spans in (layers, expected))
             yield f"{where}: splits the layers {shown}, replica 0 {first}; training has one split"
+
+
+def _replica_grids(name: str, task: TaskPlan) -> Iterator[str]:
+    """Replicas may differ from each other; inside one, both engines have one tensor-parallel degree."""
+    for where, replica in _replicas(name, task):
+        if len(degrees := sorted({len(stage.devices) for stage in replica.stages})) > 1:
+            yield f"{where}: its stages have {', '.join(map(str, degrees))} devices; it has one tensor parallelism"
 
 
 def _lead_site(plan: Plan) -> str:

@@ -8,9 +8,11 @@ hosts when the job starts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from typing import Any
+
+from hetrl.workload import INFERENCES
 
 FORMAT = "hetrl-plan/1"
 IDLE_STATES = ("resident", "offload", "sleep")
@@ -97,9 +99,20 @@ class TaskPlan:
         )
 
 
+def worlds(name: str, task: TaskPlan) -> tuple[TaskPlan, ...]:
+    """Return the parts of a Megatron task whose ranks are a world of their own.
+
+    The replicas of a training exchange gradients and are one; those of an inference have nothing to say to each other,
+    and may differ in their tensor parallelism and their layers.
+    """
+    if name not in INFERENCES:
+        return (task,)
+    return tuple(replace(task, replicas=(replica,)) for replica in task.replicas)
+
+
 @dataclass(frozen=True)
 class Group:
-    """Tasks that share a device set and never run at the same time; `job` is gang or array."""
+    """Tasks that share a device set and never run at the same time; `job` is gang or, of generation alone, array."""
 
     tasks: tuple[str, ...]
     devices: tuple[str, ...]

@@ -86,7 +86,7 @@ def test_what_else_is_resident_counts() -> None:
     room = room_gb(moved)
     reward = whole.tasks["reward_inference"]
     beside = replace(reward, replicas=tuple(replace(one, stages=moved.stages) for one in reward.replicas))
-    group = replace(whole.groups[1], tasks=(GENERATION, "reward_inference"))
+    group = replace(whole.groups[1], tasks=(GENERATION, "reward_inference"), job="gang")
     alone = served(0, kv_cache_gb=room)
     for state, count in (("resident", 1), ("offload", 0)):
         tasks = {**alone.tasks, "reward_inference": replace(beside, idle_state=state)}

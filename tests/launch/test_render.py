@@ -69,6 +69,22 @@ def plan_devices(plan):
     return [device for task in plan.tasks.values() for device in task.devices]
 
 
+def test_replicas_of_an_inference_are_worlds_of_their_own_wherever_they_are():
+    plan = quick_plan()
+    small, wide = ("beta/b-0/0",), ("alpha/a-0/0", "alpha/a-0/1")
+    replicas = (Replica(4, (Stage(small, (0, 2)),)), Replica(12, (Stage(wide, (0, 2)),)))
+    reference = TaskPlan("megatron", replicas)
+    plan = replace(plan, tasks={**plan.tasks, "reference_inference": reference})
+    jobs = render(plan, dict.fromkeys(plan_devices(plan), "l40s"))
+    ranks = {process.name: process for job in jobs for process in job.tasks if process.role == "reference_inference"}
+    assert {name: process.world for name, process in ranks.items()} == {
+        "reference_inference-0": small,
+        "reference_inference-1": wide,
+        "reference_inference-2": wide,
+    }
+    assert [job.site for job in jobs for process in job.tasks if process in ranks.values()] == ["alpha", "alpha", "beta"]
+
+
 def test_training_that_spans_sites_is_refused_by_name():
     plan = quick_plan()
     replicas = tuple(Replica(8, (Stage((device,), (0, 2)),)) for device in ("alpha/alpha-0/0", "beta/beta-0/0"))

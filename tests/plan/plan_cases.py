@@ -49,7 +49,7 @@ def plan() -> Plan:
         groups=(
             Group(("actor_training", "reference_inference"), TRAINERS),
             Group(("actor_generation",), tuple(device for device, *_ in ROLLOUTS), "array"),
-            Group(("reward_inference",), ("jsc/l40s-1/0", "jsc/l40s-1/1"), "array"),
+            Group(("reward_inference",), ("jsc/l40s-1/0", "jsc/l40s-1/1")),
         ),
         tasks=_tasks(),
         weight_sync=WeightSync("delta", (Route("alps", "jsc", 8), Route("alps", "lab"))),

@@ -87,12 +87,17 @@ def extra_task(p: Plan) -> Plan:
     return group(0, tasks=(*p.groups[0].tasks, "critic_training"))(replace(p, tasks=tasks))
 
 
-def wide_reward(p: Plan) -> Plan:
-    """One reward replica of two stages, one on each node of jsc."""
+def wide_rollout(p: Plan) -> Plan:
+    """One generation replica of two stages, one on each node of jsc."""
     devices = ("jsc/l40s-1/0", "jsc/l40s-0/0")
-    p = one_replica(REWARD, ((devices[0],), (0, 14)), ((devices[1],), (14, 28)))(p)
-    p = one_replica(GENERATION, (("lab/l4-0/0",), (0, 28)))(p)
-    return replace(p, groups=(p.groups[0], Group((GENERATION,), ("lab/l4-0/0",), "array"), Group((REWARD,), devices)))
+    p = one_replica(GENERATION, ((devices[0],), (0, 14)), ((devices[1],), (14, 28)))(p)
+    p = one_replica(REWARD, (("lab/l4-0/0",), (0, 28)))(p)
+    return replace(p, groups=(p.groups[0], Group((GENERATION,), devices, "array"), Group((REWARD,), ("lab/l4-0/0",))))
+
+
+def uneven_stages(p: Plan) -> Plan:
+    """One reference replica whose stages have one and two devices."""
+    return one_replica(REFERENCE, (FIRST[:1], (0, 14)), (SECOND, (14, 28)))(p)
 
 
 def unequal_split(p: Plan) -> Plan:
@@ -183,11 +188,13 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     "unknown job": (group(1, job="loose"), ("group 1", "loose")),
     "training in an array": (
         both(group(0, job="array"), one_replica(TRAINING, (FIRST, (0, 14)), (SECOND, (14, 28)))),
-        ("group 0", f"{TRAINING} needs a gang"),
+        ("group 0", f"alone; {TRAINING}, {REFERENCE} needs a gang"),
     ),
+    "inference in an array": (group(2, job="array"), ("group 2", f"alone; {REWARD} needs a gang")),
+    "inference of uneven stages": (uneven_stages, (f"{REFERENCE}, replica 0", "1, 2 devices", "one tensor")),
     "array replica over two nodes": (
-        both(wide_reward, group(2, job="array")),
-        (f"{REWARD}, replica 0", "spans the nodes jsc/l40s-1, jsc/l40s-0", "group 2"),
+        wide_rollout,
+        (f"{GENERATION}, replica 0", "spans the nodes jsc/l40s-1, jsc/l40s-0", "group 1"),
     ),
     "site twice": (site_order("alps", "jsc", "jsc", "lab"), ("site_order", "jsc twice")),
     "site missing": (site_order("alps", "jsc"), ("site_order", "lacks the site lab")),

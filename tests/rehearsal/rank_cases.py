@@ -83,8 +83,9 @@ def live(case: Case, directory: Path, defect: str | None = None) -> dict[str, An
     write_site(directory, case)
     with _defect(defect):
         context = read_context(directory)
-        trainer.join_world(context, case.task, case.rank, device=0)
-        engine = trainer.build_engine(context, case.task, case.rank)
+        world, rank = context.place(case.task, case.rank)
+        trainer.join_world(context, world, rank, device=0)
+        engine = trainer.build_engine(context, world, rank)
         seen = _drive(engine, case.task, directory)
         engine.close()
         stop_wan_world()

@@ -29,7 +29,6 @@ from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import (
-    balance,
     checkpoint as megatron_checkpoint,
     cpu as megatron_cpu,
     hf_weights,
@@ -40,7 +39,7 @@ from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
-from hetrl.runtime.rl import losses
+from hetrl.runtime.rl import balance, losses
 from hetrl.runtime.wan.torch_world import start_world, stop_world
 from hetrl.runtime.wire import LossSettings
 

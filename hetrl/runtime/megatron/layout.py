@@ -21,8 +21,7 @@ class Layout:
     """The grid of one world: `tensor` x replicas x stages ranks.
 
     `stages` are the half-open ranges of global layers of the pipeline stages, in order and without gap; `samples` is
-    what each replica takes of a batch, a multiple of `micro_batch`; replicas may be unequal. Raises HetrlError for
-    anything else.
+    what each replica takes of a batch, in proportion; replicas may be unequal. Raises HetrlError for anything else.
     """
 
     tensor: int
@@ -33,11 +32,8 @@ class Layout:
     def __post_init__(self) -> None:
         if self.tensor < 1 or self.micro_batch < 1:
             raise HetrlError(f"layout: tensor {self.tensor} and micro_batch {self.micro_batch} must be at least 1")
-        if not self.samples or any(share < 1 or share % self.micro_batch for share in self.samples):
-            raise HetrlError(
-                f"layout: samples {self.samples} must be positive multiples of micro_batch {self.micro_batch}, "
-                "one per replica"
-            )
+        if not self.samples or any(share < 1 for share in self.samples):
+            raise HetrlError(f"layout: samples {self.samples} must be positive, one per replica")
         expected = 0
         for start, end in self.stages:
             if start != expected or end <= start:

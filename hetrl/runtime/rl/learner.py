@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from hetrl.describe.experiment import AlgorithmSection
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.rl.balance import over_replicas
 from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, training_batch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.transport.member import Member
@@ -30,20 +32,34 @@ _Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Publish
 
 @dataclass(frozen=True)
 class Policy:
-    """The addresses of the actor's trainer and of those that receive its weights."""
+    """The addresses of the actor's trainer and of those that receive its weights.
+
+    `reference` are the worlds of the reference model, with the share of a batch that each scores; empty without one.
+    """
 
     member: Member
     trainer: str
     replicas: tuple[str, ...]
-    reference: str | None
+    reference: Mapping[str, int]
     temperature: float
 
-    async def logprobs(self, task: str, arrays: Mapping[str, NDArray[Any]], step: int) -> NDArray[np.float32]:
-        """Return the log-probs [n, s] of a batch under the weights of a Megatron task, given by its address."""
-        specs, buffers = pack({name: arrays[name] for name in ("tokens", "lengths")})
-        request = wire.Score(step=step, what="logprobs", temperature=self.temperature, arrays=specs)
-        answer, arrived = await self._ask(task, request, wire.Scored, f"step {step}: log-probs", buffers)
-        scores: NDArray[np.float32] = unpack(answer.arrays, arrived)["scores"]
+    async def logprobs(
+        self, worlds: Mapping[str, int], arrays: Mapping[str, NDArray[Any]], step: int
+    ) -> NDArray[np.float32]:
+        """Return the log-probs [n, s] of a batch, under the weights of Megatron worlds that are given by their address.
+
+        Each scores tokens in proportion to its share.
+        """
+        scores = np.zeros(arrays["tokens"].shape, np.float32)
+        parts = over_replicas(arrays["lengths"].tolist(), [*worlds.values()])
+
+        async def score(world: str, part: Sequence[int]) -> None:
+            specs, buffers = pack({name: arrays[name][[*part]] for name in ("tokens", "lengths")})
+            request = wire.Score(step=step, what="logprobs", temperature=self.temperature, arrays=specs)
+            answer, arrived = await self._ask(world, request, wire.Scored, f"step {step}: log-probs", buffers)
+            scores[[*part]] = unpack(answer.arrays, arrived)["scores"]
+
+        await asyncio.gather(*(score(world, part) for world, part in zip(worlds, parts, strict=True) if part))
         return scores
 
     async def train(
@@ -94,13 +110,13 @@ class Learner:
         under them first: its training takes these seconds too.
         """
         arrays = experience(groups, self.pad_token, self.algorithm)
-        if self.policy.reference is not None:
+        if self.policy.reference:
             with timed(seconds, REFERENCE_INFERENCE):
                 arrays["reference_logprobs"] = await self.policy.logprobs(self.policy.reference, arrays, step)
         with timed(seconds, ACTOR_TRAINING):
             if self.algorithm.scores_batch:
                 with timed(seconds, OLD_LOGPROBS):
-                    arrays["old_logprobs"] = await self.policy.logprobs(self.policy.trainer, arrays, step)
+                    arrays["old_logprobs"] = await self.policy.logprobs({self.policy.trainer: 1}, arrays, step)
             batch, seen = training_batch(arrays, groups, version, self.algorithm)
             measured = await self._optimise(batch, step)
         return {**measured, **seen}

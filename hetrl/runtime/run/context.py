@@ -20,7 +20,7 @@ from hetrl.describe.experiment import Experiment
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError
 from hetrl.plan.document import read_plan
-from hetrl.plan.plan import Plan, site_of
+from hetrl.plan.plan import Plan, TaskPlan, site_of, worlds
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
@@ -30,6 +30,30 @@ from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
 HEARTBEAT_SECONDS = 2.0
 RANK = ".rank"  # what the roles of a world's ranks add to the name of their task
 GENERATION = ACTOR_GENERATION
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a Megatron task that compute together: `plan` is their part of it, `task` and `number` its name.
+
+    The ranks of a task are counted through all of its worlds; `first` is the number of this one's rank 0.
+    """
+
+    task: str
+    number: int
+    first: int
+    plan: TaskPlan
+
+    @property
+    def address(self) -> str:
+        """Return the address of the world: its rank 0 speaks for it."""
+        return wire.address(site_of(self.plan.rank_order()[0]), self.task, self.number)
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Return the addresses at which the ranks meet, in rank order."""
+        devices = enumerate(self.plan.rank_order(), self.first)
+        return tuple(wire.address(site_of(device), self.task + RANK, rank) for rank, device in devices)
 
 
 @dataclass(frozen=True)
@@ -74,14 +98,18 @@ class Context:
                 await member.send(self.controller, wire.Failed(cause=str(error), exit_code=error.exit_code))
                 raise
 
-    def task_address(self, task: str) -> str:
-        """Return the address of a Megatron task: rank 0 of its world speaks for it."""
-        return wire.address(site_of(self.plan.tasks[task].rank_order()[0]), task)
+    def worlds(self, task: str) -> tuple[World, ...]:
+        """Return the worlds of a Megatron task."""
+        found, first = [], 0
+        for number, plan in enumerate(worlds(task, self.plan.tasks[task])):
+            found.append(World(task, number, first, plan))
+            first += len(plan.devices)
+        return tuple(found)
 
-    def rank_addresses(self, task: str) -> tuple[str, ...]:
-        """Return the addresses at which the ranks of a Megatron task make up their world, in rank order."""
-        devices = self.plan.tasks[task].rank_order()
-        return tuple(wire.address(site_of(device), task + RANK, rank) for rank, device in enumerate(devices))
+    def place(self, task: str, rank: int) -> tuple[World, int]:
+        """Return the world of a rank of a Megatron task, and its rank there."""
+        world = next(world for world in reversed(self.worlds(task)) if world.first <= rank)
+        return world, rank - world.first
 
     @cached_property
     def replicas(self) -> tuple[str, ...]:
@@ -92,14 +120,13 @@ class Context:
         )
 
     @cached_property
-    def megatron_tasks(self) -> tuple[str, ...]:
-        """Return the tasks that run as Megatron worlds."""
-        return tuple(task for task, plan in self.plan.tasks.items() if plan.engine == "megatron")
-
-    @cached_property
     def members(self) -> tuple[str, ...]:
         """Return everyone that the controller waits for."""
-        return (*(self.task_address(task) for task in self.megatron_tasks), *self.replicas)
+        return tuple(address for task in self.plan.tasks for address in self.addresses(task))
+
+    def addresses(self, task: str) -> tuple[str, ...]:
+        """Return the members of a task: the replicas of generation, the worlds of a Megatron task."""
+        return self.replicas if task == GENERATION else tuple(world.address for world in self.worlds(task))
 
 
 def read_context(directory: Path) -> Context:

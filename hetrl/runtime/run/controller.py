@@ -84,12 +84,13 @@ class Run:
         return Sampler(self.member, shares, settings)
 
     def _make_policy(self) -> Policy:
-        has_reference = REFERENCE_INFERENCE in self.context.plan.tasks
+        context, (trainer,) = self.context, self.context.addresses(ACTOR_TRAINING)
+        reference = context.worlds(REFERENCE_INFERENCE) if REFERENCE_INFERENCE in context.plan.tasks else ()
         return Policy(
             member=self.member,
-            trainer=self.context.task_address(ACTOR_TRAINING),
-            replicas=self.context.replicas,
-            reference=self.context.task_address(REFERENCE_INFERENCE) if has_reference else None,
+            trainer=trainer,
+            replicas=context.replicas,
+            reference={world.address: world.plan.replicas[0].samples for world in reference},
             temperature=self.experiment.algorithm.temperature,
         )
 
@@ -98,8 +99,8 @@ class Run:
         await self.publish()
         if self.experiment.warm_start is not None:
             await warm_start(self, self.experiment.warm_start)
-        if self.policy.reference is not None:
-            await self.policy.publish(self.version, (self.policy.reference,))
+        if self.policy.reference:
+            await self.policy.publish(self.version, tuple(self.policy.reference))
         prompts = self.experiment.batch.samples // self.experiment.algorithm.samples_per_prompt
         staleness = self.experiment.algorithm.max_staleness
         feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.version)

@@ -1,7 +1,7 @@
 """One rank of a Megatron task: `python -m hetrl.runtime.run.trainer SITE_DIRECTORY --task actor_training --rank 0`.
 
-Rank 0 is the task's member in the run. It shares each request with the other ranks, all of them execute it, and rank 0
-answers:
+Rank 0 of its world is the world's member in the run. It shares each request with the other ranks, all of them execute
+it, and rank 0 answers:
 
     Score    log-probs of sequences under the current weights
     Train    one optimiser step on one minibatch
@@ -29,13 +29,14 @@ import torch
 import torch.distributed as dist
 
 from hetrl.errors import HetrlError
+from hetrl.plan.plan import TaskPlan
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
 from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
 from hetrl.runtime.megatron.hf_weights import iter_safetensors, random_weights
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.run.context import RANK, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.context import RANK, Context, World, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
@@ -49,9 +50,8 @@ CHECKPOINTS = Path("checkpoints")  # in the site's directory, where its processe
 BATCH_ARRAYS = ("tokens", "lengths", "mask")
 
 
-def layout_of(context: Context, task: str) -> Layout:
-    """Return the Megatron layout of a task of the plan."""
-    plan = context.plan.tasks[task]
+def layout_of(plan: TaskPlan) -> Layout:
+    """Return the Megatron layout of a world of the plan."""
     return Layout(
         tensor=plan.tensor_parallel,
         stages=tuple(stage.layers for stage in plan.replicas[0].stages),
@@ -60,32 +60,33 @@ def layout_of(context: Context, task: str) -> Layout:
     )
 
 
-def join_world(context: Context, task: str, rank: int, device: int) -> None:
-    """Meet the other ranks of the task; `device` is this rank's among the GPUs that it sees."""
-    if context.gpus[context.plan.tasks[task].rank_order()[rank]] != "cpu":
+def join_world(context: Context, world: World, rank: int, device: int) -> None:
+    """Meet the other ranks of the world; `device` is this rank's among the GPUs that it sees."""
+    if context.gpus[world.plan.rank_order()[rank]] != "cpu":
         torch.cuda.set_device(device)
     launch = context.experiment.launch
     start_wan_world(
-        context.member(task + RANK, rank),
-        context.rank_addresses(task),
+        context.member(world.task + RANK, world.first + rank),
+        world.ranks,
         rank,
         timeout_seconds=launch.gang_timeout_seconds,
         collective_seconds=launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
     )
 
 
-def build_engine(context: Context, task: str, rank: int) -> MegatronEngine:
+def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
     """Build the task's model with the experiment's first weights, in its world (collective)."""
-    experiment, plan = context.experiment, context.plan.tasks[task]
-    directory = ensure_model_directory(experiment.model, context.architecture, context.directory / f"model-{task}")
+    experiment, plan = context.experiment, world.plan
+    scratch = context.directory / f"model-{world.task}"
+    directory = ensure_model_directory(experiment.model, context.architecture, scratch)
     rate, distributed = experiment.algorithm.learning_rate, plan.optimizer_sharding == "data_parallel"
     settings = OptimizerSettings(rate, distributed=distributed, grad_reduce_in_fp32=plan.gradient_dtype == "fp32")
     engine = MegatronEngine(
         directory.config,
-        layout_of(context, task),
+        layout_of(plan),
         rank=rank,
         dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
-        optimizer=settings if task in TRAININGS else None,
+        optimizer=settings if world.task in TRAININGS else None,
         seed=experiment.seed,
         recompute=plan.recompute,
     )
@@ -147,9 +148,8 @@ def _follow(engine: MegatronEngine) -> None:
 class Lead:
     """Rank 0: the member of the run that speaks for the world; engine calls run in one thread beside the event loop."""
 
-    def __init__(self, context: Context, member: Member, engine: MegatronEngine, thread: ThreadPoolExecutor) -> None:
-        self._member, self._engine, self._thread = member, engine, thread
-        self._incoming = WeightFile(context.directory / "weights")
+    def __init__(self, member: Member, engine: MegatronEngine, thread: ThreadPoolExecutor, weights: WeightFile) -> None:
+        self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
@@ -216,20 +216,21 @@ class Lead:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
 
-async def lead(context: Context, task: str, device: int) -> None:
-    """Join the run as rank 0 of a task: meet the other ranks, build the engine, say READY, serve."""
-    async with context.joined(task) as member:
+async def lead(context: Context, world: World, device: int) -> None:
+    """Join the run as rank 0 of a world: meet the other ranks, build the engine, say READY, serve."""
+    async with context.joined(world.task, world.number) as member:
         # One thread: collectives have one order on all ranks.
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(thread, join_world, context, task, 0, device)
-            engine = await loop.run_in_executor(thread, build_engine, context, task, 0)
+            await loop.run_in_executor(thread, join_world, context, world, 0, device)
+            engine = await loop.run_in_executor(thread, build_engine, context, world, 0)
             engines = {"megatron-core": importlib.metadata.version("megatron-core"), "torch": str(torch.__version__)}
             ready = wire.Join(
                 ranks=engine.layout.world_size, host=socket.gethostname(), pid=os.getpid(), engines=engines
             )
             await member.send(context.controller, ready)
-            await Lead(context, member, engine, thread).serve()
+            weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}")
+            await Lead(member, engine, thread, weights).serve()
             await loop.run_in_executor(thread, engine.close)
 
 
@@ -238,7 +239,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.trainer")
     parser.add_argument("directory", type=Path)
     parser.add_argument("--task", required=True)
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=int, required=True, help="counted through all worlds of the task")
     parser.add_argument("--device", type=int, default=0, help="this rank's among the GPUs that it sees")
     arguments = parser.parse_args()
     log_to_stderr()
@@ -247,11 +248,12 @@ def main() -> int:
     try:
         context = read_context(arguments.directory)
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        if arguments.rank == 0:
-            asyncio.run(lead(context, arguments.task, arguments.device))
+        world, rank = context.place(arguments.task, arguments.rank)
+        if rank == 0:
+            asyncio.run(lead(context, world, arguments.device))
         else:
-            join_world(context, arguments.task, arguments.rank, arguments.device)
-            engine = build_engine(context, arguments.task, arguments.rank)
+            join_world(context, world, rank, arguments.device)
+            engine = build_engine(context, world, rank)
             follow(engine)
             engine.close()
     except HetrlError as error:

@@ -97,7 +97,7 @@ def planned_types(rank: int, port: int, gradient_dtype: str) -> Types:
     with tempfile.TemporaryDirectory() as root:
         context = Context(Path(root), "run", "alpha", "alpha", "", quick_gpus(plan), {}, experiment, plan)
         start_world(rank, 2, store_at(rank, port), 60.0, "cpu")
-        engine = build_engine(context, "actor_training", rank)
+        engine = build_engine(context, context.worlds("actor_training")[0], rank)
     found = {buffer.grad_data.dtype for buffer in engine.model.buffers}
     engine.close()
     return found

@@ -40,7 +40,6 @@ def test_a_place_outside_the_grid_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples": (3,)}, "multiples of micro_batch 2"),
         ({"samples": ()}, "one per replica"),
         ({"samples": (4, 0)}, "positive"),
         ({"stages": ()}, "at least one stage"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE
 
-TRAINER, REFERENCE = "a/actor_training/0", "a/reference_inference/0"
+TRAINER, REFERENCE, FASTER = "a/actor_training/0", "a/reference_inference/0", "b/reference_inference/1"
 STALE: dict[str, Any] = {"mode": "async", "max_staleness": 1}
 
 
@@ -47,7 +48,7 @@ class Trainer:
 
 
 def learn(
-    settings: dict[str, Any], version: int = 1, reference: str | None = None
+    settings: dict[str, Any], version: int = 1, reference: Mapping[str, int] = MappingProxyType({})
 ) -> tuple[Trainer, dict[str, float], dict[str, float]]:
     trainer, seconds = Trainer(), dict[str, float]()
     policy = Policy(cast(Member, trainer), TRAINER, (), reference, 1.0)
@@ -73,7 +74,7 @@ def test_without_fresh_tokens_there_is_no_mismatch() -> None:
 
 def test_of_several_steps_the_batch_is_scored_first_and_that_is_part_of_the_training() -> None:
     settings = {"minibatches": 2, "epochs": 2, "kl_coefficient": 0.1}
-    trainer, measured, seconds = learn(settings, reference=REFERENCE)
+    trainer, measured, seconds = learn(settings, reference={REFERENCE: 1})
     assert [(to, type(message)) for to, message, _ in trainer.asked] == [
         (REFERENCE, wire.Score),
         (TRAINER, wire.Score),
@@ -87,6 +88,19 @@ def test_of_several_steps_the_batch_is_scored_first_and_that_is_part_of_the_trai
     assert measured["mismatch"] == pytest.approx((0.25 + 0.5) / 2)
     assert set(seconds) == {REFERENCE_INFERENCE, ACTOR_TRAINING, OLD_LOGPROBS}
     assert seconds[OLD_LOGPROBS] <= seconds[ACTOR_TRAINING]
+
+
+def test_each_world_of_the_reference_scores_its_share() -> None:
+    trainer, _, _ = learn({"kl_coefficient": 0.1}, reference={REFERENCE: 1, FASTER: 3})
+    scored = {to: arrays["tokens"].shape[0] for to, message, arrays in trainer.asked if isinstance(message, wire.Score)}
+    assert scored == {REFERENCE: 1, FASTER: 3}
+    (_, _, trained) = trainer.asked[-1]
+    assert (trained["reference_logprobs"] == -0.75).all()
+
+
+def test_a_world_without_a_share_is_not_asked() -> None:
+    trainer, _, _ = learn({"kl_coefficient": 0.1}, reference={REFERENCE: 1, FASTER: 1000})
+    assert [to for to, message, _ in trainer.asked if isinstance(message, wire.Score)] == [FASTER]
 
 
 def test_a_ratio_to_the_sampler_needs_no_pass_and_the_first_step_alone_tells_the_mismatch() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from hetrl.runtime.megatron.balance import micro_batches, over_replicas
+from hetrl.runtime.rl.balance import micro_batches, over_replicas
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
