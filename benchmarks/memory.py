@@ -3,6 +3,7 @@
 for each of some layouts of Qwen3 models, training and scoring: for the first and the last rank of every stage
     predicted    `hetrl.cost.memory`
     held         the most bytes of the engine's tensors in one step (`lab.fake_cuda`), sequences of the greatest length
+    asleep       what stays on the device of a third of them, which are planned with `idle_state: offload`; on the host
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from _results import write_result
 
 from hetrl.cost.compute import StageShape
 from hetrl.cost.efficiency import calibrated
-from hetrl.cost.memory import inference_footprint, training_footprint
+from hetrl.cost.memory import Footprint, inference_footprint, training_footprint
 from hetrl.lengths import Lengths
 from hetrl.plan.plan import Replica, Stage, TaskPlan
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.workload import Workload, architecture
 from lab.fake_cuda.engine_rank import EngineRank, play
-from lab.fake_cuda.ranks import Stage as Process
+from lab.fake_cuda.ranks import Played, Stage as Process
 
 LAYOUTS, SEED, PROCESSES = 40, 0, 2
 MEDIAN, WORST = 0.05, 0.15  # to reach
@@ -43,6 +44,7 @@ class Case:
     def name(self) -> str:
         layout, rank = self.rank.layout, self.rank
         what = f"train, {rank.recompute}{', sharded' if rank.distributed else ''}" if rank.training else "score"
+        what += ", offload" if rank.offload else ""
         shape = f"TP {layout.tensor}, PP {layout.pipeline}, DP {layout.data}, {layout.micro_batch} x {rank.tokens}"
         return f"{rank.model}, {shape}, {what}"
 
@@ -61,10 +63,12 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         distributed = data > 1 and chance.random() < 0.7
         for stage in range(pipeline):
             rank = layout.rank_of(0, stage, 0)
-            yield Case(EngineRank(model, layout, rank, tokens, training, recompute, distributed), stage)
+            yield Case(
+                EngineRank(model, layout, rank, tokens, training, recompute, distributed, number % 3 == 2), stage
+            )
 
 
-def predicted_gb(case: Case) -> float:
+def predicted(case: Case) -> Footprint:
     """Return what the cost model says."""
     one, layout = case.rank, case.rank.layout
     model = architecture(one.model)
@@ -79,25 +83,37 @@ def predicted_gb(case: Case) -> float:
         micro_batch=layout.micro_batch,
         recompute=one.recompute if one.training else "none",
         optimizer_sharding="data_parallel" if one.distributed else "none",
+        idle_state="offload" if one.offload else "resident",
     )
     first, last = layout.stages[case.stage]
     ends = (case.stage == 0, case.stage == layout.pipeline - 1)
     shape = StageShape(model, last - first, *ends, True, layout.tensor, rates)
     if one.training:
-        return training_footprint(shape, task, case.stage, workload).total_gb
-    return inference_footprint(shape, task, workload).total_gb
+        return training_footprint(shape, task, case.stage, workload)
+    return inference_footprint(shape, task, workload)
 
 
-def held_gb(found: list[Case]) -> list[float]:
+def held(found: list[Case]) -> list[Played]:
     """Play every case, in a few processes."""
 
-    def share(number: int) -> list[float]:
+    def share(number: int) -> list[Played]:
         with Process() as process:
-            return [process.play(play, case.rank).peak_bytes / 1e9 for case in found[number::PROCESSES]]
+            return [process.play(play, case.rank) for case in found[number::PROCESSES]]
 
     with ThreadPoolExecutor(PROCESSES) as pool:
         shares = [iter(one) for one in pool.map(share, range(PROCESSES))]
     return [next(shares[number % PROCESSES]) for number in range(len(found))]
+
+
+def row_of(case: Case, played: Played) -> dict[str, Any]:
+    """Return what was held beside what was predicted."""
+    needs, held_gb = predicted(case), played.peak_bytes / 1e9
+    row = {"case": case.name, "stage": case.stage, "held_gb": held_gb, "predicted_gb": needs.total_gb}
+    row["error"] = needs.total_gb / held_gb - 1
+    if played.result is not None:
+        asleep = {"device_gb": played.result.device_bytes / 1e9, "host_gb": played.result.host_bytes / 1e9}
+        row["asleep"] = {**asleep, "predicted_host_gb": needs.host_gb}
+    return row
 
 
 def main() -> None:
@@ -106,12 +122,10 @@ def main() -> None:
     parser.add_argument("--layouts", type=int, default=LAYOUTS)
     arguments = parser.parse_args()
     found = list(cases(arguments.layouts, SEED))
-    rows: list[dict[str, Any]] = [
-        {"case": case.name, "stage": case.stage, "held_gb": held, "predicted_gb": predicted_gb(case)}
-        for case, held in zip(found, held_gb(found), strict=True)
-    ]
-    for row in rows:
-        row["error"] = row["predicted_gb"] / row["held_gb"] - 1
+    rows = [row_of(case, played) for case, played in zip(found, held(found), strict=True)]
+    asleep = [row["asleep"] for row in rows if "asleep" in row]
+    left = max(one["device_gb"] for one in asleep)
+    host = max(abs(one["predicted_host_gb"] / one["host_gb"] - 1) for one in asleep)
     errors = [abs(row["error"]) for row in rows]
     median, worst = statistics.median(errors), max(errors)
     verdict = "reached" if median <= MEDIAN and worst <= WORST else "not reached"
@@ -119,7 +133,8 @@ def main() -> None:
         [
             f"The memory of {len(rows)} ranks of {arguments.layouts} layouts, predicted, and held by the engine on a "
             f"fake device: median error {median:.1%}, worst {worst:.1%} (to reach: {MEDIAN:.0%} and {WORST:.0%}; "
-            f"{verdict}).",
+            f"{verdict}). {len(asleep)} ranks were put to sleep with all they had: at most {left:.2f} GB stayed on the "
+            f"device, and what the host got was predicted to within {host:.1%}.",
             "",
             "| layout | stage | held, GB | predicted, GB | error |",
             "| --- | --- | --- | --- | --- |",

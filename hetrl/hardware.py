@@ -55,6 +55,11 @@ def gpu_type(name: str, where: str = "") -> GpuType:
     return catalogue[name]
 
 
+def is_cpu(gpu: str) -> bool:
+    """Return whether a catalogue type is a share of an ordinary machine, without any GPU."""
+    return gpu.split("-")[0] == "cpu"
+
+
 @dataclass(frozen=True, order=True)
 class NodeKind:
     """A site's nodes of one GPU type and size; the planner's device classes are finer (`hetrl.search.space`)."""

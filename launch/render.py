@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
+from hetrl.hardware import is_cpu
 from hetrl.plan.plan import Plan, TaskPlan, node_of, site_of, worlds
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from hetrl.workload import TRAININGS
 
-CPU = "cpu"
 GANG = "gang"
 ARRAY = "array"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -154,8 +154,8 @@ def environment_of(
     environment, seen = {"HETRL_RUN": run}, process.visible
     if process.world and interface:
         environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-    if all(gpu_by_device[device] == CPU for device in seen):
-        # A `cpu` device is one core's share of a machine, whose GPUs are not the plan's: engines take those they see.
+    if all(is_cpu(gpu_by_device[device]) for device in seen):
+        # A CPU device is one core's share of a machine, whose GPUs are not the plan's: engines take those they see.
         return {**environment, "OMP_NUM_THREADS": "1", VISIBLE: ""}
     numbers = (index_of(device) if positions is None else positions[device] for device in seen)
     return {**environment, VISIBLE: ",".join(map(str, numbers))}

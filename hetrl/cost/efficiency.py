@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError, nearest
-from hetrl.hardware import PHASES, bytes_per_second, gpu_type
+from hetrl.hardware import PHASES, bytes_per_second, gpu_type, is_cpu
 
 FILE = "efficiencies.yaml"
 
@@ -182,7 +182,7 @@ class Efficiencies:
             memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
             host_bytes_per_s=bytes_per_second(entry.host_gbps),
             usable_gb=entry.usable_gb,
-            overhead=_CPU_OVERHEAD if gpu == "cpu" else planned,
+            overhead=_CPU_OVERHEAD if is_cpu(gpu) else planned,
         )
 
     def of(self, gpu: str) -> Efficiency:
@@ -194,7 +194,7 @@ class Efficiencies:
         return Efficiency(decode, prefill, training, missing, tuple(phase for phase in PHASES if phase in measured))
 
     def _inferred_share(self, gpu: str, phase: str) -> float:
-        if gpu == "cpu":
+        if is_cpu(gpu):
             return _CPU
         board = _BOARDS.get(gpu, _BOARDS[_A100])
         if phase == "decode":
@@ -216,7 +216,7 @@ class Efficiencies:
         Without a release: the one that the type's points were measured with, else the planned one. Raises UsageError
         that names the nearest known release.
         """
-        if gpu == "cpu":
+        if is_cpu(gpu):
             return _CPU_OVERHEAD.decode_step
         name = engine or self.engine_of.get(gpu, PLANNED_ENGINE)
         if name not in self.step_seconds:

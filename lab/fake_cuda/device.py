@@ -38,13 +38,16 @@ _TYPE_NAMES = {
 class FakeCuda(TorchDispatchMode):
     """While active, CUDA tensors are fake; a tensor on the CPU that meets one fails, as on a GPU.
 
-    `held_bytes` are those of the tensors that live, `peak_bytes` the most so far.
+    `held_bytes` are those of the tensors that live, `peak_bytes` the most so far; `active` is the one that is entered.
     """
+
+    active: FakeCuda
 
     def __init__(self) -> None:
         super().__init__()
+        FakeCuda.active = self
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
-        self._known = WeakIdKeyDictionary()  # storage -> bytes
+        self._known = WeakIdKeyDictionary()  # storage -> [bytes]
         self._values = WeakIdKeyDictionary()  # storage -> what the host wrote into it
         self.held_bytes = self.peak_bytes = 0
 
@@ -57,16 +60,22 @@ class FakeCuda(TorchDispatchMode):
 
     def _hold(self, storage: torch.UntypedStorage) -> None:
         """Count a storage until it goes."""
-        if storage in self._known:
-            return
-        size = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
-        self._known[storage] = size
-        weakref.finalize(storage, self._release, size)
-        self.held_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+        if storage not in self._known:
+            self._known[storage] = size = [0]  # of bytes; the list outlives the storage
+            weakref.finalize(storage, self._count, size, 0)
+        self._count(self._known[storage], storage.nbytes())
 
-    def _release(self, size: int) -> None:
-        self.held_bytes -= size
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage that has another size now."""
+        if storage in self._known:
+            self._count(self._known[storage], storage.nbytes())
+
+    def _count(self, size: list[int], now: int) -> None:
+        """Note what a storage takes now, in whole blocks of the allocator."""
+        whole = -(-now // BLOCK_BYTES) * BLOCK_BYTES
+        self.held_bytes += whole - size[0]
+        size[0] = whole
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         on_device = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
@@ -146,6 +155,7 @@ class _Event:
 def install() -> None:
     """Let torch.cuda and torch's factories of this process answer for the fake device."""
     _answer_for_cuda()
+    _answer_for_storages()
     _answer_for_factories()
     _answer_for_kernels()
 
@@ -179,6 +189,18 @@ def _answer_for_cuda() -> None:
         for name, answer in answers.items():
             if hasattr(module, name):
                 setattr(module, name, answer)
+
+
+def _answer_for_storages() -> None:
+    """Storages that are emptied and filled again are counted."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        result = resize(self, size)
+        FakeCuda.active.resized(self)
+        return result
+
+    torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign]
 
 
 def _answer_for_factories() -> None:

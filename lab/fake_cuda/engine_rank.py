@@ -15,6 +15,7 @@ from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.wire import LossSettings
 from hetrl.workload import architecture
+from lab.fake_cuda.device import FakeCuda
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class EngineRank:
     training: bool = True
     recompute: str = "none"
     distributed: bool = True
+    offload: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,19 @@ class _Address:
     address: str
 
 
-def play(case: EngineRank) -> None:
-    """Build the engine, give it weights, and take two steps (Adam makes its moments in the first) or score a batch."""
+@dataclass(frozen=True)
+class Asleep:
+    """What an engine that sleeps still has on its device, and what it has on the host."""
+
+    device_bytes: int
+    host_bytes: int
+
+
+def play(case: EngineRank) -> Asleep | None:
+    """Build the engine, give it weights, and take two steps (Adam makes its moments in the first) or score a batch.
+
+    With `offload` it sleeps in between; returns what it had then.
+    """
     ranks = tuple(f"here/ranks/{number}" for number in range(case.layout.world_size))
     start_wan_world(_Address(ranks[case.rank]), ranks, case.rank, timeout_seconds=60.0)  # type: ignore[arg-type]
     engine = MegatronEngine(
@@ -50,13 +63,19 @@ def play(case: EngineRank) -> None:
     )
     engine.load(_weights(engine))
     batch = _batch(sum(case.layout.samples), case.tokens, case.training)
-    if case.training:
-        for _ in range(2):
+    asleep = None
+    for step in range(2):
+        if case.offload:
+            engine.sleep(offload=True)
+            asleep = Asleep(FakeCuda.active.held_bytes, engine.host_bytes)
+            engine.wake()
+        if case.training:
             engine.train_step(batch, LossSettings(kl_coefficient=0.1))
-    else:
-        engine.score(batch)
+        elif step == 0:
+            engine.score(batch)
     engine.close()
     stop_wan_world()
+    return asleep
 
 
 def config_of(model: str) -> dict[str, Any]:

@@ -20,12 +20,13 @@ import jinja2
 from hetrl.describe.inventory import Inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
+from hetrl.hardware import is_cpu
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.report.text import ranges
 from hetrl.runtime.run.step import StepProcess
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
-from launch.render import ARRAY, CPU, GANG, Process, argv_of, environment_of
+from launch.render import ARRAY, GANG, Process, argv_of, environment_of
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
 from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
 
@@ -254,7 +255,7 @@ def _nodes(shape: Shape, count: int) -> str:
     """Say what nodes are: `nodes with 4 a100-80gb each`."""
     if shape.gpu is None:
         return "core"
-    what = f"{shape.devices} {'CPU cores' if shape.gpu == CPU else shape.gpu}"
+    what = f"{shape.devices} {'CPU cores' if is_cpu(shape.gpu) else shape.gpu}"
     kind = "whole node" if shape.whole else "node"
     return f"{kind} with {what}" if count == 1 else f"{kind}s with {what} each"
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from hetrl.describe.inventory import Inventory, NodeGroup, node_groups
 from hetrl.describe.sites import GATEWAY_MEMORY_GB, SiteFile
 from hetrl.errors import UsageError
-from hetrl.hardware import Node
-from launch.render import CPU
+from hetrl.hardware import Node, is_cpu
 
 MAX_ARRAY_SIZE = 1001  # of a cluster whose inventory is not known: Slurm's default (slurm.conf(5), MaxArraySize)
 
@@ -33,7 +32,7 @@ class Shape:
     @property
     def gpus(self) -> int:
         """Return the GPUs that are charged on each node."""
-        return 0 if self.gpu in (None, CPU) else self.devices
+        return 0 if self.gpu is None or is_cpu(self.gpu) else self.devices
 
 
 GATEWAY_SHAPE = Shape()
@@ -86,7 +85,7 @@ def _cpus(site: SiteFile, shape: Shape) -> int:
     """Return the CPUs per node: a `cpu` device is one core's share of a machine."""
     if shape.gpu is None:
         return 1
-    return shape.devices * (1 if shape.gpu == CPU else site.cpus_per_gpu)
+    return shape.devices * (1 if is_cpu(shape.gpu) else site.cpus_per_gpu)
 
 
 def _gres(site: SiteFile, shape: Shape, group: NodeGroup | None) -> tuple[str | None, str | None]:
@@ -97,7 +96,7 @@ def _gres(site: SiteFile, shape: Shape, group: NodeGroup | None) -> tuple[str | 
     names = [name for name, gpu in site.gres.items() if gpu == shape.gpu]
     if shape.gres in names:
         names = [shape.gres]
-    if shape.gpu is None or (shape.gpu == CPU and not names):
+    if shape.gpu is None or (is_cpu(shape.gpu) and not names):
         return None, None
     if group is None:
         return ":".join(["gpu", *names[:1], str(shape.devices)]), None
@@ -107,7 +106,7 @@ def _gres(site: SiteFile, shape: Shape, group: NodeGroup | None) -> tuple[str | 
 
 def _group_of(site: SiteFile, shape: Shape, inventory: Inventory | None) -> NodeGroup | None:
     """Return the nodes of the cluster that a shape fits on; raises UsageError where there are none."""
-    if inventory is None or shape.gpu in (None, CPU):
+    if inventory is None or shape.gpu is None or is_cpu(shape.gpu):
         return None
     groups = node_groups(inventory, site.gres, site.partitions)
     for group in sorted(groups, key=lambda group: group.gpus):

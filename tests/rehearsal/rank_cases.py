@@ -23,6 +23,7 @@ from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.wan.world import stop_wan_world
 from hetrl.runtime.wire.arrays import pack
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
+from lab.fake_cuda.device import FakeCuda
 from lab.quick import quick_plan
 
 SITE, WIDTH = "alpha", 14
@@ -99,18 +100,29 @@ def _drive(engine: MegatronEngine, task: str, directory: Path) -> dict[str, Any]
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
     scores = trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
     seen["scores"] = None if scores is None else scores.shape
+    seen["asleep_bytes"] = [_sleep(engine)]
+    trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
     if task == TRAINING:
         settings = wire.LossSettings(kl_coefficient=0.1)
         for _ in range(2):
             seen["metrics"] = sorted(
                 trainer.execute(engine, *_request(wire.Train(step=1, arrays=(), settings=settings)))
             )
+            seen["asleep_bytes"].append(_sleep(engine))
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)
         engine.save(checkpoint, {"step": 1})
         if engine.rank == 0:  # the files are on its disk alone: where the others run, nobody wrote them
             seen["restored"] = engine.restore(checkpoint)
     return seen
+
+
+def _sleep(engine: MegatronEngine) -> int:
+    """Sleep once, and return what the device holds in between."""
+    engine.sleep(offload=True)
+    held = FakeCuda.active.held_bytes
+    engine.wake()
+    return held
 
 
 def _request(message: Any) -> tuple[Any, list[bytes]]:

@@ -33,6 +33,7 @@ def test_a_rank_lives_through_a_run(case: Case, stage: Stage, tmp_path: Path) ->
     assert seen["devices"] == {"cuda:0"}
     assert seen["scores"] == ((16, 14) if first else None)
     assert played.peak_bytes > 0
+    assert max(seen["asleep_bytes"]) < 2**14  # sines and cosines, generators
     if case.task == TRAINING:
         assert {"loss", "grad_norm", "learning_rate"} <= set(seen["metrics"])
         assert ("lm_head.weight" in seen["exported"] or len(seen["exported"]) > 20) == first

@@ -37,6 +37,7 @@ from hetrl.runtime.megatron import (
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
+from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
 from hetrl.runtime.rl import balance, losses
@@ -98,6 +99,7 @@ class MegatronEngine:
         self.steps = 0  # what the optimiser has taken
         if optimizer is not None:
             self.model, self.optimizer = build_optimizer(model, optimizer, self.dtype)
+        self._offload = Offload(self.model, self.optimizer)
         self._loaded = False
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -119,6 +121,26 @@ class MegatronEngine:
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self._loaded = True
+
+    def sleep(self, *, offload: bool) -> None:
+        """Leave the device to others until `wake`: with `offload` all state moves to the host's memory.
+
+        Gradients are dropped then. In between the engine can do nothing else.
+        """
+        self._require_weights()
+        if offload:
+            self._offload.leave()
+        release()
+
+    def wake(self) -> None:
+        """Take back to the device what is on the host."""
+        if self._offload.away:
+            self._offload.come_back()
+
+    @property
+    def host_bytes(self) -> int:
+        """Return what the host's memory holds while the engine sleeps."""
+        return self._offload.host_bytes
 
     @torch.no_grad()
     def score(self, batch: TokenBatch, temperature: float = 1.0) -> NDArray[numpy.float32] | None:
@@ -283,6 +305,8 @@ class MegatronEngine:
         parallel_state.destroy_model_parallel()
 
     def _require_weights(self) -> None:
+        if self._offload.away:
+            raise HetrlError(f"rank {self.rank}: the model is asleep, its weights are on the host; wake it first")
         if not self._loaded:
             raise HetrlError(f"rank {self.rank}: the model has no weights; call load first")
 

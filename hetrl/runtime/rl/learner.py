@@ -101,18 +101,27 @@ class Learner:
     algorithm: AlgorithmSection
     pad_token: int
 
-    async def learn(
-        self, groups: Sequence[PromptGroup], step: int, version: int, seconds: dict[str, float]
-    ) -> dict[str, float]:
-        """Take every optimiser step of an iteration; return what they measured, and into `seconds` how long it took.
-
-        The weights at the start are those of `version`. Where the algorithm asks for it, the trainer scores the batch
-        under them first: its training takes these seconds too.
-        """
+    async def scored(self, groups: Sequence[PromptGroup], step: int, seconds: dict[str, float]) -> dict[str, Any]:
+        """Return the arrays of a batch, scored by the reference where there is one; into `seconds` how long it took."""
         arrays = experience(groups, self.pad_token, self.algorithm)
         if self.policy.reference:
             with timed(seconds, REFERENCE_INFERENCE):
                 arrays["reference_logprobs"] = await self.policy.logprobs(self.policy.reference, arrays, step)
+        return arrays
+
+    async def learn(
+        self,
+        arrays: dict[str, Any],
+        groups: Sequence[PromptGroup],
+        step: int,
+        version: int,
+        seconds: dict[str, float],
+    ) -> dict[str, float]:
+        """Take every optimiser step of an iteration; return what they measured, and into `seconds` how long it took.
+
+        `arrays` are what `scored` made of `groups`. The weights at the start are those of `version`. Where the
+        algorithm asks for it, the trainer scores the batch under them first: its training takes these seconds too.
+        """
         with timed(seconds, ACTOR_TRAINING):
             if self.algorithm.scores_batch:
                 with timed(seconds, OLD_LOGPROBS):

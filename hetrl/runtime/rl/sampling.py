@@ -17,6 +17,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.data.chat import Encoder
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.data.rewards import Judgement, Scorer, reward_of
+from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.transport.member import Member
 
 
@@ -57,9 +58,9 @@ class SamplingSettings:
 class Sampler:
     """Draws groups of samples from the generation replicas, each in proportion to its share of the plan."""
 
-    def __init__(self, member: Member, shares: Mapping[str, int], settings: SamplingSettings) -> None:
+    def __init__(self, member: Member, turns: Turns, shares: Mapping[str, int], settings: SamplingSettings) -> None:
         """Draw from the replicas that `shares` names, with the samples per iteration that the plan gives each."""
-        self._member, self._shares, self._settings = member, shares, settings
+        self._member, self._turns, self._shares, self._settings = member, turns, shares, settings
         self._outstanding = dict.fromkeys(shares, 0)
 
     async def draw(self, prompts: Sequence[Prompt], stream: str) -> tuple[PromptGroup, ...]:
@@ -75,7 +76,8 @@ class Sampler:
         replica = min(self._shares, key=lambda name: (self._outstanding[name] + 1) / self._shares[name])
         self._outstanding[replica] += 1
         try:
-            return await self._ask(replica, prompt, number, stream)
+            async with self._turns.prompt():
+                return await self._ask(replica, prompt, number, stream)
         finally:
             self._outstanding[replica] -= 1
 

@@ -22,7 +22,8 @@ from hetrl.errors import HetrlError
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan, TaskPlan, site_of, worlds
 from hetrl.runtime import wire
-from hetrl.runtime.transport.member import Member, RunAborted
+from hetrl.runtime.rl.turns import Party
+from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
 from hetrl.runtime.wire.keys import read_keys
 from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
@@ -111,6 +112,15 @@ class Context:
         world = next(world for world in reversed(self.worlds(task)) if world.first <= rank)
         return world, rank - world.first
 
+    async def first_turn(self, member: Member, task: str) -> Envelope | None:
+        """Wait, before a task starts, until its devices are its own; returns what is to be answered then, if any."""
+        if not self.takes_turns(task):
+            return None
+        while True:
+            envelope = await member.receive()
+            if isinstance(envelope.message, wire.Wake):
+                return envelope
+
     @cached_property
     def replicas(self) -> tuple[str, ...]:
         """Return the addresses of the generation replicas, in the plan's order."""
@@ -123,6 +133,20 @@ class Context:
     def members(self) -> tuple[str, ...]:
         """Return everyone that the controller waits for."""
         return tuple(address for task in self.plan.tasks for address in self.addresses(task))
+
+    def takes_turns(self, task: str) -> bool:
+        """Return whether other tasks of the plan compute on the devices of this one."""
+        return any(task in group.tasks and len(group.tasks) > 1 for group in self.plan.groups)
+
+    @cached_property
+    def shared_groups(self) -> tuple[dict[str, Party], ...]:
+        """Return the groups whose tasks take turns."""
+        idle_states = {name: task.idle_state for name, task in self.plan.tasks.items()}
+        return tuple(
+            {name: Party(self.addresses(name), idle_states[name]) for name in group.tasks}
+            for group in self.plan.groups
+            if len(group.tasks) > 1
+        )
 
     def addresses(self, task: str) -> tuple[str, ...]:
         """Return the members of a task: the replicas of generation, the worlds of a Megatron task."""

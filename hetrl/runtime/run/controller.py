@@ -5,8 +5,10 @@ publish the first weights
 warm start: supervised steps until the sampled reward is where RL should begin
 for each step:
     take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
-    learn from it: score it under the reference and, where that is needed, the trainer; an optimiser step per minibatch
+    score it under the reference
+    learn from it: score it under the trainer where that is needed; an optimiser step per minibatch
     publish the weights to every replica; every so many steps, write a checkpoint
+tasks that share devices take turns (`hetrl.runtime.rl.turns`)
 write the summary, send FINISH
 """
 
@@ -31,6 +33,7 @@ from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Policy, timed
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_reward
+from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
@@ -46,8 +49,8 @@ WARM_START_PROMPTS = 64  # of each check
 class Run:
     """One training run; the methods are its phases."""
 
-    def __init__(self, context: Context, member: Member, record: Record, scorer: Scorer) -> None:
-        self.context, self.member, self.record = context, member, record
+    def __init__(self, context: Context, member: Member, turns: Turns, record: Record, scorer: Scorer) -> None:
+        self.context, self.member, self.turns, self.record = context, member, turns, record
         self.experiment = context.experiment
         self.version = 0
         self.generated = 0.0  # when the last sample of the newest batch was back
@@ -81,7 +84,7 @@ class Run:
             seed=self.experiment.seed,
         )
         shares = {name: plan.samples for name, plan in zip(self.context.replicas, replicas, strict=True)}
-        return Sampler(self.member, shares, settings)
+        return Sampler(self.member, self.turns, shares, settings)
 
     def _make_policy(self) -> Policy:
         context, (trainer,) = self.context, self.context.addresses(ACTOR_TRAINING)
@@ -96,18 +99,19 @@ class Run:
 
     async def train(self) -> None:
         """Publish, warm start, every step, then the summary."""
-        await self.publish()
+        async with self.turns.of(ACTOR_TRAINING):
+            await self.publish()
         if self.experiment.warm_start is not None:
             await warm_start(self, self.experiment.warm_start)
         if self.policy.reference:
-            await self.policy.publish(self.version, tuple(self.policy.reference))
+            async with self.turns.of(ACTOR_TRAINING):
+                await self.policy.publish(self.version, tuple(self.policy.reference))
         prompts = self.experiment.batch.samples // self.experiment.algorithm.samples_per_prompt
         staleness = self.experiment.algorithm.max_staleness
         feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.version)
         try:
             for step in range(1, self.experiment.steps + 1):
                 await self.step(step, feed)
-                await self.save_when_due(step)
         finally:
             await feed.close()
         stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
@@ -134,16 +138,20 @@ class Run:
     async def step(self, step: int, feed: Feed) -> None:
         """One iteration: a batch, learning, the next weights."""
         seconds: dict[str, float] = {}
-        start, version, dropped = time.monotonic(), self.version, feed.dropped
+        start, turns, version, dropped = time.monotonic(), self.turns.seconds, self.version, feed.dropped
         with timed(seconds, GENERATION_WAIT):
             groups = await feed.batch()
         seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
         self.generated = max(self.generated, *(group.back for group in groups))
-        learned = await self.learner.learn(groups, step, version, seconds)
-        with timed(seconds, "weight_sync"):
-            published = await self.publish()
-        feed.advance(self.version)
-        seconds["iteration"] = time.monotonic() - start
+        async with self.turns.of(REFERENCE_INFERENCE):
+            arrays = await self.learner.scored(groups, step, seconds)
+        async with self.turns.of(ACTOR_TRAINING):
+            learned = await self.learner.learn(arrays, groups, step, version, seconds)
+            with timed(seconds, "weight_sync"):
+                published = await self.publish()
+            feed.advance(self.version)
+            seconds["iteration"] = time.monotonic() - start
+            await self.save_when_due(step)
         row = {
             "step": step,
             **sample_metrics(groups),
@@ -152,6 +160,7 @@ class Run:
             "staleness": version - min(oldest_version(group) for group in groups),
             "dropped_groups": feed.dropped - dropped,
             "generation_latency_seconds": round(latency_seconds, 4),
+            "turn_seconds": round(self.turns.seconds - turns, 4),
             "weight_bytes": published.bytes,
             "seconds": {task: round(value, 4) for task, value in seconds.items()},
             **await self.links.read(step),
@@ -177,9 +186,10 @@ async def warm_start(run: Run, settings: WarmStart) -> None:
             )
         if reward >= low:
             return
-        for step in range(done, done + settings.steps_per_check):
-            await _supervised_step(run, settings, step)
-        await run.publish()
+        async with run.turns.of(ACTOR_TRAINING):
+            for step in range(done, done + settings.steps_per_check):
+                await _supervised_step(run, settings, step)
+            await run.publish()
     raise HetrlError(
         f"warm start: sampled reward below {low} after {settings.max_steps} supervised steps; "
         "raise warm_start.learning_rate or max_steps"
@@ -205,10 +215,11 @@ async def control(context: Context) -> None:
     async with context.member(wire.CONTROLLER) as member:
         try:
             membership = Membership(member, context.members, record.ready)
-            await membership.gather(context.experiment.launch.gang_timeout_seconds)
+            turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
+            await membership.gather(context.experiment.launch.gang_timeout_seconds, turns)
             record.events.append("go", epoch=1, members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
-                await _first_to_end(Run(context, member, record, scorer).train(), membership.watch())
+                await _first_to_end(Run(context, member, turns, record, scorer).train(), membership.watch())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
 from hetrl.errors import GangTimeoutError, HetrlError, error_of
 from hetrl.runtime import wire
+from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.transport.member import DeadlineError, Member
 
 SILENCE_SECONDS = 60.0
@@ -20,19 +22,33 @@ class Membership:
     def __init__(self, member: Member, expected: Sequence[str], on_ready: Callable[[str, wire.Join], None]) -> None:
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
         self._last_seen = dict.fromkeys(expected, time.monotonic())
+        self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
 
-    async def gather(self, timeout_seconds: float) -> None:
-        """Wait until everyone is READY, then send GO; raises GangTimeoutError naming who is missing."""
+    async def gather(self, timeout_seconds: float, turns: Turns) -> None:
+        """Wait until everyone is READY, then send GO; raises GangTimeoutError naming who is missing.
+
+        Tasks that share devices start one after the other.
+        """
         deadline = time.monotonic() + timeout_seconds + LAST_WORD_SECONDS
-        while missing := [name for name in self._expected if name not in self.joined]:
-            if time.monotonic() > deadline:
-                raise GangTimeoutError(
-                    f"{', '.join(missing)}: not ready within {timeout_seconds:g} s; look into their logs, "
-                    "or raise launch.gang_timeout"
-                )
-            await self._hear()
+        starting = asyncio.ensure_future(turns.start(self.connected, timeout_seconds))
+        try:
+            while (missing := [name for name in self._expected if name not in self.joined]) or not starting.done():
+                if time.monotonic() > deadline:
+                    raise GangTimeoutError(
+                        f"{', '.join(missing)}: not ready within {timeout_seconds:g} s; look into their logs, "
+                        "or raise launch.gang_timeout"
+                    )
+                await self._hear()
+                if starting.done():
+                    starting.result()
+        finally:
+            starting.cancel()
         await self._member.send(self._expected, wire.Go(epoch=1, members=self._expected))
+
+    async def connected(self, name: str) -> None:
+        """Wait for the first word of a member."""
+        await self._connected[name].wait()
 
     async def watch(self) -> None:
         """Hear the members for as long as the run lasts; raises HetrlError naming one that failed or fell silent."""
@@ -53,6 +69,8 @@ class Membership:
             return
         source = envelope.header.source
         self._last_seen[source] = time.monotonic()
+        if source in self._connected:
+            self._connected[source].set()
         match envelope.message:
             case wire.Join() as join if source in self._expected:
                 self.joined[source] = join

@@ -4,6 +4,7 @@ The agent starts a vLLM server on its devices, joins the run and passes on what 
 
     Generate                    sample continuations of one prompt (many at a time)
     WeightsBegin/Tensor/End     write a version to a file on this node, check it, let vLLM load it
+    Sleep, Wake                 leave the devices to other tasks of the group, as the plan's idle state says
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import os
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from hetrl.errors import HetrlError
+from hetrl.hardware import is_cpu
 from hetrl.runtime import wire
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.runtime.weights.weight_file import WeightFile
@@ -32,27 +36,38 @@ def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
     """Return how this replica's server is started, from the plan and the experiment."""
     experiment, planned = context.experiment, context.plan.tasks[GENERATION].replicas[replica]
     directory = ensure_model_directory(experiment.model, context.architecture, scratch / "model")
-    stage, *others = planned.stages
-    if others:
-        raise HetrlError(f"{GENERATION} replica {replica}: pipeline-parallel generation cannot be started yet")
     return VllmSettings(
         model_directory=directory.path,
         dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
-        tensor_parallel=len(stage.devices),
+        tensor_parallel=len(planned.stages[0].devices),
+        stage_layers=tuple(last - first for first, last in (stage.layers for stage in planned.stages)),
         kv_cache_bytes=planned.kv_cache_bytes,
         max_sequences=planned.max_sequences,
         max_model_tokens=experiment.batch.prompt_tokens + experiment.batch.response_tokens,
         load_format="auto" if directory.weights else "dummy",
-        device="cpu" if context.gpus[stage.devices[0]] == "cpu" else "cuda",
+        device="cpu" if is_cpu(context.gpus[planned.devices[0]]) else "cuda",
         seed=experiment.seed,
+        idle_state=context.plan.tasks[GENERATION].idle_state if context.takes_turns(GENERATION) else "resident",
     )
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A version of the weights in a file on this node."""
+
+    number: int
+    path: Path
+    digest: str
 
 
 class Agent:
     """Answers the run for one server."""
 
-    def __init__(self, member: Member, server: VllmServer, weights: WeightFile, *, recompute: bool) -> None:
-        self._member, self._server, self._weights, self._recompute = member, server, weights, recompute
+    def __init__(self, member: Member, server: VllmServer, idle: Idle, weights: WeightFile, *, recompute: bool) -> None:
+        self._member, self._server, self._idle = member, server, idle
+        self._weights, self._recompute = weights, recompute
+        self._newest: _Version | None = None
+        self._current = True  # the server has the newest version
 
     async def serve(self) -> None:
         """Answer until the run finishes or is aborted; generations run concurrently, weights come in order."""
@@ -69,7 +84,7 @@ class Agent:
                         task = generations.create_task(self._answer(envelope))
                         under_way.add(task)
                         task.add_done_callback(under_way.discard)
-                    case wire.WeightsBegin() | wire.WeightsTensor() | wire.WeightsEnd():
+                    case wire.WeightsBegin() | wire.WeightsTensor() | wire.WeightsEnd() | wire.Sleep() | wire.Wake():
                         await self._answer(envelope)
 
     async def _answer(self, envelope: Envelope) -> None:
@@ -84,6 +99,12 @@ class Agent:
                     self._weights.add(envelope.message, envelope.buffers[0])
                 case wire.WeightsEnd():
                     await self._apply(envelope, envelope.message)
+                case wire.Sleep(idle_state=state, keep_weights=keep):
+                    self._current = await self._idle.sleep(state, keep_weights=keep) and self._current
+                    await self._member.reply(envelope, wire.Done())
+                case wire.Wake():
+                    await self._idle.wake(self._load)
+                    await self._member.reply(envelope, wire.Done())
         except HetrlError as error:
             await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
 
@@ -100,18 +121,29 @@ class Agent:
         except HetrlError as error:
             await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
             return
-        await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
+        self._newest, self._current = _Version(end.version, path, digest), self._idle.asleep is False
+        if self._current:
+            await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start
         await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=end.digest, seconds=seconds))
+
+    async def _load(self) -> None:
+        """Give a server that was asleep the newest version, where it does not have it."""
+        if self._newest is not None and not self._current:
+            version = self._newest
+            await self._server.load_weights(version.number, version.path, version.digest, UPDATE_SECONDS)
+        self._current = True
 
 
 async def serve_replica(context: Context, replica: int) -> None:
     """Join the run as one replica: start the server, say READY, serve; the server is stopped on every way out."""
     scratch = context.directory / f"{GENERATION}-{replica}"
     scratch.mkdir(mode=0o700, exist_ok=True)
-    server = VllmServer(settings_of(context, replica, scratch), scratch, scratch / "vllm.log")
+    settings = settings_of(context, replica, scratch)
+    server = VllmServer(settings, scratch, scratch / "vllm.log")
     async with context.joined(GENERATION, replica) as member:
         try:
+            turn = await context.first_turn(member, GENERATION)
             await start(server, context.experiment.launch.gang_timeout_seconds, scratch / "vllm.log")
             ready = wire.Join(
                 ranks=len(context.plan.tasks[GENERATION].replicas[replica].devices),
@@ -120,8 +152,11 @@ async def serve_replica(context: Context, replica: int) -> None:
                 engines=server.versions,
             )
             await member.send(context.controller, ready)
+            if turn is not None:
+                await member.reply(turn, wire.Done())
+            idle, weights = Idle(server, settings.device), WeightFile(scratch / "weights")
             recompute = context.experiment.algorithm.on_update == "recompute"
-            await Agent(member, server, WeightFile(scratch / "weights"), recompute=recompute).serve()
+            await Agent(member, server, idle, weights, recompute=recompute).serve()
         finally:
             await server.stop()
 

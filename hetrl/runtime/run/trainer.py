@@ -7,6 +7,7 @@ it, and rank 0 answers:
     Train    one optimiser step on one minibatch
     Save     write a checkpoint to the site's disk
     Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
+    Sleep    leave the devices to another task, as the plan's idle state says, until Wake
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from hetrl.errors import HetrlError
+from hetrl.hardware import is_cpu
 from hetrl.plan.plan import TaskPlan
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
@@ -62,7 +65,7 @@ def layout_of(plan: TaskPlan) -> Layout:
 
 def join_world(context: Context, world: World, rank: int, device: int) -> None:
     """Meet the other ranks of the world; `device` is this rank's among the GPUs that it sees."""
-    if context.gpus[world.plan.rank_order()[rank]] != "cpu":
+    if not is_cpu(context.gpus[world.plan.rank_order()[rank]]):
         torch.cuda.set_device(device)
     launch = context.experiment.launch
     start_wan_world(
@@ -114,23 +117,29 @@ def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes])
             return engine.score(batch_of(message, buffers), temperature)
         case wire.Train(settings=settings):
             return engine.train_step(batch_of(message, buffers), settings)
+        case wire.Sleep(idle_state=state):
+            return engine.sleep(offload=state == "offload")
+        case wire.Wake():
+            return engine.wake()
         case wire.Save(step=step, version=version):
             return engine.save(path_of(CHECKPOINTS, step), {"step": step, "version": version})
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
 
-def follow(engine: MegatronEngine) -> None:
-    """Be one of the other ranks: do what rank 0 shares until it says Finish; HetrlError when another rank is gone."""
+@contextmanager
+def following(rank: int) -> Iterator[None]:
+    """Say as HetrlError that another rank is gone, where that ends what rank 0 shares."""
     try:
-        _follow(engine)
+        yield
     except RuntimeError as error:
         if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
             raise
         logging.getLogger(__name__).info("%s", error)
-        raise HetrlError(f"rank {engine.rank}: the other ranks are gone; see the log of rank 0") from None
+        raise HetrlError(f"rank {rank}: the other ranks are gone; see the log of rank 0") from None
 
 
-def _follow(engine: MegatronEngine) -> None:
+def follow(engine: MegatronEngine) -> None:
+    """Be one of the other ranks: do what rank 0 shares until it says Finish."""
     while True:
         message, buffers = share(None)
         match message:
@@ -150,6 +159,8 @@ class Lead:
 
     def __init__(self, member: Member, engine: MegatronEngine, thread: ThreadPoolExecutor, weights: WeightFile) -> None:
         self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
+        self._asleep = False
+        self._arrived: tuple[wire.WeightsEnd, Path] | None = None  # while asleep
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
@@ -193,13 +204,25 @@ class Lead:
             case wire.WeightsTensor():
                 self._incoming.add(message, envelope.buffers[0])
             case wire.WeightsEnd(version=version):
-                path, _ = self._incoming.end(message)
-                await self._in_thread(self._load, message, path)
+                self._arrived = message, self._incoming.end(message)[0]
+                if not self._asleep:
+                    await self._load_arrived()
                 seconds = time.monotonic() - start
                 applied = wire.WeightsApplied(version=version, digest=message.digest, seconds=seconds)
                 await self._member.reply(envelope, applied)
+            case wire.Sleep() | wire.Wake():
+                self._asleep = isinstance(message, wire.Sleep)
+                await self._execute(message, ())
+                if not self._asleep:
+                    await self._load_arrived()
+                await self._member.reply(envelope, wire.Done())
             case _:
                 raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
+
+    async def _load_arrived(self) -> None:
+        if self._arrived is not None:
+            await self._in_thread(self._load, *self._arrived)
+            self._arrived = None
 
     async def _execute(self, message: wire.Message, buffers: Iterable[bytes | memoryview]) -> Any:
         return await self._in_thread(lambda: execute(self._engine, *share(message, list(buffers))))
@@ -223,12 +246,17 @@ async def lead(context: Context, world: World, device: int) -> None:
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(thread, join_world, context, world, 0, device)
+            turn = await context.first_turn(member, world.task)
+            if turn is not None:
+                await loop.run_in_executor(thread, share, wire.Wake())
             engine = await loop.run_in_executor(thread, build_engine, context, world, 0)
             engines = {"megatron-core": importlib.metadata.version("megatron-core"), "torch": str(torch.__version__)}
             ready = wire.Join(
                 ranks=engine.layout.world_size, host=socket.gethostname(), pid=os.getpid(), engines=engines
             )
             await member.send(context.controller, ready)
+            if turn is not None:
+                await member.reply(turn, wire.Done())
             weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}")
             await Lead(member, engine, thread, weights).serve()
             await loop.run_in_executor(thread, engine.close)
@@ -253,9 +281,12 @@ def main() -> int:
             asyncio.run(lead(context, world, arguments.device))
         else:
             join_world(context, world, rank, arguments.device)
-            engine = build_engine(context, world, rank)
-            follow(engine)
-            engine.close()
+            with following(rank):
+                if context.takes_turns(world.task):
+                    share(None)  # rank 0 was told that the devices are ours
+                engine = build_engine(context, world, rank)
+                follow(engine)
+                engine.close()
     except HetrlError as error:
         return exit_with(error)
     finally:

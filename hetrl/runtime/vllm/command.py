@@ -23,10 +23,12 @@ class VllmSettings:
     max_model_tokens: int
     dtype: str = "float32"
     tensor_parallel: int = 1
+    stage_layers: tuple[int, ...] = ()  # of each pipeline stage; empty: one stage
     load_format: str = "dummy"  # dummy: weights come by the first update | auto: from model_directory
     device: str = "cpu"  # cpu | cuda
     seed: int = 0
     cpu_threads: int = 1
+    idle_state: str = "resident"  # what it keeps on its devices between its turns, as in the plan
 
 
 def command_of(settings: VllmSettings, socket: Path) -> list[str]:
@@ -38,6 +40,7 @@ def command_of(settings: VllmSettings, socket: Path) -> list[str]:
         "load-format": settings.load_format,
         "dtype": settings.dtype,
         "tensor-parallel-size": settings.tensor_parallel,
+        "pipeline-parallel-size": max(len(settings.stage_layers), 1),
         "kv-cache-memory-bytes": settings.kv_cache_bytes,
         "max-num-seqs": settings.max_sequences,
         "max-model-len": settings.max_model_tokens,
@@ -49,10 +52,15 @@ def command_of(settings: VllmSettings, socket: Path) -> list[str]:
         "worker-extension-cls": EXTENSION,
         "weight-transfer-config": json.dumps({"backend": BACKEND}),
     }
-    if settings.device == "cpu":
+    if settings.device == "cuda":
+        # The plan has added memory up. vLLM only asks at its start whether so much is free, and others may be there.
+        options["gpu-memory-utilization"] = 0.05
+    else:
         # CPU attention has blocks of 32. Seeded requests whose prompt is split fail on the CPU in vLLM 0.32.0.
         options |= {"block-size": 32, "max-num-batched-tokens": max(settings.max_model_tokens, 2048)}
     flags = ["--tokens-only", "--enable-scale-out", "--disable-uvicorn-access-log", "--disable-log-stats"]
+    if settings.device == "cuda" and settings.idle_state != "resident":
+        flags.append("--enable-sleep-mode")
     if settings.device == "cpu":
         flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*command, *(word for key, value in options.items() for word in (f"--{key}", str(value))), *flags]
@@ -69,6 +77,8 @@ def environment_of(settings: VllmSettings, directory: Path) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
+    if len(settings.stage_layers) > 1:
+        environment["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, settings.stage_layers))
     if settings.device == "cpu":
         environment |= {
             "CUDA_VISIBLE_DEVICES": "",

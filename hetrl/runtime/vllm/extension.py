@@ -20,13 +20,18 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from hetrl.runtime.vllm.command import BACKEND
 from hetrl.runtime.weights.weight_file import digest_of_file
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker; there is nothing to add to it."""
+    """Mixed into vLLM's worker."""
+
+    def release_cached_memory(self) -> None:
+        """Give what torch has kept for later use to the other processes on the device."""
+        torch.accelerator.empty_cache()
 
 
 @dataclass
@@ -123,6 +128,24 @@ def _repack_experts_on_reload() -> None:
     UnquantizedFusedMoEMethod._setup_kernel = setup
 
 
+def _make_inputs_of_later_stages() -> None:
+    """Let later pipeline stages on a CPU make what the stage before writes into; vLLM 0.32.0 does so when it warms up.
+
+    On a CPU it does not warm up.
+    """
+    original = GPUModelRunner.sync_and_gather_intermediate_tensors
+
+    def gather(self: Any, *arguments: Any, **named: Any) -> Any:
+        if self.intermediate_tensors is None:
+            self.intermediate_tensors = self.model.make_empty_intermediate_tensors(
+                batch_size=self.max_num_tokens, dtype=self.model_config.dtype, device=self.device
+            )
+        return original(self, *arguments, **named)
+
+    GPUModelRunner.sync_and_gather_intermediate_tensors = gather
+
+
 WeightTransferEngineFactory.register_engine(BACKEND, FileEngine)
 if current_platform.is_cpu():
     _repack_experts_on_reload()
+    _make_inputs_of_later_stages()

@@ -76,7 +76,7 @@ class VllmServer:
             answer = await self._call("GET", "/version", CONTROL_SECONDS)
             self._versions = {"vllm": str(answer["version"])}
 
-            await self._call("POST", "/init_weight_transfer_engine", CONTROL_SECONDS, {"init_info": {}})
+            await self.call("/init_weight_transfer_engine", {"init_info": {}})
         except BaseException:
             await self.stop()
             raise
@@ -130,30 +130,41 @@ class VllmServer:
         computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (digest, a
         tensor that the version before did not have) the old version is served on and HetrlError raised.
         """
-        update = {"update_info": {"path": str(path.absolute()), "digest": digest}}
         async with self._updating:
             await self.pause(forget=recompute)
             try:
-                await self._call("POST", "/start_weight_update", CONTROL_SECONDS)
-                await self._call("POST", "/update_weights", timeout_seconds, update)
-                await self._call("POST", "/finish_weight_update", CONTROL_SECONDS, {"weight_version": str(version)})
-                self._has_weights = True
-            except HetrlError as error:
-                raise HetrlError(f"weight version {version}: {error}") from None
+                await self.load_weights(version, path, digest, timeout_seconds)
             finally:
                 await self.resume()
 
+    async def load_weights(self, version: int, path: Path, digest: str, timeout_seconds: float) -> None:
+        """Load a version as `update_weights` does, into a server that is paused."""
+        update = {"update_info": {"path": str(path.absolute()), "digest": digest}}
+        try:
+            await self.call("/start_weight_update")
+            await self.call("/update_weights", update, timeout_seconds)
+            await self.call("/finish_weight_update", {"weight_version": str(version)})
+            self._has_weights = True
+        except HetrlError as error:
+            raise HetrlError(f"weight version {version}: {error}") from None
+
     async def pause(self, *, forget: bool = True) -> None:
         """Hold all requests where they are; with `forget` the keys and values of all contexts are dropped."""
-        await self._call("POST", f"/pause?mode=keep&clear_cache={str(forget).lower()}", CONTROL_SECONDS)
+        await self.call(f"/pause?mode=keep&clear_cache={str(forget).lower()}")
 
     async def resume(self) -> None:
         """Let held requests continue."""
-        await self._call("POST", "/resume", CONTROL_SECONDS)
+        await self.call("/resume")
 
     async def abort_all(self) -> None:
         """End every request: each answers with the tokens that it has, as finished by abort."""
-        await self._call("POST", "/abort_requests", CONTROL_SECONDS, {})
+        await self.call("/abort_requests", {})
+
+    async def call(
+        self, route: str, body: Mapping[str, object] | None = None, timeout_seconds: float = CONTROL_SECONDS
+    ) -> dict[str, Any]:
+        """Post to a route and return its JSON; HetrlError when the server is gone, silent or answers with an error."""
+        return await self._call("POST", route, timeout_seconds, body)
 
     def _spawn(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -206,7 +217,6 @@ class VllmServer:
     async def _call(
         self, method: str, path: str, timeout_seconds: float, body: Mapping[str, object] | None = None
     ) -> dict[str, Any]:
-        """Return the JSON of one route; HetrlError when the server is gone, silent or answers with an error."""
         process, client = self._process, self._client
         if process is None or client is None:
             raise HetrlError(f"vllm: {path} asked of a server that is not running")

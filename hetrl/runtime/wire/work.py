@@ -103,7 +103,7 @@ class WeightsEnd(Tagged, frozen=True, tag=True):
 
 
 class WeightsApplied(Tagged, frozen=True, tag=True):
-    """A receiver serves this version from now on; `digest` is what it computed from what arrived."""
+    """A receiver serves this version from now on, or when it wakes; `digest` is what it computed from what arrived."""
 
     version: int
     digest: str
@@ -202,6 +202,23 @@ class Trained(Tagged, frozen=True, tag=True):
     seconds: float
 
 
+# ---- turns on devices that tasks of one group share
+
+
+class Sleep(Tagged, frozen=True, tag=True):
+    """To a task: leave your devices to another one until `Wake`; answered by `Done` when they are free.
+
+    `idle_state` is the plan's. Without `keep_weights` they will be replaced before they are used again.
+    """
+
+    idle_state: str  # resident | offload | sleep
+    keep_weights: bool
+
+
+class Wake(Tagged, frozen=True, tag=True):
+    """To a task: the devices are yours; answered by `Done` when it can work. The first one asks it to start."""
+
+
 WorkMessage = (
     Generate
     | Generated
@@ -218,4 +235,6 @@ WorkMessage = (
     | Save
     | Saved
     | Trained
+    | Sleep
+    | Wake
 )

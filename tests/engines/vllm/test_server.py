@@ -17,6 +17,7 @@ from hetrl.cost.compute import StageShape
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.memory import BLOCK_TOKENS, least_kv_cache_gb
 from hetrl.errors import HetrlError
+from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings, last_words
 from hetrl.runtime.weights.tiny_model import END_ID, write_tiny_model
 from hetrl.runtime.weights.weight_file import WeightFile, digest_of_digests, pieces
@@ -234,6 +235,48 @@ def test_abort_answers_with_what_there_is(served: Served) -> None:
 
     samples = served.run(abort_while_held())
     assert {sample.finish_reason for sample in samples} == {"abort"}
+
+
+@pytest.mark.parametrize("idle_state", ["resident", "sleep", "offload"])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_sleeping_server_holds_its_requests_and_wakes_with_the_newest_version(
+    served: Served, idle_state: str, replaced: bool
+) -> None:
+    before, after = (policy_of(served.model_directory, version) for version in (40, 41))
+    first = write_version(served.weights, 40, before)
+    served.run(served.server.update_weights(40, *first, CALL_SECONDS))
+    idle = Idle(served.server, "cpu")
+
+    async def nothing() -> None:
+        pass
+
+    async def load() -> None:
+        if replaced:
+            await served.server.load_weights(41, *write_version(served.weights, 41, after), CALL_SECONDS)
+
+    async def sleep_in_the_middle() -> tuple[Sample, ...]:
+        for delay_seconds in (0.3, 0.1, 0.0):  # until the sleep meets the request half-way, however fast the machine is
+            request = asyncio.ensure_future(served.server.generate(PROMPT, how(max_tokens=200), CALL_SECONDS))
+            await asyncio.sleep(delay_seconds)
+            await idle.sleep(idle_state, keep_weights=not replaced)
+            assert idle.asleep
+            if not request.done():
+                break
+            await idle.wake(nothing)
+        late = asyncio.ensure_future(served.server.generate(PROMPT, how(samples=1), CALL_SECONDS))
+        await asyncio.sleep(1.0)  # whoever does not sleep answers meanwhile
+        assert not request.done() and not late.done()
+        await idle.wake(load)
+        assert not idle.asleep
+        return (*await request, *await late)
+
+    *under_way, late = served.run(sleep_in_the_middle())
+    last = 41 if replaced else 40
+    for sample in under_way:
+        assert len(sample.tokens) == 200 and sample.versions[-1].version == last
+    assert late.versions == (VersionSpan(version=last, start=0, end=12),)
+    expected = expected_logprobs(after if replaced else before, late.tokens)
+    assert torch.tensor(late.logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_more_samples_than_sequences_are_refused(served: Served) -> None:

@@ -53,7 +53,12 @@ def learn(
     trainer, seconds = Trainer(), dict[str, float]()
     policy = Policy(cast(Member, trainer), TRAINER, (), reference, 1.0)
     learner = Learner(policy, AlgorithmSection.model_validate(settings), pad_token=0)
-    return trainer, asyncio.run(learner.learn(groups(), 1, version, seconds)), seconds
+
+    async def both() -> dict[str, float]:
+        arrays = await learner.scored(groups(), 1, seconds)
+        return await learner.learn(arrays, groups(), 1, version, seconds)
+
+    return trainer, asyncio.run(both()), seconds
 
 
 @pytest.mark.parametrize("settings", [{}, {"correction": "mask"}, STALE, {**STALE, "objective": "coupled"}])

@@ -1,0 +1,112 @@
+"""What an engine keeps on its device, moved to the host's memory and back: `idle_state: offload` of a plan.
+
+Storages are emptied in place, so that whatever is a view of one survives: megatron's parameters are views of a buffer,
+its float32 main weights of the parameters. Megatron's own `offload_to_cpu` cuts these ties for float32 models, copies
+the optimiser's state through memory that is not pinned, and does nothing without CUDA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel
+
+# A power of two: what torch's allocator of pinned memory rounds up to (aten/src/ATen/core/CachingHostAllocator.h).
+BLOCK_BYTES = 2**26
+
+
+class Offload:
+    """The state of one engine; `leave` and `come_back` alternate."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
+        """`model` is megatron's, inside its DistributedDataParallel where there is an `optimizer` (else None)."""
+        self._model, self._optimizer = model, optimizer
+        self._kept: list[torch.Tensor] = []  # flat, as bytes; each is a whole storage
+        self._dropped: list[tuple[torch.UntypedStorage, int]] = []
+        self._blocks: list[torch.Tensor] = []
+
+    @property
+    def away(self) -> bool:
+        """Return whether the state is on the host."""
+        return bool(self._kept)
+
+    @property
+    def host_bytes(self) -> int:
+        """Return what the host holds of it."""
+        return len(self._blocks) * BLOCK_BYTES
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        """Copy weights and optimiser state to the host; free them, and the gradients, on the device."""
+        self._kept = [tensor.view(-1).view(torch.uint8) for tensor in _whole(self._state())]
+        gradients = [buffer.grad_data.untyped_storage() for buffer in self._buffers()]
+        self._dropped = [(storage, storage.nbytes()) for storage in gradients]
+        on_gpu, total = torch.cuda.is_available(), sum(one.numel() for one in self._kept)
+        count = -(-total // BLOCK_BYTES)
+        self._blocks = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(count)]
+        for on_device, on_host in self._pieces():
+            on_host.copy_(on_device, non_blocking=True)
+        _wait()
+        for storage in (*(one.untyped_storage() for one in self._kept), *gradients):
+            storage.resize_(0)
+        release()
+
+    @torch.no_grad()
+    def come_back(self) -> None:
+        """Take the state back to the device; gradients are undefined until a step makes them."""
+        sizes = [(one.untyped_storage(), one.numel()) for one in self._kept]
+        for storage, size in (*sizes, *self._dropped):
+            storage.resize_(size)
+        for on_device, on_host in self._pieces():
+            on_device.copy_(on_host, non_blocking=True)
+        _wait()
+        self._kept, self._dropped, self._blocks = [], [], []
+
+    def _buffers(self) -> list[Any]:
+        """Return megatron's buffers of gradients, which may hold the parameters, too."""
+        return list(self._model.buffers) if isinstance(self._model, DistributedDataParallel) else []
+
+    def _state(self) -> Iterator[torch.Tensor]:
+        """Yield weights and optimiser state, what holds others' views before these."""
+        yield from (buffer.param_data for buffer in self._buffers() if buffer.param_data is not None)
+        yield from (parameter.data for parameter in self._model.parameters())
+        for part in self._optimizer.chained_optimizers if self._optimizer is not None else ():
+            for group in part.optimizer.param_groups:
+                for main in group["params"]:
+                    yield main.data
+                    yield from (value for value in part.optimizer.state[main].values() if torch.is_tensor(value))
+
+    def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield what lies together on the device with its place on the host, where block after block is filled."""
+        place = 0
+        for one in self._kept:
+            done = 0
+            while done < one.numel():
+                block, offset = divmod(place, BLOCK_BYTES)
+                size = min(one.numel() - done, BLOCK_BYTES - offset)
+                yield one[done : done + size], self._blocks[block][offset : offset + size]
+                done, place = done + size, place + size
+
+
+def _whole(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield one tensor of every storage, the first, which is all of it."""
+    seen = set()
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen and storage.nbytes():
+            seen.add(storage._cdata)
+            assert tensor.numel() * tensor.itemsize == storage.nbytes(), "a view came before what it is a view of"
+            yield tensor
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def release() -> None:
+    """Give what torch has kept on the device for later use to the other processes there."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

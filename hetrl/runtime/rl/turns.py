@@ -1,0 +1,134 @@
+"""Whose turn it is on devices that the tasks of a group share; who has none frees what the plan's idle states say.
+
+    start:       task by task: Wake (it builds its engine), Sleep
+    generation:  runs whenever nobody else of its group has work; it is stopped in the middle of a response
+    the others:  one after the other; the next one that asks is woken, and stays awake until somebody else asks
+
+Tasks that are alone on their devices have them all the time. Between the first and the last task of an iteration that
+share a group with generation, it does not run: each time would cost it its keys and values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from hetrl.runtime import wire
+from hetrl.runtime.transport.member import Member
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
+
+
+@dataclass(frozen=True)
+class Party:
+    """A task that takes turns: the addresses of its members, and what it keeps on its devices while it waits."""
+
+    addresses: tuple[str, ...]
+    idle_state: str
+
+
+@dataclass
+class _Group:
+    """A group in its state: who is awake, how many prompts want generation, and whether it may run."""
+
+    parties: Mapping[str, Party]
+    awake: str | None = None
+    prompts: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def last(self) -> str:
+        """Return the last task of an iteration."""
+        return max(self.parties, key=TASKS.index)
+
+
+class Turns:
+    """Gives the devices of shared groups to one task at a time."""
+
+    def __init__(self, member: Member, groups: Sequence[Mapping[str, Party]], *, new_weights: bool) -> None:
+        """Speak through `member`; `new_weights`: generation never continues with those that it slept with."""
+        self._member, self._new_weights = member, new_weights
+        self._groups = [_Group(parties) for parties in groups]
+        self._of = {name: group for group in self._groups for name in group.parties}
+        self.seconds = 0.0  # what all changes took so far
+        for group in self._groups:
+            group.open.set()
+
+    async def start(self, seen: Callable[[str], Awaitable[None]], timeout_seconds: float) -> None:
+        """Let every task of a shared group start and go to sleep, one after the other; `seen` waits for a member."""
+
+        async def start(group: _Group) -> None:
+            for name in sorted(group.parties, key=TASKS.index):
+                await asyncio.gather(*(seen(address) for address in group.parties[name].addresses))
+                await self._tell(group, name, wire.Wake(), timeout_seconds)
+                group.awake = name
+                await self._give(group, None)
+
+        await asyncio.gather(*(start(group) for group in self._groups))
+
+    @asynccontextmanager
+    async def of(self, task: str) -> AsyncIterator[None]:
+        """Have the devices of a task; generation there waits until the last task of the iteration has had them."""
+        group = self._of.get(task)
+        if group is None:
+            yield
+            return
+        group.open.clear()
+        async with group.lock:
+            await self._give(group, task)
+            yield
+        if task == group.last:
+            group.open.set()
+            if group.prompts:
+                await self._generate(group)
+
+    @asynccontextmanager
+    async def prompt(self) -> AsyncIterator[None]:
+        """Have generation on its devices when a prompt is sent there; until the end it is woken again after others."""
+        group = self._of.get(ACTOR_GENERATION)
+        if group is None:
+            yield
+            return
+        group.prompts += 1
+        try:
+            await self._generate(group)
+            yield
+        finally:
+            group.prompts -= 1
+
+    async def _generate(self, group: _Group) -> None:
+        while group.awake != ACTOR_GENERATION:
+            await group.open.wait()
+            async with group.lock:
+                if group.open.is_set():
+                    await self._give(group, ACTOR_GENERATION)
+
+    async def _give(self, group: _Group, task: str | None) -> None:
+        """Let who is awake sleep and wake a task; nothing happens where it is awake."""
+        if group.awake == task:
+            return
+        start = time.monotonic()
+        if group.awake is not None:
+            party, keep = group.parties[group.awake], True
+            if group.awake == ACTOR_GENERATION:
+                keep = not (self._new_weights or ACTOR_TRAINING in group.parties)
+            sleeper, group.awake = group.awake, None
+            await self._tell(group, sleeper, wire.Sleep(idle_state=party.idle_state, keep_weights=keep))
+        if task is not None:
+            await self._tell(group, task, wire.Wake())
+            group.awake = task
+        self.seconds += time.monotonic() - start
+
+    async def _tell(
+        self, group: _Group, task: str, message: wire.Message, timeout_seconds: float = wire.WORK_SECONDS
+    ) -> None:
+        """Send to all members of a task and wait for all; raises what `Member.request` does."""
+        doing = f"{task}: {type(message).__name__.lower()}"
+        asked = (
+            self._member.request(to, message, timeout_seconds=timeout_seconds, doing=doing)
+            for to in group.parties[task].addresses
+        )
+        await asyncio.gather(*asked)

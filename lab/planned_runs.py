@@ -1,0 +1,113 @@
+"""Runs of given plans of one experiment, held against the plan that runs everything on one device.
+
+Rewards are the same whatever the plan; losses and gradients differ by their last digits, which is the rounding of
+float32 sums in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hetrl.plan.plan import Plan
+from hetrl.problem import Problem, read_problem
+from lab.lab import ROOT
+from lab.random_plans import plan_on_one_device, random_plan, write_experiment
+
+ROUNDING = 1e-4  # relative, after two steps
+RUN_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run of a plan: its rows of metrics, its wall time, and what it left behind."""
+
+    plan: Plan
+    rows: list[dict[str, Any]]
+    seconds: float
+    directory: Path
+
+
+class PlannedRuns:
+    """Runs of one experiment in one mode, all from the same weights."""
+
+    def __init__(self, work: Path, mode: str, weights: Path) -> None:
+        """Write the experiment into `work` and run the plan on one device, which the others are held against."""
+        self._work, self._config = work, write_experiment(work, mode, weights)
+        self.problem: Problem = read_problem(self._config)
+        self.reference = self.run(plan_on_one_device(self.problem))
+
+    def random_plan(self, seed: int, servers: int | None = None) -> Plan:
+        """Return a random plan, of at most so many generation servers, which take the longest to start."""
+        return random_plan(self.problem, seed, servers)
+
+    def run(self, plan: Plan) -> Ran:
+        """Run a plan to its end; raises CalledProcessError, with what the command said, where it fails."""
+        return _run(self._config, plan, self._work)
+
+    def disagreement(self, ran: Ran) -> str:
+        """Say in what the steps of a run differ from those on one device; "" where they agree.
+
+        Steps whose samples were drawn under other versions, which in async mode time decides, are not compared.
+        """
+        if len(ran.rows) != len(self.reference.rows):
+            return f"{len(ran.rows)} steps instead of {len(self.reference.rows)}"
+        for row, other in zip(ran.rows, self.reference.rows, strict=True):
+            if row["versions"] == other["versions"] and (found := _difference(row, other)):
+                return f"step {row['step']}: {found}"
+        return ""
+
+
+def make_weights(work: Path) -> Path:
+    """Train a tiny model until it is sometimes right; return its Hugging Face directory."""
+    config = write_experiment(work, "sync")
+    ran = _run(config, plan_on_one_device(read_problem(config)), work)
+    (checkpoint,) = (ran.directory / "checkpoints").glob("step-*")
+    weights = work / "weights"
+    shutil.copytree(work / "model", weights)
+    for file in checkpoint.glob("model*.safetensors*"):
+        shutil.copy(file, weights)
+    return weights
+
+
+def _run(config: Path, plan: Plan, work: Path) -> Ran:
+    file = work / "plan.json"
+    file.write_text(json.dumps(plan.to_json()))
+    command = [sys.executable, "-m", "launch.cli", "submit", str(config), "--plan", str(file), "--yes"]
+    environment = {**os.environ, "HETRL_RUNS": str(work / "runs")}
+    start = time.monotonic()
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=RUN_SECONDS)
+    directory = max((work / "runs").iterdir())
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return Ran(plan, rows, time.monotonic() - start, directory)
+
+
+def _difference(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    if row["reward"] != other["reward"]:
+        return f"reward {row['reward']} instead of {other['reward']}"
+    for name in ("loss", "grad_norm", "kl"):
+        if not math.isclose(row[name], other[name], rel_tol=ROUNDING, abs_tol=ROUNDING):
+            return f"{name} {row[name]} instead of {other[name]}"
+    return ""
+
+
+def summary(plan: Plan) -> dict[str, Sequence[str]]:
+    """Return a plan in a few words per task: its group, its replicas as TPxPP, what it keeps while it waits."""
+    group_of = {name: number for number, group in enumerate(plan.groups) for name in group.tasks}
+    return {
+        name: (
+            f"group {group_of[name]}",
+            " ".join(f"{len(one.stages[0].devices)}x{len(one.stages)}" for one in task.replicas),
+            task.idle_state,
+        )
+        for name, task in plan.tasks.items()
+    }

@@ -1,0 +1,228 @@
+"""Turns on shared devices, with members in place that note what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, strategies as st
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.rl.turns import Party, Turns
+from hetrl.runtime.transport.member import Member
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
+
+ADDRESSES = {
+    ACTOR_GENERATION: ("a/actor_generation/0", "b/actor_generation/1"),
+    REFERENCE_INFERENCE: ("a/reference_inference/0",),
+    ACTOR_TRAINING: ("a/actor_training/0",),
+}
+TASK_OF = {address: task for task, addresses in ADDRESSES.items() for address in addresses}
+ALL = (ACTOR_GENERATION, REFERENCE_INFERENCE, ACTOR_TRAINING)
+
+
+class Members:
+    """Answer after a while, and note who is awake; two tasks of a group never are."""
+
+    def __init__(self, groups: Sequence[Sequence[str]], refuses: str = "") -> None:
+        self.told: list[tuple[str, wire.Message]] = []
+        self.awake: set[str] = set()
+        self._groups, self._refuses = groups, refuses
+
+    async def request(self, to: str, message: Any, **_: Any) -> Any:
+        self.told.append((to, message))
+        await asyncio.sleep(0)
+        if to == self._refuses:
+            raise HetrlError(f"{to} failed")
+        if isinstance(message, wire.Wake):
+            self.awake.add(to)
+        else:
+            self.awake.discard(to)
+        for group in self._groups:
+            assert len({TASK_OF[one] for one in self.awake} & set(group)) <= 1
+        return SimpleNamespace(message=wire.Done())
+
+    def awake_now(self, task: str) -> bool:
+        return set(ADDRESSES[task]) <= self.awake
+
+    def tasks_told(self, kind: type[wire.Message]) -> list[str]:
+        """Return the tasks that were told so, in order, each once per time."""
+        first = {addresses[0] for addresses in ADDRESSES.values()}
+        return [TASK_OF[to] for to, message in self.told if isinstance(message, kind) and to in first]
+
+
+def turns_of(*groups: Sequence[str], sync: bool = True, refuses: str = "") -> tuple[Turns, Members]:
+    members = Members(groups, refuses)
+    parties = [{task: Party(ADDRESSES[task], "offload") for task in group} for group in groups]
+    return Turns(cast(Member, members), parties, new_weights=sync), members
+
+
+async def seen(_: str) -> None:
+    await asyncio.sleep(0)
+
+
+def test_tasks_that_are_alone_are_told_nothing() -> None:
+    async def run() -> None:
+        turns, members = turns_of()
+        await turns.start(seen, 1.0)
+        async with turns.of(ACTOR_TRAINING), turns.prompt():
+            pass
+        assert members.told == []
+
+    asyncio.run(run())
+
+
+def test_each_starts_when_the_one_before_sleeps() -> None:
+    async def run() -> None:
+        turns, members = turns_of((ACTOR_TRAINING, ACTOR_GENERATION, REFERENCE_INFERENCE))
+        await turns.start(seen, 1.0)
+        assert members.tasks_told(wire.Wake) == members.tasks_told(wire.Sleep) == list(ALL)
+        assert members.awake == set()
+
+    asyncio.run(run())
+
+
+def test_nobody_is_woken_before_it_is_there() -> None:
+    async def run() -> None:
+        turns, members = turns_of(ALL)
+        there = asyncio.Event()
+        starting = asyncio.ensure_future(turns.start(lambda _: there.wait(), 1.0))  # type: ignore[arg-type,return-value]
+        await asyncio.sleep(0.01)
+        assert members.told == []
+        there.set()
+        await starting
+
+    asyncio.run(run())
+
+
+def test_who_is_awake_stays_awake_until_another_one_asks() -> None:
+    async def run() -> None:
+        turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
+        for _ in range(3):
+            async with turns.of(ACTOR_TRAINING):
+                assert members.awake_now(ACTOR_TRAINING)
+        assert members.tasks_told(wire.Wake) == [ACTOR_TRAINING]
+        async with turns.of(REFERENCE_INFERENCE):
+            assert members.awake_now(REFERENCE_INFERENCE)
+        assert members.tasks_told(wire.Sleep) == [ACTOR_TRAINING]
+
+    asyncio.run(run())
+
+
+def test_generation_is_stopped_and_goes_on_after_the_last_task() -> None:
+    """Asynchronous: a prompt is under way through the whole iteration."""
+
+    async def run() -> None:
+        turns, members = turns_of(ALL, sync=False)
+        answered = asyncio.Event()
+
+        async def draw() -> None:
+            async with turns.prompt():
+                assert members.awake_now(ACTOR_GENERATION)
+                await answered.wait()
+
+        drawing = asyncio.ensure_future(draw())
+        await asyncio.sleep(0.01)
+        async with turns.of(REFERENCE_INFERENCE):
+            assert not members.awake_now(ACTOR_GENERATION)
+        late = asyncio.ensure_future(draw())
+        await asyncio.sleep(0.01)
+        assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])  # not in between
+        async with turns.of(ACTOR_TRAINING):
+            pass
+        assert members.awake_now(ACTOR_GENERATION)
+        answered.set()
+        await asyncio.gather(drawing, late)
+        assert members.tasks_told(wire.Wake) == [
+            ACTOR_GENERATION,
+            REFERENCE_INFERENCE,
+            ACTOR_TRAINING,
+            ACTOR_GENERATION,
+        ]
+
+    asyncio.run(run())
+
+
+def test_generation_without_prompts_sleeps_on() -> None:
+    async def run() -> None:
+        turns, members = turns_of(ALL)
+        async with turns.of(ACTOR_TRAINING):
+            pass
+        assert not members.awake_now(ACTOR_GENERATION)
+        async with turns.prompt():
+            assert members.awake_now(ACTOR_GENERATION)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("group", "sync", "keeps"),
+    [
+        (ALL, True, False),
+        (ALL, False, False),
+        ((ACTOR_GENERATION, REFERENCE_INFERENCE), True, False),
+        ((ACTOR_GENERATION, REFERENCE_INFERENCE), False, True),
+    ],
+)
+def test_generation_keeps_its_weights_where_it_goes_on_with_them(group: Sequence[str], sync: bool, keeps: bool) -> None:
+    async def run() -> None:
+        turns, members = turns_of(group, sync=sync)
+        async with turns.prompt():
+            pass
+        async with turns.of(group[-1]):
+            pass
+        (sleep,) = {message for _, message in members.told if isinstance(message, wire.Sleep)}
+        assert sleep == wire.Sleep(idle_state="offload", keep_weights=keeps)
+
+    asyncio.run(run())
+
+
+def test_a_member_that_does_not_wake_ends_the_turn() -> None:
+    async def run() -> None:
+        turns, _ = turns_of(ALL, refuses=ADDRESSES[ACTOR_TRAINING][0])
+        with pytest.raises(HetrlError, match="actor_training/0 failed"):
+            async with turns.of(ACTOR_TRAINING):
+                raise AssertionError("it has no devices")
+
+    asyncio.run(run())
+
+
+@given(
+    st.sampled_from([(ALL,), (ALL[:2],), (ALL[1:],), ((ALL[0], ALL[2]),)]),
+    st.lists(st.sampled_from([ACTOR_GENERATION, "iteration"]), min_size=1, max_size=12),
+    st.lists(st.integers(0, 5), min_size=24, max_size=24),
+)
+def test_work_is_done_by_who_is_awake(groups: Sequence[Sequence[str]], works: Sequence[str], pauses: list[int]) -> None:
+    """Whatever comes together: iterations one after the other, prompts any time; `Members` sees that none overlap."""
+
+    async def run() -> None:
+        turns, members = turns_of(*groups, sync=False)
+        shared = {task for group in groups for task in group}
+        lengths = iter(pauses)
+
+        async def pause() -> None:
+            for _ in range(next(lengths)):
+                await asyncio.sleep(0)
+
+        async def draw() -> None:
+            async with turns.prompt():
+                assert ACTOR_GENERATION not in shared or members.awake_now(ACTOR_GENERATION)
+                await pause()
+
+        drawing = []
+        for work in works:
+            if work == ACTOR_GENERATION:
+                drawing.append(asyncio.ensure_future(draw()))
+                continue
+            for task in (REFERENCE_INFERENCE, ACTOR_TRAINING):
+                async with turns.of(task):
+                    await pause()
+                    assert task not in shared or members.awake_now(task)
+        async with asyncio.timeout(5.0):
+            await asyncio.gather(*drawing)
+
+    asyncio.run(run())
