@@ -14,6 +14,7 @@ import numpy
 import torch
 import yaml
 
+from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.megatron import checkpoint_files
 from hetrl.runtime.megatron.engine import MegatronEngine
@@ -79,21 +80,24 @@ def write_site(directory: Path, case: Case) -> None:
     write_keys(directory / "keys.json", make_run_keys([SITE])[SITE])
 
 
-def live(case: Case, directory: Path, defect: str | None = None) -> dict[str, Any]:
-    """Do what a rank does in a run of two steps, and return what it saw."""
+def live(case: Case, directory: Path, defect: str | None = None, written: Path | None = None) -> dict[str, Any]:
+    """Do what a rank does in a run of two steps, and return what it saw; at its end it takes up `written`.
+
+    That is a checkpoint of any layout; without it, the one that the rank wrote, if it is a world of its own.
+    """
     write_site(directory, case)
     with _defect(defect):
         context = read_context(directory)
         world, rank = context.place(case.task, case.rank)
         trainer.join_world(context, world, rank, device=0)
         engine = trainer.build_engine(context, world, rank)
-        seen = _drive(engine, case.task, directory)
+        seen = _drive(engine, case.task, directory, written)
         engine.close()
         stop_wan_world()
     return seen
 
 
-def _drive(engine: MegatronEngine, task: str, directory: Path) -> dict[str, Any]:
+def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | None) -> dict[str, Any]:
     seen: dict[str, Any] = {"devices": {str(parameter.device) for parameter in engine.parameters.values()}}
     if engine.rank == 0:
         share(wire.Score(step=1, what="logprobs", arrays=()), ())  # the others would hear garbage: nobody is there
@@ -112,8 +116,11 @@ def _drive(engine: MegatronEngine, task: str, directory: Path) -> dict[str, Any]
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)
         engine.save(checkpoint, {"step": 1})
-        if engine.rank == 0:  # the files are on its disk alone: where the others run, nobody wrote them
-            seen["restored"] = engine.restore(checkpoint)
+        try:
+            engine.finish_save()
+        except HetrlError as error:  # where the other ranks are to write, nobody is there
+            seen["not whole"] = str(error)
+        seen["restored"] = engine.restore(written or checkpoint)
     return seen
 
 

@@ -1,140 +1,209 @@
-"""Save and restore one rank's share of a training engine's state; the files are those of `checkpoint`."""
+"""Saving: every rank copies its share of a training engine's state to host memory and writes it beside the next steps.
+
+    saving = begin(...)      every rank: agree on a directory, copy what is to be written, start to write it
+    ...                      steps change the weights; the copy stays
+    saving.finish()          every rank: wait until all files are on the disk; then rank 0 names the checkpoint
+
+A rank writes what its optimiser holds, and of the whole weights of its stage as many bytes as the others do. Ranks that
+do not see the directory of rank 0, being at another site, send their bytes to one that does, in `begin`: nothing is
+sent beside the steps, since collectives have one order on all ranks. The files are those of `checkpoint_files`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
-from safetensors import SafetensorError, safe_open
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import checkpoint_files as checkpoint, hf_weights
-from hetrl.runtime.megatron.checkpoint_files import RANDOM, TENSOR_FILES, WEIGHTS
-from hetrl.runtime.megatron.optimizer import set_steps, slice_of
-from hetrl.runtime.megatron.shards import Shards, to_rank_0
+from hetrl.runtime.megatron import checkpoint_files as files, hf_weights, slices
+from hetrl.runtime.megatron.agreement import agree, everywhere
+from hetrl.runtime.megatron.checkpoint_files import RANDOM, WEIGHTS, Contents
+from hetrl.runtime.megatron.hf_weights import Home
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.optimizer import MOMENTS, Slice, slice_of
+from hetrl.runtime.megatron.shards import Shards
+from hetrl.runtime.megatron.snapshot import Background, Snapshot, write_parts
+from hetrl.runtime.megatron.tensor_files import name_of
 
-Stream = Iterator[tuple[str, torch.Tensor]]
+Snapshots = dict[str, Snapshot]  # by the name of the file
 
 
-def save(
+@dataclass(frozen=True, eq=False)
+class Saving:
+    """A checkpoint on its way to the disk; `begin` starts one."""
+
+    directory: Path
+    contents: Contents
+    background: Background
+
+    def finish(self, *, wait: bool = True) -> bool:
+        """Complete the checkpoint once all ranks have written their files; return whether it is whole (collective).
+
+        Without `wait`, return False while a rank still writes. Raises HetrlError on every rank when one could not
+        write, naming the file and the cause; then no checkpoint has the name, and what was written of it is removed.
+        """
+        if not wait and not all(everywhere(self.background.done)):
+            return False
+        self.background.join()
+        try:
+            agree(self.background.failure, _failed(self.directory))
+            agree(self._name() if dist.get_rank() == 0 else None, _failed(self.directory))
+        except HetrlError:
+            if dist.get_rank() == 0:
+                files.discard(self.directory)
+            everywhere(True)  # no rank goes on before that is done
+            raise
+        return True
+
+    def _name(self) -> Exception | None:
+        """Let the files be the checkpoint; return why that cannot be."""
+        try:
+            files.finish(self.directory, self.contents)
+        except (HetrlError, OSError) as error:
+            return error
+        return None
+
+
+def begin(
     shards: Shards, optimizer: Any, directory: Path, config: Mapping[str, Any], steps: int, extra: Mapping[str, Any]
-) -> None:
-    """Write weights, optimiser and generators to a checkpoint at `directory` (collective; rank 0 writes).
+) -> Saving:
+    """Copy weights, optimiser and generators to host memory and start to write them (collective).
 
-    Raises HetrlError on every rank when `extra` is not JSON, or when rank 0 cannot write; what it began stays
-    half-written and is never loaded.
+    Raises HetrlError on every rank when `extra` is not JSON, or when rank 0 cannot make the directory.
     """
     try:
         json.dumps(extra)
     except (TypeError, ValueError) as error:
         raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
-    state = {"format": checkpoint.FORMAT, "steps": steps, "layout": _layout(shards), "extra": dict(extra)}
-    shapes = {name: home.shape for name, home in shards.homes.items()}
-    files: dict[str, tuple[dict[str, tuple[int, ...]], torch.dtype, Stream]] = {
-        file: (shapes, torch.float32, shards.stream(_whole(shards, optimizer, kind), torch.float32))
-        for kind, file in TENSOR_FILES.items()
-    }
-    mine = torch.cat(list(_generators().values()))
-    ranks = {f"rank.{rank}": tuple(mine.shape) for rank in range(shards.layout.world_size)}
-    files[RANDOM] = (ranks, torch.uint8, _gathered(shards, mine))
-    failure = None
-    if dist.get_rank() == 0:
-        try:
-            _write(directory, files, {checkpoint.CONFIG: config, checkpoint.STATE: state})
-        except OSError as error:
-            failure = error
-    for _, _, stream in files.values():  # the other ranks send on, whatever becomes of the files
-        for _ in stream:
-            pass
-    _agree(failure, f"{directory}: the checkpoint could not be written", shards.device)
+    state = {"format": files.FORMAT, "steps": steps, "layout": layout_of(shards), "extra": dict(extra)}
+    sees = [True, *everywhere(_open(directory, config, state))[1:]]  # rank 0 has made it
+    owners = _owners(shards.homes, shards.layout)
+    contents = _contents(shards, owners)
+    rank = dist.get_rank()
+    snapshots = {contents.ranks[rank]: _slices(shards, optimizer)}
+    if rank in contents.models:
+        snapshots[contents.models[rank]] = Snapshot()
+    _add_whole(shards, owners, snapshots.get(contents.models.get(rank, "")))
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    partial = files.partial_of(directory)
+    failure = _carry(partial, contents, snapshots, sees)
+
+    def write() -> None:
+        for name, snapshot in snapshots.items() if sees[rank] else ():
+            write_parts(partial / name, snapshot.parts())
+        if failure is not None:
+            raise failure
+
+    return Saving(directory, contents, Background(write))
 
 
-def _write(directory: Path, files: Mapping[str, Any], small: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write the files of a checkpoint as their tensors come."""
-    partial = checkpoint.begin(directory)
-    for name, (shapes, dtype, stream) in files.items():
-        checkpoint.write_tensors(partial / name, shapes, dtype, stream)
-    for name, value in small.items():
-        checkpoint.write_json(partial / name, value)
-    checkpoint.finish(directory)
+def _failed(directory: Path) -> str:
+    return f"{directory}: the checkpoint could not be written"
 
 
-def restore(shards: Shards, optimizer: Any, directory: Path) -> dict[str, Any]:
-    """Take the state of a checkpoint, whatever layout wrote it, and return its state.json (collective).
-
-    Every rank reads the files. Without an optimiser (None) only the weights are taken. Raises HetrlError on every rank,
-    naming the file or the tensor, when one rank cannot read it or the checkpoint is of another model; the weights are
-    then undefined.
-    """
-    failure, state = None, {}
-    try:
-        state = checkpoint.read_state(directory)
-        for kind in TENSOR_FILES if optimizer is not None else [WEIGHTS]:
-            _take_file(shards, optimizer, directory / TENSOR_FILES[kind], kind)
-        if optimizer is not None:
-            set_steps(optimizer, int(state["steps"]))
-        if state["layout"] == _layout(shards):
-            _take_generators(directory / RANDOM)
-    except (HetrlError, OSError, SafetensorError) as error:
-        failure = error
-    _agree(failure, f"{directory}: the checkpoint could not be loaded", shards.device)
-    return state
-
-
-def _agree(failure: Exception | None, what: str, device: torch.device) -> None:
-    """Raise on every rank when one rank failed."""
-    failed = torch.tensor(int(failure is not None), device=device)
-    dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-    if failure is not None:
-        raise failure if isinstance(failure, HetrlError) else HetrlError(f"{what}: {failure}") from failure
-    if failed.item():
-        raise HetrlError(f"{what} by another rank; see the logs of the other ranks")
-
-
-def _layout(shards: Shards) -> dict[str, Any]:
+def layout_of(shards: Shards) -> dict[str, Any]:
+    """Return what state.json says of the layout."""
     layout = shards.layout
     return {"tensor": layout.tensor, "stages": [list(stage) for stage in layout.stages], "data": layout.data}
 
 
-def _whole(shards: Shards, optimizer: Any, kind: str) -> Callable[[str], torch.Tensor]:
-    """Return a function that gives all values of one of this rank's parameters on the first replica (collective)."""
-
-    def values(name: str) -> torch.Tensor:
-        parameter = shards.parameters[name]
-        held = slice_of(optimizer, parameter)
-        whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=shards.device)
-        if held is not None:
-            whole[held.range] = held.values[kind]
-        if shards.layout.data > 1 and sharded:
-            dist.reduce(whole, group=replicas, group_dst=0)
-        return whole.view(parameter.shape)
-
-    replicas = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    sharded = optimizer.config.use_distributed_optimizer
-    return lru_cache(maxsize=2)(values)  # q, k and v follow each other (with their biases): one gathering for the three
-
-
-def _take_file(shards: Shards, optimizer: Any, path: Path, kind: str) -> None:
-    """Take one kind of values of all of this rank's parameters from a file of whole tensors."""
-    with safe_open(path, framework="pt", device="cpu") as file:
-        hf_weights.missing_and_surplus(set(file.keys()), shards.homes)
-        for name, parameter in shards.parameters.items():
-            values = shards.assemble(name, file.get_tensor)
-            if kind == WEIGHTS:
-                parameter.data.copy_(values)
-            held = slice_of(optimizer, parameter) if optimizer is not None else None
-            if held is not None:
-                held.values[kind].copy_(values.view(-1)[held.range])
+def _open(directory: Path, config: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+    """Make the directory at rank 0 and return whether this rank sees it: the same name may be another disk's."""
+    mark, failure = torch.tensor([secrets.randbits(62)]), None
+    if dist.get_rank() == 0:
+        try:
+            partial = files.begin(directory)
+            files.write_json(partial / files.CONFIG, config)
+            files.write_json(partial / files.STATE, {**state, "id": mark.item()})
+        except OSError as error:
+            failure = error
+            files.discard(directory)
+    agree(failure, _failed(directory))
+    dist.broadcast(mark, 0)
+    try:
+        found = json.loads((files.partial_of(directory) / files.STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(found["id"] == mark.item())
 
 
-def _generators() -> dict[str, torch.Tensor]:
+def _contents(shards: Shards, owners: Mapping[str, int]) -> Contents:
+    """Return which files the ranks write, and what they are to hold together."""
+    writers, world = sorted(set(owners.values())), shards.layout.world_size
+    return Contents(
+        models={rank: f"model-{i:05d}-of-{len(writers):05d}.safetensors" for i, rank in enumerate(writers, 1)},
+        ranks={rank: files.rank_file(rank) for rank in range(world)},
+        shapes={name: home.shape for name, home in shards.homes.items()},
+        kinds=_kinds(shards),
+    )
+
+
+def _kinds(shards: Shards) -> tuple[str, ...]:
+    """Return what is written in slices: of a float32 model the whole weights are the optimiser's already."""
+    same = all(parameter.dtype is torch.float32 for parameter in shards.parameters.values())
+    return MOMENTS if same else (WEIGHTS, *MOMENTS)
+
+
+def _owners(homes: Mapping[str, Home], layout: Layout) -> dict[str, int]:
+    """Return which rank writes each whole tensor: one of its stage, those with the fewest bytes so far first."""
+    sizes = [0] * layout.world_size
+    result = {}
+    for name, home in homes.items():
+        first = layout.rank_of(0, hf_weights.stage_of(home, layout), 0)  # a stage's ranks follow each other
+        owner = min(range(first, first + layout.tensor * layout.data), key=sizes.__getitem__)
+        result[name] = owner
+        sizes[owner] += slices.size_of(slices.whole(home.shape))
+    return result
+
+
+def _add_whole(shards: Shards, owners: Mapping[str, int], snapshot: Snapshot | None) -> None:
+    """Copy the whole weights that this rank writes (collective: the ranks of one replica of a stage gather each)."""
+    for name, owner in owners.items():
+        home, place = shards.homes[name], shards.layout.coordinates(owner)
+        if (place.replica, place.stage) == (shards.place.replica, shards.place.stage):
+            full = shards.merged(shards.parameters[home.parameter].data, home, place.tensor_index)
+            if full is not None and snapshot is not None:
+                snapshot.add(name, full)
+
+
+def _slices(shards: Shards, optimizer: Any) -> Snapshot:
+    """Copy what this rank's optimiser holds and no other rank writes, and the states of its generators."""
+    snapshot, kinds = Snapshot(), _kinds(shards)
+    for name, home in shards.homes.items():
+        if hf_weights.stage_of(home, shards.layout) != shards.place.stage:
+            continue
+        held = slice_of(optimizer, shards.parameters[home.parameter])
+        if held is None or (home.split is None and shards.place.tensor_index > 0):
+            continue
+        runs, boxes = shards.part(home, home.parameter, *_share(shards, optimizer, held))
+        for kind in kinds if boxes else ():
+            parts = [held.values[kind][start - held.start : stop - held.start] for start, stop in runs]
+            flat = torch.cat(parts) if len(parts) > 1 else parts[0]  # one part needs no copy on the device
+            for box, values in zip(boxes, flat.split([slices.size_of(box) for box in boxes]), strict=True):
+                snapshot.add(name_of(kind, name, box), values.view(slices.shape_of(box)))
+    snapshot.add(RANDOM, torch.cat(list(generators().values())))
+    return snapshot
+
+
+def _share(shards: Shards, optimizer: Any, held: Slice) -> tuple[int, int]:
+    """Return which elements of a parameter this rank writes: where all replicas hold the same, each writes a part."""
+    start, stop = held.range.start, held.range.stop
+    if optimizer.config.use_distributed_optimizer:
+        return start, stop
+    replica, replicas = shards.place.replica, shards.layout.data
+    return start + (stop - start) * replica // replicas, start + (stop - start) * (replica + 1) // replicas
+
+
+def generators() -> dict[str, torch.Tensor]:
     """Return the states (uint8) of this rank's random generators: torch's own and megatron's."""
     states = {"torch": torch.get_rng_state(), **get_cuda_rng_tracker().get_states()}
     if torch.cuda.is_available():
@@ -142,24 +211,43 @@ def _generators() -> dict[str, torch.Tensor]:
     return {name: state.cpu() for name, state in states.items()}
 
 
-def _gathered(shards: Shards, mine: torch.Tensor) -> Stream:
-    """Yield the generators' states of all ranks on rank 0 (collective)."""
-    for rank in range(shards.layout.world_size):
-        received = to_rank_0(mine.to(shards.device), rank, tuple(mine.shape), torch.uint8, shards.device)
-        if received is not None:
-            yield f"rank.{rank}", received
+def _carry(partial: Path, contents: Contents, snapshots: Snapshots, sees: Sequence[bool]) -> OSError | None:
+    """Send the files of ranks that do not see the directory to ranks that do (collective).
+
+    Each of these gets about as many. Returns why this rank could not write what came.
+    """
+    failure, rank = None, dist.get_rank()
+    writers = [other for other, seen in enumerate(sees) if seen]
+    for number, source in enumerate(other for other, seen in enumerate(sees) if not seen):
+        writer = writers[number % len(writers)]
+        for name in contents.files_of(source):
+            if rank == source:
+                _send(snapshots[name], writer)
+            if rank == writer:
+                arriving = _receive(source)
+                try:
+                    write_parts(partial / name, arriving)
+                except OSError as error:
+                    failure = error
+                    for _ in arriving:  # the other rank sends on
+                        pass
+    return failure
 
 
-def _take_generators(path: Path) -> None:
-    """Put this rank's random generators where the file says."""
-    with safe_open(path, framework="pt", device="cpu") as file:
-        packed = file.get_tensor(f"rank.{dist.get_rank()}")
-    sizes = {name: state.numel() for name, state in _generators().items()}
-    if packed.numel() != sum(sizes.values()):
-        return  # written on another kind of device: generators start from their seeds
-    parts = packed.split(list(sizes.values()))
-    states = {name: part.clone() for name, part in zip(sizes, parts, strict=True)}
-    torch.set_rng_state(states.pop("torch"))
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states.pop("cuda"))
-    get_cuda_rng_tracker().set_states(states)
+def _send(snapshot: Snapshot, to: int) -> None:
+    for part in snapshot.parts():
+        dist.send(torch.tensor([part.numel()]), to)
+        dist.send(part, to)
+    dist.send(torch.tensor([0]), to)
+
+
+def _receive(source: int) -> Iterator[torch.Tensor]:
+    """Yield what `_send` sends, to its end."""
+    while True:
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, source)
+        if not length.item():
+            return
+        part = torch.empty(int(length.item()), dtype=torch.uint8)
+        dist.recv(part, source)
+        yield part

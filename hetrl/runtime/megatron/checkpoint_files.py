@@ -1,43 +1,62 @@
 """Checkpoints of a training engine on disk: a directory that is whole or is not taken for one.
 
-    <root>/step-00000120.partial/   while it is written
-        model.safetensors           float32 weights (of bfloat16 models the optimiser's main ones)
-        exp_avg.safetensors         Adam's first moments, exp_avg_sq.safetensors its second ones
-        random.safetensors          state of the random generators of each rank
-        config.json state.json      the model; format, optimiser steps, layout, what the caller keeps
-        COMPLETE                    the bytes of each file, written last
-    <root>/step-00000120/           the same, renamed once everything is on the disk
+    <root>/step-00000120.partial/               while it is written
+        model-00001-of-00004.safetensors ...    whole tensors in the model's dtype, each rank some of them
+        model.safetensors.index.json            which file has which: a model that other programs load
+        optimizer-rank-00000.safetensors ...    a rank's slices of Adam's moments exp_avg and exp_avg_sq and, of
+                                                bfloat16 models, float32 weights; its random generators' state
+        optimizer.index.json                    which file has which slice of which Hugging Face tensor
+        config.json state.json                  the model; format, optimiser steps, layout, what the caller keeps
+        COMPLETE                                the bytes of each file, written last
+    <root>/step-00000120/                       the same, renamed once everything is on the disk
 
-Why a format of its own and not megatron's dist_checkpointing: each tensor stands there whole under its Hugging Face
-name, so no file knows of a layout, any layout resumes any other, and model.safetensors is a model that other programs
-load. It streams one tensor at a time through code that loads and exports weights anyway. In exchange one rank writes
-everything, 12 bytes per parameter.
+Slices are boxes of the tensors under their Hugging Face names, so no file knows of a layout, and any layout resumes any
+other: it reads the boxes that overlap its own.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hetrl.errors import HetrlError
+from hetrl.runtime.megatron.tensor_files import MODEL_INDEX, PIECES_INDEX, index_of, model_index_of
 
-FORMAT = "hetrl-checkpoint/1"
-COMPLETE, STATE, CONFIG, RANDOM = "COMPLETE", "state.json", "config.json", "random.safetensors"
-WEIGHTS = "weights"
-TENSOR_FILES = {WEIGHTS: "model.safetensors", "exp_avg": "exp_avg.safetensors", "exp_avg_sq": "exp_avg_sq.safetensors"}
+FORMAT = "hetrl-checkpoint/2"
+COMPLETE, STATE, CONFIG = "COMPLETE", "state.json", "config.json"
+WEIGHTS, RANDOM = "weights", "random"  # of a rank's file, beside the moments
 _PARTIAL = ".partial"
-_DTYPES = {torch.float32: "F32", torch.uint8: "U8"}
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the ranks write together: files by rank, the shapes of all tensors, the kinds of values in slices.
+
+    Not every rank has whole tensors to write.
+    """
+
+    models: Mapping[int, str]
+    ranks: Mapping[int, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    kinds: tuple[str, ...]
+
+    def files_of(self, rank: int) -> list[str]:
+        """Return the files that a rank writes."""
+        return [files[rank] for files in (self.models, self.ranks) if rank in files]
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of the file with a rank's slices."""
+    return f"optimizer-rank-{rank:05d}.safetensors"
 
 
 def path_of(root: Path, step: int) -> Path:
@@ -113,37 +132,23 @@ def read_state(directory: Path) -> dict[str, Any]:
     return state
 
 
+def partial_of(directory: Path) -> Path:
+    """Return where the files of a checkpoint are written."""
+    return directory.with_name(directory.name + _PARTIAL)
+
+
 def begin(directory: Path) -> Path:
     """Make the empty directory in which the files of a checkpoint are written; `finish` gives it its name."""
-    partial = directory.with_name(directory.name + _PARTIAL)
+    partial = partial_of(directory)
     if partial.exists():
         _remove(partial)
     partial.mkdir(parents=True)
     return partial
 
 
-def write_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, tensors: Iterable[tuple[str, torch.Tensor]]
-) -> None:
-    """Write CPU tensors of one dtype to a safetensors file as they come, in the order of `shapes`, and sync it.
-
-    Layout: https://github.com/huggingface/safetensors ("Format"). Raises OSError when the disk does.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers loads no file without it
-    start = 0
-    for name, shape in shapes.items():
-        end = start + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (start, end)}
-        start = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for (name, shape), (arrived, tensor) in zip(shapes.items(), tensors, strict=True):
-            assert (arrived, tuple(tensor.shape), tensor.dtype) == (name, shape, dtype), f"{arrived} came for {name}"
-            file.write(tensor.contiguous().view(-1).numpy().data)
-        file.flush()
-        os.fsync(file.fileno())
+def discard(directory: Path) -> None:
+    """Remove what `begin` started, as far as that can be done: a full disk wants the room."""
+    shutil.rmtree(partial_of(directory), ignore_errors=True)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -154,9 +159,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def finish(directory: Path) -> None:
-    """Mark what `begin` started as complete and give it its name; a checkpoint of that name is replaced."""
-    partial = directory.with_name(directory.name + _PARTIAL)
+def finish(directory: Path, contents: Contents) -> None:
+    """Mark what `begin` started as complete and give it its name; a checkpoint of that name is replaced.
+
+    Raises HetrlError when a file is missing or holds too little, OSError when the disk fails.
+    """
+    partial = partial_of(directory)
+    models, ranks = ([partial / name for name in files.values()] for files in (contents.models, contents.ranks))
+    write_json(partial / MODEL_INDEX, model_index_of(models))
+    write_json(partial / PIECES_INDEX, index_of(ranks, contents.shapes, contents.kinds))
     write_json(partial / COMPLETE, {path.name: path.stat().st_size for path in sorted(partial.iterdir())})
     _sync_directory(partial)
     replaced = directory.with_name(f"{directory.name}.replaced{_PARTIAL}")

@@ -2,10 +2,10 @@
 
     start_world(...)
     engine = MegatronEngine(config, layout, rank=rank, optimizer=settings, seed=0)
-    engine.load(iter_safetensors(directory))      # or random_weights(config, seed)
+    engine.load_files(directory)                  # or engine.load(random_weights(config, seed))
     engine.score(batch); engine.train_step(batch, LossSettings())
     for name, tensor in engine.export(): ...      # every rank drives it, rank 0 gets the tensors
-    engine.save(directory, {"step": 1}); engine.restore(directory)
+    engine.save(directory, {"step": 1}); engine.finish_save(); engine.restore(directory)
     engine.close(); stop_world()
 
 All methods are collective: every rank of the world calls them in the same order with the same arguments.
@@ -33,6 +33,7 @@ from hetrl.runtime.megatron import (
     cpu as megatron_cpu,
     hf_weights,
     model as megatron_model,
+    restore as megatron_restore,
 )
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
 from hetrl.runtime.megatron.layout import Layout
@@ -101,6 +102,7 @@ class MegatronEngine:
             self.model, self.optimizer = build_optimizer(model, optimizer, self.dtype)
         self._offload = Offload(self.model, self.optimizer)
         self._loaded = False
+        self._saving: megatron_checkpoint.Saving | None = None  # a checkpoint that is being written
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the weights of a Hugging Face model, tensor by tensor.
@@ -112,12 +114,23 @@ class MegatronEngine:
         self._loaded = False
         arrived: set[str] = set()
         for name, full in tensors:
-            if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and self.architecture.tied_embeddings):
+            if hf_weights.stored_twice(name, self.architecture):
                 continue
             arrived.add(name)
             if name in self.shards.homes:
                 self.shards.take(name, self.shards.homes[name], full)
         hf_weights.missing_and_surplus(arrived, self.shards.homes)
+        if self.optimizer is not None:
+            self.optimizer.reload_model_params()
+        self._loaded = True
+
+    def load_files(self, source: Path) -> None:
+        """Take the weights of a Hugging Face directory or safetensors file, as `load` does.
+
+        Every rank reads its part of each tensor. Raises what `load` does, on every rank, also when one cannot read.
+        """
+        self._loaded = False
+        megatron_restore.load_files(self.shards, source)
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self._loaded = True
@@ -276,29 +289,44 @@ class MegatronEngine:
         yield from self.shards.stream(lambda name: self.parameters[name].data, self.dtype)
 
     def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
-        """Write weights, optimiser, generators and `extra` (JSON: step, position in the data, ...) to a checkpoint.
+        """Copy weights, optimiser, generators and `extra` (JSON: step, position in the data, ...) to a checkpoint.
 
-        See `checkpoint_files`: `directory` is whole or not there, on the disk of rank 0. Raises HetrlError on
-        every rank when it cannot be written.
+        Returns once the state is in host memory; it is written beside the next steps, and `finish_save` completes it.
+        A checkpoint that is being written is completed first. See `checkpoint_files`: `directory`, on the disk of rank
+        0, is whole or not there. Raises HetrlError on every rank when either cannot be written.
         """
         optimizer = self._require_optimizer()
-        megatron_checkpoint.save(self.shards, optimizer, directory, self.config, self.steps, extra)
+        self.finish_save()
+        self._saving = megatron_checkpoint.begin(self.shards, optimizer, directory, self.config, self.steps, extra)
+
+    def finish_save(self, *, wait: bool = True) -> bool:
+        """Complete the checkpoint that is being written; return whether it, if any, is whole.
+
+        Without `wait`, return False while a rank still writes. Raises HetrlError on every rank, naming the file and the
+        cause, when a rank could not write; then there is no checkpoint of that name.
+        """
+        saving, self._saving = self._saving, None
+        if saving is None or saving.finish(wait=wait):
+            return True
+        self._saving = saving
+        return False
 
     def restore(self, directory: Path) -> dict[str, Any]:
         """Take up the state that `save` wrote, on whatever layout, and return its `extra`.
 
-        Every rank reads the files, so they lie where all ranks see them. The random generators follow only onto the
-        same layout. Raises HetrlError on every rank, naming the checkpoint, when it is half-written or not of this
-        model; the engine then has no weights.
+        Every rank reads its part of the files, so they lie where all ranks see them. The random generators follow only
+        onto the same layout. Raises HetrlError on every rank, naming the checkpoint, when it is half-written or not of
+        this model; the engine then has no weights.
         """
         self._loaded = False
-        state = megatron_checkpoint.restore(self.shards, self.optimizer, directory)
+        state = megatron_restore.restore(self.shards, self.optimizer, directory)
         self.steps, self._loaded = int(state["steps"]), True
         extra: dict[str, Any] = state["extra"]
         return extra
 
     def close(self) -> None:
-        """Drop the model, the optimiser and megatron's groups; the torch.distributed world stays (see `stop_world`)."""
+        """Complete a checkpoint; drop model, optimiser and megatron's groups, not the world (see `stop_world`)."""
+        self.finish_save()
         self._loaded = False
         self.parameters.clear()
         self.model = self.optimizer = self._head = None

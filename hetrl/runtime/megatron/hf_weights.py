@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.slices import Box, Runs, indices, size_of, whole
 from hetrl.workload import Architecture, architecture_from_hf_config
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -123,14 +125,36 @@ def window(parameter: torch.Tensor, home: Home, architecture: Architecture) -> t
     return groups[:, start:end]
 
 
+def runs(home: Home, held: Box, parameter: Sequence[int], architecture: Architecture) -> Runs:
+    """Return where in the flattened parameter of this shape the tensor stands of which a rank holds the box `held`.
+
+    The elements come in the order of the flattened box; it is `window` in numbers, without the padding.
+    """
+    size = size_of(held)
+    if home.part == "whole":
+        return Runs(0, size, size, 1) if size else Runs(0, 0, 1, 0)
+    if home.part in ("gate", "up"):
+        return Runs(("gate", "up").index(home.part) * size, size, size, 1)
+    queries = architecture.heads // architecture.kv_heads
+    head = architecture.head_dim * math.prod(parameter[1:])
+    first, heads = {"q": (0, queries), "k": (queries, 1), "v": (queries + 1, 1)}[home.part]
+    return Runs(first * head, heads * head, (queries + 2) * head, size // (heads * head))
+
+
+def box_of(home: Home, rank: int, tensor: int) -> Box:
+    """Return which part of a whole tensor the tensor rank `rank` of `tensor` holds, without padding."""
+    box = list(whole(home.shape))
+    if home.split is not None:
+        length = home.shape[home.split]
+        each = padded(length, tensor) // tensor
+        start = min(rank * each, length)
+        box[home.split] = (start, min(start + each, length))
+    return tuple(box)
+
+
 def shard(full: torch.Tensor, home: Home, rank: int, tensor: int) -> torch.Tensor:
     """Return what tensor rank `rank` of `tensor` holds of `full`, as a view without padding."""
-    if home.split is None:
-        return full
-    length = full.shape[home.split]
-    each = padded(length, tensor) // tensor
-    start = min(rank * each, length)
-    return full.narrow(home.split, start, min(each, length - start))
+    return full[indices(box_of(home, rank, tensor), whole(home.shape))]
 
 
 def write(parameter: torch.Tensor, part: torch.Tensor, home: Home, architecture: Architecture) -> None:
@@ -176,7 +200,7 @@ def iter_safetensors(source: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
     Of a directory, reads `model.safetensors`, or the files that `model.safetensors.index.json` names. Raises UsageError
     when neither is there or one cannot be read.
     """
-    for path in _safetensors_files(Path(source)):
+    for path in safetensors_files(Path(source)):
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
                 for name in sorted(file.keys()):
@@ -185,7 +209,8 @@ def iter_safetensors(source: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
             raise UsageError(f"{path}: cannot be read ({error}); download or write the weights again") from error
 
 
-def _safetensors_files(directory: Path) -> list[Path]:
+def safetensors_files(directory: Path) -> list[Path]:
+    """Return the files of a model in a directory, or the one file that is named itself; UsageError without any."""
     if directory.is_file():
         return [directory]
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
@@ -217,6 +242,11 @@ def random_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, 
 def _generator(name: str, seed: int) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def stored_twice(name: str, architecture: Architecture) -> bool:
+    """Return whether a model needs no such tensor: the head of a tied one, rotary frequencies of an old checkpoint."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and architecture.tied_embeddings)
 
 
 def missing_and_surplus(arrived: set[str], wanted: Mapping[str, Home]) -> None:

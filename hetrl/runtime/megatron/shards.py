@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import hf_weights
+from hetrl.runtime.megatron import hf_weights, slices
 from hetrl.runtime.megatron.hf_weights import Home
 from hetrl.runtime.megatron.layout import Coordinates, Layout
+from hetrl.runtime.megatron.slices import Box
 from hetrl.workload import Architecture
+
+
+class Source(Protocol):
+    """Something that has whole tensors under their Hugging Face names and gives parts of them."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        """Return the part of a tensor in a box, on the CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +44,7 @@ class Shards:
 
     def cut(self, name: str, home: Home, full: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a whole tensor; HetrlError when its shape is not that of the model."""
-        if tuple(full.shape) != home.shape:
-            raise HetrlError(f"weights: {name} has shape {tuple(full.shape)}, config.json says {home.shape}")
+        check_shape(name, home, full.shape)
         return hf_weights.shard(full, home, self.place.tensor_index, self.layout.tensor)
 
     @torch.no_grad()
@@ -45,16 +56,33 @@ class Shards:
                 hf_weights.write(self.parameters[parameter].data, part, home, self.architecture)
 
     @torch.no_grad()
-    def assemble(self, parameter: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """Return float32 values of the shape of a parameter of this rank, made of the whole tensors that `read` gives.
+    def fill(self, values: torch.Tensor, parameter: str, source: Source) -> None:
+        """Write what `source` has of a parameter of this rank into `values`, which has the parameter's shape.
 
-        They may be weights or what the optimiser keeps per weight.
+        Only this rank's part of each tensor is read. They may be weights or what the optimiser keeps per weight. Raises
+        HetrlError when a shape is not that of the model.
         """
-        values = torch.zeros(self.parameters[parameter].shape, dtype=torch.float32, device=self.device)
-        for name, home in self.homes.items():
-            if parameter in (home.parameter, home.twin):
-                hf_weights.write(values, self.cut(name, home, read(name)), home, self.architecture)
-        return values
+        for name, home in self.homes_of(parameter):
+            check_shape(name, home, source.shape(name))
+            hf_weights.write(values, source.read(name, self.box_of(home)), home, self.architecture)
+
+    def homes_of(self, parameter: str) -> list[tuple[str, Home]]:
+        """Return the Hugging Face tensors that live in a parameter."""
+        return [(name, home) for name, home in self.homes.items() if parameter in (home.parameter, home.twin)]
+
+    def box_of(self, home: Home) -> Box:
+        """Return which part of a whole tensor this rank holds, where its stage has the tensor."""
+        return hf_weights.box_of(home, self.place.tensor_index, self.layout.tensor)
+
+    def part(self, home: Home, parameter: str, start: int, stop: int) -> tuple[list[tuple[int, int]], list[Box]]:
+        """Return where elements `start`..`stop` of a flattened parameter of this rank stand in one of its tensors.
+
+        These are ranges of the flattened parameter, and the boxes of the tensor that their elements fill, in order.
+        """
+        held = self.box_of(home)
+        runs = hf_weights.runs(home, held, self.parameters[parameter].shape, self.architecture)
+        filled = slices.boxes(runs.before(start), runs.before(stop), slices.shape_of(held))
+        return list(runs.within(start, stop)), [slices.inside(box, held) for box in filled]
 
     @torch.no_grad()
     def stream(self, values: Callable[[str], torch.Tensor], dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
@@ -68,20 +96,25 @@ class Shards:
             stage, full = hf_weights.stage_of(home, self.layout), None
             if self.place.stage == stage:
                 held = values(home.parameter)
-                full = self._merged(held, home) if self.place.replica == 0 else None
+                full = self.merged(held, home) if self.place.replica == 0 else None
             received = to_rank_0(full, self.layout.rank_of(0, stage, 0), home.shape, dtype, self.device)
             if received is not None:
                 yield name, received
 
-    def _merged(self, held: torch.Tensor, home: Home) -> torch.Tensor | None:
-        """Gather one tensor of this stage at its first tensor rank, as a copy; None at the others."""
+    def merged(self, held: torch.Tensor, home: Home, at: int = 0) -> torch.Tensor | None:
+        """Gather one tensor of this stage at one of its tensor ranks, as a copy; None at the others (collective)."""
         part = hf_weights.read(held, home, self.architecture)
         if self.layout.tensor == 1 or home.split is None:
-            return hf_weights.merge([part], home).clone() if self.place.tensor_index == 0 else None
-        first = self.place.tensor_index == 0
-        parts = [torch.empty_like(part) for _ in range(self.layout.tensor)] if first else None
-        dist.gather(part, parts, group=self.tensor_group, group_dst=0)
+            return hf_weights.merge([part], home).clone() if self.place.tensor_index == at else None
+        parts = [torch.empty_like(part) for _ in range(self.layout.tensor)] if self.place.tensor_index == at else None
+        dist.gather(part, parts, group=self.tensor_group, group_dst=at)
         return hf_weights.merge(parts, home) if parts is not None else None
+
+
+def check_shape(name: str, home: Home, shape: Sequence[int]) -> None:
+    """Raise HetrlError when a tensor has not the shape that the model's configuration says."""
+    if tuple(shape) != home.shape:
+        raise HetrlError(f"weights: {name} has shape {tuple(shape)}, config.json says {home.shape}")
 
 
 def to_rank_0(

@@ -71,9 +71,15 @@ class Policy:
         answer, _ = await self._ask(self.trainer, request, wire.Trained, f"step {step}: train", buffers)
         return answer.metrics
 
-    async def save(self, step: int, version: int, keep: int) -> wire.Saved:
-        """Write a checkpoint after a step and return where it lies."""
-        request = wire.Save(step=step, version=version, keep=keep)
+    async def save(self, step: int, version: int) -> wire.Saved:
+        """Begin a checkpoint after a step; it is written beside the next ones until `finish_save`."""
+        request = wire.Save(step=step, version=version)
+        answer, _ = await self._ask(self.trainer, request, wire.Saved, f"checkpoint after step {step}")
+        return answer
+
+    async def finish_save(self, step: int, keep: int, *, wait: bool) -> wire.Saved:
+        """Complete the checkpoint of a step and keep the newest; without `wait` only if it is written already."""
+        request = wire.FinishSave(step=step, keep=keep, wait=wait)
         answer, _ = await self._ask(self.trainer, request, wire.Saved, f"checkpoint after step {step}")
         return answer
 

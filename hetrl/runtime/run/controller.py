@@ -7,7 +7,7 @@ for each step:
     take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
     score it under the reference
     learn from it: score it under the trainer where that is needed; an optimiser step per minibatch
-    publish the weights to every replica; every so many steps, write a checkpoint
+    publish the weights to every replica; every so many steps, begin a checkpoint
 tasks that share devices take turns (`hetrl.runtime.rl.turns`)
 write the summary, send FINISH
 """
@@ -34,6 +34,7 @@ from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Policy, timed
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_reward
 from hetrl.runtime.rl.turns import Turns
+from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
@@ -64,6 +65,7 @@ class Run:
         record.prompts(opened.prompts, opened.left_out, limit)
         self.sampler = self._make_sampler(scorer)
         self.policy = self._make_policy()
+        self.checkpoints = CheckpointSchedule(self.policy, record, self.experiment.checkpoints, self.experiment.steps)
         self.learner = Learner(self.policy, self.experiment.algorithm, self.pad_token)
         others = [site for site in context.plan.site_order if site != context.lead_site]
         self.links = LinkMeter(member, (context.lead_site, *others))
@@ -129,12 +131,6 @@ class Run:
         """Sample the group of prompt `number`."""
         return await self.sampler.group(self.source(number), number, "train")
 
-    async def save_when_due(self, step: int) -> None:
-        """Write a checkpoint every so many steps, and after the last."""
-        settings = self.experiment.checkpoints
-        if step % settings.every_steps == 0 or step == self.experiment.steps:
-            self.record.saved(await self.policy.save(step, self.version, settings.keep))
-
     async def step(self, step: int, feed: Feed) -> None:
         """One iteration: a batch, learning, the next weights."""
         seconds: dict[str, float] = {}
@@ -151,7 +147,7 @@ class Run:
                 published = await self.publish()
             feed.advance(self.version)
             seconds["iteration"] = time.monotonic() - start
-            await self.save_when_due(step)
+            await self.checkpoints.after(step, self.version)
         row = {
             "step": step,
             **sample_metrics(groups),

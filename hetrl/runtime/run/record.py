@@ -59,9 +59,10 @@ class Record:
         self._warm_start = {"steps": steps, "reward": round(reward, 4)}
         self.events.append("warm_start", **self._warm_start)
 
-    def saved(self, saved: wire.Saved) -> None:
-        """Note a checkpoint."""
-        self.events.append("checkpoint", step=saved.step, directory=saved.directory, seconds=round(saved.seconds, 3))
+    def saved(self, saved: wire.Saved, seconds: float, waited_seconds: float) -> None:
+        """Note a checkpoint that is whole `seconds` after it was begun, of which the trainer waited for some."""
+        times = {"seconds": round(seconds, 3), "waited_seconds": round(waited_seconds, 3)}
+        self.events.append("checkpoint", step=saved.step, directory=saved.directory, **times)
 
     def step(self, row: Mapping[str, Any], of: int) -> None:
         """Write the metrics of one step."""

@@ -5,7 +5,7 @@ it, and rank 0 answers:
 
     Score    log-probs of sequences under the current weights
     Train    one optimiser step on one minibatch
-    Save     write a checkpoint to the site's disk
+    Save     copy the state, which is then written to the site's disk beside what follows; FinishSave makes it whole
     Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
     Sleep    leave the devices to another task, as the plan's idle state says, until Wake
 """
@@ -93,8 +93,10 @@ def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
         seed=experiment.seed,
         recompute=plan.recompute,
     )
-    weights = directory.weights
-    engine.load(iter_safetensors(weights) if weights else random_weights(directory.config, experiment.model.seed))
+    if directory.weights is not None:
+        engine.load_files(directory.weights)
+    else:
+        engine.load(random_weights(directory.config, experiment.model.seed))
     return engine
 
 
@@ -123,6 +125,8 @@ def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes])
             return engine.wake()
         case wire.Save(step=step, version=version):
             return engine.save(path_of(CHECKPOINTS, step), {"step": step, "version": version})
+        case wire.FinishSave(wait=wait):
+            return engine.finish_save(wait=wait)
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
 
@@ -189,11 +193,13 @@ class Lead:
                 metrics = await self._execute(message, envelope.buffers)
                 trained = wire.Trained(step=step, metrics=metrics, seconds=time.monotonic() - start)
                 await self._member.reply(envelope, trained)
-            case wire.Save(step=step, keep=keep):
-                await self._execute(message, ())
-                keep_last(CHECKPOINTS, keep)
+            case wire.Save(step=step) | wire.FinishSave(step=step):
+                whole = bool(await self._execute(message, ()))
+                if isinstance(message, wire.FinishSave) and whole:
+                    await self._in_thread(keep_last, CHECKPOINTS, message.keep)
                 directory, seconds = str(path_of(CHECKPOINTS, step)), time.monotonic() - start
-                await self._member.reply(envelope, wire.Saved(step=step, directory=directory, seconds=seconds))
+                saved = wire.Saved(step=step, directory=directory, seconds=seconds, whole=whole)
+                await self._member.reply(envelope, saved)
             case wire.Publish():
                 publisher = Publisher(self._member, message, asyncio.get_running_loop())
                 await publisher.begin()

@@ -65,6 +65,7 @@ from hetrl.runtime.wire.header import (
 )
 from hetrl.runtime.wire.work import (
     WORK_SECONDS as WORK_SECONDS,
+    FinishSave as FinishSave,
     Generate as Generate,
     Generated as Generated,
     LossSettings as LossSettings,

@@ -179,19 +179,33 @@ class Train(Tagged, frozen=True, tag=True):
 
 
 class Save(Tagged, frozen=True, tag=True):
-    """To a trainer: write a checkpoint after this step of the run, keep the newest `keep`; answered by `Saved`."""
+    """To a trainer: copy the state after this step of the run and write it beside the next; answered by `Saved`."""
 
     step: int
     version: int
+
+
+class FinishSave(Tagged, frozen=True, tag=True):
+    """To a trainer: complete the checkpoint of this step, then keep the newest `keep`; answered by `Saved`.
+
+    Without `wait` only when all ranks have written their files already.
+    """
+
+    step: int
     keep: int
+    wait: bool
 
 
 class Saved(Tagged, frozen=True, tag=True):
-    """The checkpoint is whole on the trainer's disk, at this place of its site's directory."""
+    """How far a checkpoint is: the trainer has copied it (not `whole`), or it is on its disk.
+
+    `directory` is its place in the directory of the trainer's site; in these `seconds` the trainer did nothing else.
+    """
 
     step: int
     directory: str
     seconds: float
+    whole: bool
 
 
 class Trained(Tagged, frozen=True, tag=True):
@@ -233,6 +247,7 @@ WorkMessage = (
     | Scored
     | Train
     | Save
+    | FinishSave
     | Saved
     | Trained
     | Sleep

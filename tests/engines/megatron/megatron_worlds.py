@@ -157,9 +157,28 @@ def run_job(rank: int, port: int, job: Job) -> Outcome:
 def first_gradients(engine: Any, rank: int) -> dict[str, torch.Tensor]:
     """Return the gradients of the first step on rank 0: Adam's first moments are then (1 - beta1) of them."""
     with tempfile.TemporaryDirectory() as root:
-        engine.save(Path(root) / "step-1", {})
-        moments = load_file(Path(root) / "step-1" / "exp_avg.safetensors") if rank == 0 else {}
+        directory = Path(root) / "step-1"  # every rank has one; that of rank 0 counts
+        engine.save(directory, {})
+        engine.finish_save()
+        moments = written(directory, "exp_avg") if rank == 0 else {}
     return {name: moment / (1.0 - engine.settings.beta1) for name, moment in moments.items()}
+
+
+def written(directory: Path, kind: str) -> dict[str, torch.Tensor]:
+    """Return the whole tensors that the ranks wrote in slices, each value once; NaN where nobody wrote."""
+    model = {}
+    for path in sorted(directory.glob("model-*.safetensors")):
+        model |= load_file(path)
+    result = {name: torch.full(tensor.shape, torch.nan) for name, tensor in model.items()}
+    for path in sorted(directory.glob("optimizer-rank-*.safetensors")):
+        for key, values in load_file(path).items():
+            if not key.startswith(f"{kind}/"):
+                continue
+            name, box = key.removeprefix(f"{kind}/").removesuffix("]").split("[")
+            place = tuple(slice(*map(int, part.split(":"))) for part in box.split(", "))
+            assert result[name][place].isnan().all(), f"{key} of {path.name} was written before"
+            result[name][place] = values
+    return result
 
 
 def store_at(rank: int, port: int) -> torch.distributed.Store:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from hetrl.runtime.megatron.checkpoint_files import read_state
 from hetrl.runtime.wan.world import stop_wan_world
-from tests.engines.megatron.megatron_worlds import LAYOUTS, Job, Worlds, assert_same, model_config, step_job, weights
+from tests.engines.megatron.megatron_worlds import (
+    LAYOUTS,
+    Job,
+    Worlds,
+    assert_same,
+    model_config,
+    step_job,
+    weights,
+    written,
+)
 from tests.engines.wan.wan_worlds import Sites, sites_of
 
 _TWO = ("alpha/trainer/0", "beta/trainer/0")
@@ -50,3 +61,34 @@ def test_training_over_two_sites_is_training_over_one(worlds: Worlds, ranks: tup
     assert_same(exported, expected, 1e-5)
     for over_sites, in_one in zip(metrics, expected_metrics, strict=True):
         assert over_sites == pytest.approx(in_one, rel=1e-4, abs=1e-6)
+
+
+def _save(rank: int, port: int, argument: tuple[Sites, Job, Path]) -> bool:
+    """Take a step and save; each site has a disk of its own."""
+    from hetrl.runtime.megatron.engine import MegatronEngine
+
+    sites, job, root = argument
+    sites.join(rank, port)
+    try:
+        engine = MegatronEngine(
+            job.config, job.layout, rank=rank, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
+        )
+        engine.load(weights(job.config))
+        engine.train_step(job.batch, job.settings)
+        engine.save(root / ("alpha" if rank < job.layout.world_size // 2 else "beta") / "step-1", {})
+        engine.train_step(job.batch, job.settings)
+        whole = engine.finish_save()
+        engine.close()
+        return whole
+    finally:
+        stop_wan_world()
+
+
+def test_a_checkpoint_of_two_sites_is_whole_at_the_first(worlds: Worlds, tmp_path: Path) -> None:
+    job = step_job(model_config(), LAYOUTS["tensor-data"])
+    with sites_of(_TWO_EACH, "wan") as sites:
+        assert worlds.run(_save, 4, (sites, job, tmp_path)) == [True] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["alpha"]
+    assert read_state(tmp_path / "alpha" / "step-1")["steps"] == 1
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert not any(tensor.isnan().any() for tensor in written(tmp_path / "alpha" / "step-1", kind).values())

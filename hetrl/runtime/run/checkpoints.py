@@ -1,0 +1,53 @@
+"""When a run writes checkpoints: the trainer copies its state, and writes it while the next steps run.
+
+after a step:   a checkpoint under way that all ranks have written is completed
+when one is due, and after the last step:   the one under way is waited for, then the next begins
+after the last step:   that one is waited for too
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from hetrl.describe.experiment import Checkpoints
+from hetrl.runtime.rl.learner import Policy
+from hetrl.runtime.run.record import Record
+
+
+@dataclass
+class _UnderWay:
+    step: int
+    begun: float  # of the monotonic clock
+    waited_seconds: float = 0.0
+
+
+class CheckpointSchedule:
+    """The checkpoints of a run of `steps` steps; `after` each step it asks the trainer for what is due."""
+
+    def __init__(self, policy: Policy, record: Record, settings: Checkpoints, steps: int) -> None:
+        self._policy, self._record, self._settings, self._steps = policy, record, settings, steps
+        self._under_way: _UnderWay | None = None
+
+    async def after(self, step: int, version: int) -> None:
+        """Begin and complete checkpoints after a step; HetrlError when one could not be written."""
+        last = step == self._steps
+        due = last or step % self._settings.every_steps == 0
+        await self._finish(wait=due)
+        if due:
+            begun = time.monotonic()
+            saved = await self._policy.save(step, version)
+            self._under_way = _UnderWay(step, begun, saved.seconds)
+        if last:
+            await self._finish(wait=True)
+
+    async def _finish(self, *, wait: bool) -> None:
+        """Complete the checkpoint under way, if any, and note it; without `wait` only when it is written."""
+        ours = self._under_way
+        if ours is None:
+            return
+        saved = await self._policy.finish_save(ours.step, self._settings.keep, wait=wait)
+        ours.waited_seconds += saved.seconds
+        if saved.whole:
+            self._record.saved(saved, time.monotonic() - ours.begun, ours.waited_seconds)
+            self._under_way = None
