@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+sys.path.insert(0, str(ROOT))  # for the lab, and before this folder, whose launch.py is a bench
 
 
 def machine() -> dict[str, Any]:

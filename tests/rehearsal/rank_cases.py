@@ -180,10 +180,10 @@ def _nccl_only() -> tuple[Any, str, Any]:
 
 def _batch_on_the_host() -> tuple[Any, str, Any]:
     """Micro-batches that stay where they came from."""
-    from hetrl.runtime.megatron import engine
+    from hetrl.runtime.megatron import passes
 
-    sound, host = engine.cut, torch.device("cpu")
-    return engine, "cut", lambda batch, parts, _, **how: sound(batch, parts, host, **how)
+    sound, host = passes.cut, torch.device("cpu")
+    return passes, "cut", lambda batch, parts, _, **how: sound(batch, parts, host, **how)
 
 
 DEFECTS: Mapping[str, Callable[[], tuple[Any, str, Any]]] = {

@@ -14,7 +14,7 @@ All methods are collective: every rank of the world calls them in the same order
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ import numpy
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from numpy.typing import NDArray
 
@@ -35,20 +34,18 @@ from hetrl.runtime.megatron import (
     model as megatron_model,
     restore as megatron_restore,
 )
-from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
+from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer
+from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, parts_of
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
-from hetrl.runtime.rl import balance, losses
+from hetrl.runtime.rl import losses
 from hetrl.runtime.wan.torch_world import start_world, stop_world
 from hetrl.runtime.wire import LossSettings
 
 __all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
-
-LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
-Parts = list[tuple[tuple[int, ...], ...]]  # the micro-batches of every replica, by index in the batch
 
 
 class MegatronEngine:
@@ -100,7 +97,7 @@ class MegatronEngine:
         self.steps = 0  # what the optimiser has taken
         if optimizer is not None:
             self.model, self.optimizer = build_optimizer(model, optimizer, self.dtype)
-        self._offload = Offload(self.model, self.optimizer)
+        self._offload = Offload()
         self._loaded = False
         self._saving: megatron_checkpoint.Saving | None = None  # a checkpoint that is being written
 
@@ -142,7 +139,7 @@ class MegatronEngine:
         """
         self._require_weights()
         if offload:
-            self._offload.leave()
+            self._offload.leave(self.model, self.optimizer)
         release()
 
     def wake(self) -> None:
@@ -162,8 +159,8 @@ class MegatronEngine:
         Column 0 and padding are 0. The tokens are spread over the replicas in proportion to `layout.samples`.
         """
         self._require_weights()
-        parts = self._parts(batch)
-        outputs = self._run(batch, parts, lambda micro, x: self._logprobs(micro, x, temperature)[0], forward_only=True)
+        parts = parts_of(batch, self.layout)
+        outputs = self._drive(batch, parts, lambda micro, x: self._logprobs(micro, x, temperature)[0], training=False)
         scores = numpy.zeros(batch.tokens.shape, dtype=numpy.float32)
         for replica, part in enumerate(parts):
             order, width = [index for micro in part for index in micro], int(batch.lengths.max())
@@ -193,11 +190,9 @@ class MegatronEngine:
         logprobs, entropy = (micro.rows(torch.nn.functional.pad(values, (1, 0))) for values in pair)
         return logprobs, entropy
 
-    def _parts(self, batch: TokenBatch) -> Parts:
-        """Return the micro-batches of every replica; all ranks find the same."""
-        lengths = batch.lengths.tolist()
-        shares = balance.over_replicas(lengths, self.layout.samples)
-        return [balance.micro_batches(share, lengths, self.layout.micro_batch) for share in shares]
+    def _drive(self, batch: TokenBatch, parts: list[Parts], function: LossFunction, *, training: bool) -> list[Any]:
+        ours = parts[self.place.replica]
+        return drive(self.model, batch, ours, self.layout, self.device, function, forward_only=not training)
 
     def train_step(self, batch: TokenBatch, settings: LossSettings) -> dict[str, float]:
         """Take one optimiser step on the mean of a loss over all masked tokens; return its metrics on every rank.
@@ -214,7 +209,7 @@ class MegatronEngine:
         self.model.zero_grad_buffer()
         optimizer.zero_grad()
         function = partial(self._loss_of, settings=settings)
-        outputs = self._run(batch, self._parts(batch), function, forward_only=False)
+        outputs = self._drive(batch, parts_of(batch, self.layout), function, training=True)
         metrics = self._mean(outputs, int(batch.mask.sum()))
         optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
         grad_norm = float(optimizer.get_grad_norm())
@@ -256,28 +251,6 @@ class MegatronEngine:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         return rate
-
-    def _run(self, batch: TokenBatch, parts: Parts, function: LossFunction, *, forward_only: bool) -> list[Any]:
-        """Drive this replica's share of `parts` through the pipeline; the last stage gets what `function` reports."""
-        ours, pipelined = parts[self.place.replica], self.layout.pipeline > 1
-        micros = cut(batch, ours, self.device, multiple=self.layout.tensor, equal=pipelined)
-
-        def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            micro = next(iterator)
-            hidden = model(micro.inputs, None, None, packed_seq_params=micro.packing)
-            return hidden, partial(_report, function, micro)
-
-        outputs: list[Any] = get_forward_backward_func()(
-            forward_step_func=forward_step,
-            data_iterator=iter(micros),
-            model=[self.model],
-            num_microbatches=len(micros),
-            seq_length=micros[0].inputs.shape[1],
-            micro_batch_size=1,
-            forward_only=forward_only,
-            collect_non_loss_data=forward_only,
-        )
-        return outputs
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights under their Hugging Face names, in the order of the layers, on rank 0.
@@ -343,8 +316,3 @@ class MegatronEngine:
         if self.optimizer is None:
             raise HetrlError(f"rank {self.rank}: this engine only scores; give it OptimizerSettings to train")
         return self.optimizer
-
-
-def _report(function: LossFunction, micro: MicroBatch, logits: torch.Tensor, non_loss_data: bool = False) -> Any:
-    """Call `function` as megatron's schedule calls its loss function, with a flag that says what it already knows."""
-    return function(micro, logits)

@@ -20,9 +20,8 @@ BLOCK_BYTES = 2**26
 class Offload:
     """The state of one engine; `leave` and `come_back` alternate."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any) -> None:
-        """`model` is megatron's, inside its DistributedDataParallel where there is an `optimizer` (else None)."""
-        self._model, self._optimizer = model, optimizer
+    def __init__(self) -> None:
+        """Start awake."""
         self._kept: list[torch.Tensor] = []  # flat, as bytes; each is a whole storage
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
         self._blocks: list[torch.Tensor] = []
@@ -38,10 +37,13 @@ class Offload:
         return len(self._blocks) * BLOCK_BYTES
 
     @torch.no_grad()
-    def leave(self) -> None:
-        """Copy weights and optimiser state to the host; free them, and the gradients, on the device."""
-        self._kept = [tensor.view(-1).view(torch.uint8) for tensor in _whole(self._state())]
-        gradients = [buffer.grad_data.untyped_storage() for buffer in self._buffers()]
+    def leave(self, model: torch.nn.Module, optimizer: Any) -> None:
+        """Copy weights and optimiser state to the host; free them, and the gradients, on the device.
+
+        `model` is megatron's, inside its DistributedDataParallel where there is an `optimizer` (else None).
+        """
+        self._kept = [tensor.view(-1).view(torch.uint8) for tensor in _whole(_state(model, optimizer))]
+        gradients = [buffer.grad_data.untyped_storage() for buffer in _buffers(model)]
         self._dropped = [(storage, storage.nbytes()) for storage in gradients]
         on_gpu, total = torch.cuda.is_available(), sum(one.numel() for one in self._kept)
         count = -(-total // BLOCK_BYTES)
@@ -64,20 +66,6 @@ class Offload:
         _wait()
         self._kept, self._dropped, self._blocks = [], [], []
 
-    def _buffers(self) -> list[Any]:
-        """Return megatron's buffers of gradients, which may hold the parameters, too."""
-        return list(self._model.buffers) if isinstance(self._model, DistributedDataParallel) else []
-
-    def _state(self) -> Iterator[torch.Tensor]:
-        """Yield weights and optimiser state, what holds others' views before these."""
-        yield from (buffer.param_data for buffer in self._buffers() if buffer.param_data is not None)
-        yield from (parameter.data for parameter in self._model.parameters())
-        for part in self._optimizer.chained_optimizers if self._optimizer is not None else ():
-            for group in part.optimizer.param_groups:
-                for main in group["params"]:
-                    yield main.data
-                    yield from (value for value in part.optimizer.state[main].values() if torch.is_tensor(value))
-
     def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield what lies together on the device with its place on the host, where block after block is filled."""
         place = 0
@@ -88,6 +76,22 @@ class Offload:
                 size = min(one.numel() - done, BLOCK_BYTES - offset)
                 yield one[done : done + size], self._blocks[block][offset : offset + size]
                 done, place = done + size, place + size
+
+
+def _buffers(model: torch.nn.Module) -> list[Any]:
+    """Return megatron's buffers of gradients, which may hold the parameters, too."""
+    return list(model.buffers) if isinstance(model, DistributedDataParallel) else []
+
+
+def _state(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    """Yield weights and optimiser state, what holds others' views before these."""
+    yield from (buffer.param_data for buffer in _buffers(model) if buffer.param_data is not None)
+    yield from (parameter.data for parameter in model.parameters())
+    for part in optimizer.chained_optimizers if optimizer is not None else ():
+        for group in part.optimizer.param_groups:
+            for main in group["params"]:
+                yield main.data
+                yield from (value for value in part.optimizer.state[main].values() if torch.is_tensor(value))
 
 
 def _whole(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -1,7 +1,8 @@
 """Runs of given plans of one experiment, held against the plan that runs everything on one device.
 
-Rewards are the same whatever the plan; losses and gradients differ by their last digits, which is the rounding of
-float32 sums in another order.
+In sync mode rewards are the same whatever the plan; losses and gradients differ by their last digits, which is the
+rounding of float32 sums in another order. In async mode time decides which groups are trained first; the same are then
+the rewards of all samples together, where all are of the first version.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from typing import Any
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, read_problem
 from lab.lab import ROOT
-from lab.random_plans import plan_on_one_device, random_plan, write_experiment
+from lab.planned.random_plans import SAMPLES, plan_on_one_device, random_plan, write_experiment
 
 ROUNDING = 1e-4  # relative, after two steps
 RUN_SECONDS = 900.0
+FIRST_VERSION = "1"
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class PlannedRuns:
 
     def __init__(self, work: Path, mode: str, weights: Path) -> None:
         """Write the experiment into `work` and run the plan on one device, which the others are held against."""
+        self._sync = mode == "sync"
         self._work, self._config = work, write_experiment(work, mode, weights)
         self.problem: Problem = read_problem(self._config)
         self.reference = self.run(plan_on_one_device(self.problem))
@@ -55,16 +58,21 @@ class PlannedRuns:
         return _run(self._config, plan, self._work)
 
     def disagreement(self, ran: Ran) -> str:
-        """Say in what the steps of a run differ from those on one device; "" where they agree.
-
-        Steps whose samples were drawn under other versions, which in async mode time decides, are not compared.
-        """
+        """Say in what a run differs from that on one device; "" where they agree."""
         if len(ran.rows) != len(self.reference.rows):
             return f"{len(ran.rows)} steps instead of {len(self.reference.rows)}"
+        if not self._sync:
+            found, expected = _first_rewards(ran.rows), _first_rewards(self.reference.rows)
+            differs = None not in (found, expected) and found != expected
+            return f"mean reward {found} instead of {expected}" if differs else ""
         for row, other in zip(ran.rows, self.reference.rows, strict=True):
-            if row["versions"] == other["versions"] and (found := _difference(row, other)):
-                return f"step {row['step']}: {found}"
+            if difference := _difference(row, other):
+                return f"step {row['step']}: {difference}"
         return ""
+
+    def compared(self, ran: Ran) -> bool:
+        """Return whether there was anything to compare."""
+        return self._sync or None not in (_first_rewards(ran.rows), _first_rewards(self.reference.rows))
 
 
 def make_weights(work: Path) -> Path:
@@ -73,7 +81,7 @@ def make_weights(work: Path) -> Path:
     ran = _run(config, plan_on_one_device(read_problem(config)), work)
     (checkpoint,) = (ran.directory / "checkpoints").glob("step-*")
     weights = work / "weights"
-    shutil.copytree(work / "model", weights)
+    shutil.copytree(work / "model", weights, ignore=shutil.ignore_patterns("*.safetensors"))
     for file in checkpoint.glob("model*.safetensors*"):
         shutil.copy(file, weights)
     return weights
@@ -89,6 +97,13 @@ def _run(config: Path, plan: Plan, work: Path) -> Ran:
     directory = max((work / "runs").iterdir())
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return Ran(plan, rows, time.monotonic() - start, directory)
+
+
+def _first_rewards(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the mean reward where all samples of a run are of the first version."""
+    if any(row["versions"] != {FIRST_VERSION: SAMPLES} for row in rows):
+        return None
+    return sum(row["reward"] for row in rows) / len(rows)
 
 
 def _difference(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -1,0 +1,63 @@
+"""Forward and backward passes over a batch: which sequences go together, and how megatron drives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.rl import balance
+
+LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
+Parts = tuple[tuple[int, ...], ...]  # micro-batches, by index in the batch
+
+
+def parts_of(batch: TokenBatch, layout: Layout) -> list[Parts]:
+    """Return the micro-batches of every replica; all ranks find the same."""
+    lengths = batch.lengths.tolist()
+    shares = balance.over_replicas(lengths, layout.samples)
+    return [balance.micro_batches(share, lengths, layout.micro_batch) for share in shares]
+
+
+def drive(
+    model: torch.nn.Module,
+    batch: TokenBatch,
+    parts: Parts,
+    layout: Layout,
+    device: torch.device,
+    function: LossFunction,
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Drive a replica's `parts` through its pipeline; the last stage gets what `function` reports of each.
+
+    `function` takes a micro-batch and its hidden states [1, t, h].
+    """
+    micros = cut(batch, parts, device, multiple=layout.tensor, equal=layout.pipeline > 1)
+
+    def forward_step(iterator: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+        micro = next(iterator)
+        hidden = model(micro.inputs, None, None, packed_seq_params=micro.packing)
+        return hidden, partial(_report, function, micro)
+
+    outputs: list[Any] = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=iter(micros),
+        model=[model],
+        num_microbatches=len(micros),
+        seq_length=micros[0].inputs.shape[1],
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
+    return outputs
+
+
+def _report(function: LossFunction, micro: MicroBatch, hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
+    """Call `function` as megatron's schedule calls its loss function, with a flag that says what it already knows."""
+    return function(micro, hidden)

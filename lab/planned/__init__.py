@@ -1,0 +1,1 @@
+"""Random legal plans, and their runs held against the plan on one device."""
