@@ -169,8 +169,13 @@ def index_of(device: str) -> int:
 def check_startable(plan: Plan) -> None:
     """Raise UsageError for a legal plan that cannot be started.
 
-    That is a training over several sites, a generation replica over several nodes, or a site without devices.
+    That is a training over several sites, a generation replica over several nodes, a site without devices, or weights
+    that are sent as differences.
     """
+    if plan.weight_sync.encoding != "full":
+        raise UsageError(
+            f"plan: weight_sync.encoding is {plan.weight_sync.encoding}; runs send all weights of a version: take full"
+        )
     for name, task in plan.tasks.items():
         sites = sorted({site_of(device) for device in task.devices})
         if name in TRAININGS and len(sites) > 1:

@@ -46,7 +46,8 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
     for name, task in plan.tasks.items():
         model = workload.architecture_of(name)
         assert model is not None  # _shape: the workload has the task
-        found += [*_settings(name, task), *_gradients(name, task, workload), *_servers(name, task)]
+        alone = any(group.tasks == (name,) for group in plan.groups)
+        found += [*_settings(name, task, alone), *_gradients(name, task, workload), *_servers(name, task)]
         found += [*_samples(name, task, workload), *_layers(name, task, model)]
         found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
@@ -153,7 +154,8 @@ def _array_replicas(index: int, name: str, task: TaskPlan) -> Iterator[str]:
             yield f"{where}: spans the nodes {', '.join(nodes)}; in a job array (group {index}) it must fit one node"
 
 
-def _settings(name: str, task: TaskPlan) -> Iterator[str]:
+def _settings(name: str, task: TaskPlan, alone: bool) -> Iterator[str]:
+    """Known values; and none that nothing would come of."""
     if task.engine != ENGINE_OF_TASK[name]:
         yield f"{name}: runs on {ENGINE_OF_TASK[name]}, not on {task.engine}"
     for key, known in _CHOICES.items():
@@ -161,6 +163,12 @@ def _settings(name: str, task: TaskPlan) -> Iterator[str]:
             yield f'{name}: {key} is one of {", ".join(known)}, not "{value}"'
     if task.idle_state == "sleep" and name != ACTOR_GENERATION:
         yield f"{name}: idle_state sleep frees a KV cache, which only {ACTOR_GENERATION} has; use resident or offload"
+    if task.idle_state != "resident" and alone:
+        yield f"{name}: idle_state is {task.idle_state}, and no other task has a turn on its devices; take resident"
+    unused = () if name in TRAININGS else ("recompute", "gradient_dtype", "optimizer_sharding")
+    for key in (*unused, *(("micro_batch",) if name == ACTOR_GENERATION else ())):
+        if (value := getattr(task, key)) != getattr(TaskPlan, key):
+            yield f"{name}: {key} is {value}, of which it makes no use; take {getattr(TaskPlan, key)}"
     if task.micro_batch < 1:
         yield f"{name}: micro_batch is {task.micro_batch}; it is at least 1"
 
@@ -276,25 +284,29 @@ def _site_order(plan: Plan) -> Iterator[str]:
 
 
 def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
-    """Routes run over links and reach every generation site from the trainer's."""
+    """Each site with stages of the trainer's first replica sends them over a link to each site that generates."""
     if plan.weight_sync.encoding not in ("full", "delta"):
         yield f'weight_sync: encoding is full or delta, not "{plan.weight_sync.encoding}"'
-    targets: dict[str, list[str]] = {}
+    sources, targets = (
+        _sites(plan.tasks[ACTOR_TRAINING].replicas[0].devices),
+        _sites(plan.tasks[ACTOR_GENERATION].devices),
+    )
+    there = Counter((route.source, route.target) for route in plan.weight_sync.routes)
     for route in plan.weight_sync.routes:
         where = f"weight_sync, route {route.source} -> {route.target}"
         if route.streams < 1:
             yield f"{where}: has {route.streams} streams; it needs at least one"
-        if route.target in targets.setdefault(route.source, []):
-            yield f"{where}: is there twice"
-        targets[route.source].append(route.target)
-        if route.source == route.target or not topology.linked(route.source, route.target):
+        if not topology.linked(route.source, route.target):
             yield f"{where}: the topology has no link between {route.source} and {route.target}"
-    reached = [lead := _lead_site(plan)]
-    for site in reached:  # grows while it is read: breadth first
-        reached += [target for target in targets.get(site, []) if target not in reached]
-    for site in _sites(plan.tasks[ACTOR_GENERATION].devices):
-        if site not in reached:
-            yield f"weight_sync: no route from {lead}, where {ACTOR_TRAINING} starts, to {site}, which generates"
+        elif route.source not in sources or route.target not in targets:
+            yield f"{where}: weights go from {', '.join(sources)}, which train, to {', '.join(targets)}, which generate"
+    for (source, target), count in there.items():
+        if count > 1:
+            yield f"weight_sync, route {source} -> {target}: is there {count} times"
+    for source in sources:
+        for target in targets:
+            if source != target and (source, target) not in there:
+                yield f"weight_sync: no route from {source}, which trains, to {target}, which generates"
 
 
 def _links(plan: Plan, topology: Topology) -> Iterator[str]:

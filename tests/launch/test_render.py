@@ -22,7 +22,8 @@ def rendered(plan, gpus):
 
 def test_jobs_of_a_plan_over_three_gpu_sites_equal_the_golden_file():
     gpus = {device.id: device.gpu for device in plan_cases.topology().devices}
-    jobs = rendered(plan_cases.plan(), gpus)
+    plan = plan_cases.plan()
+    jobs = rendered(replace(plan, weight_sync=replace(plan.weight_sync, encoding="full")), gpus)
     documents = [{**vars(job), "tasks": [command.to_json() for command in job.tasks]} for job in jobs]
     assert json.loads(json.dumps(documents)) == json.loads(GOLDEN.read_text())
 
@@ -91,6 +92,13 @@ def test_training_that_spans_sites_is_refused_by_name():
     replicas = tuple(Replica(8, (Stage((device,), (0, 2)),)) for device in ("alpha/alpha-0/0", "beta/beta-0/0"))
     plan = replace(plan, tasks={**plan.tasks, "actor_training": TaskPlan("megatron", replicas)})
     with pytest.raises(UsageError, match="actor_training has devices in alpha and beta.*one site only"):
+        rendered(plan, quick_gpus(plan))
+
+
+def test_weights_as_differences_are_refused():
+    plan = quick_plan()
+    plan = replace(plan, weight_sync=replace(plan.weight_sync, encoding="delta"))
+    with pytest.raises(UsageError, match="encoding is delta.*take full"):
         rendered(plan, quick_gpus(plan))
 
 

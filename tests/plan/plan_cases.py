@@ -74,15 +74,16 @@ def _tasks() -> dict[str, TaskPlan]:
     )
     generation = TaskPlan(
         engine="vllm",
-        idle_state="sleep",
         replicas=tuple(
             Replica(samples, (Stage((device,), (0, 28)),), kv_cache_gb, 64) for device, samples, kv_cache_gb in ROLLOUTS
         ),
     )
     reference = TaskPlan(
-        "megatron", (Replica(32, (Stage(FIRST, (0, 28)),)), Replica(32, (Stage(OTHER_FIRST, (0, 28)),)))
+        "megatron",
+        (Replica(32, (Stage(FIRST, (0, 28)),)), Replica(32, (Stage(OTHER_FIRST, (0, 28)),))),
+        idle_state="offload",
     )
-    reward = TaskPlan("megatron", (Replica(64, (Stage(("jsc/l40s-1/0",), (0, 28)),)),), idle_state="offload")
+    reward = TaskPlan("megatron", (Replica(64, (Stage(("jsc/l40s-1/0",), (0, 28)),)),))
     return {
         "actor_generation": generation,
         "reference_inference": reference,
