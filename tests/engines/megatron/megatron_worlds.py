@@ -115,9 +115,16 @@ class Job:
     temperature: float = 1.0
 
 
-def step_job(config: dict[str, Any], layout: Layout, distributed: bool = True, **changes: Any) -> Job:
+def step_job(
+    config: dict[str, Any],
+    layout: Layout,
+    distributed: bool = True,
+    bucket_parameters: int | None = None,
+    **changes: Any,
+) -> Job:
     """Return the job of two policy steps."""
-    return Job(config, layout, token_batch(), steps=2, optimizer=replace(ADAM, distributed=distributed), **changes)
+    optimizer = replace(ADAM, distributed=distributed, bucket_parameters=bucket_parameters)
+    return Job(config, layout, token_batch(), steps=2, optimizer=optimizer, **changes)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ MODELS = {
     "llama-tied": model_config("llama", tie_word_embeddings=True),
 }
 PLAIN, RECOMPUTED = {"distributed": False}, {"recompute": "full"}
+BUCKETS = {"bucket_parameters": 5000}  # several in a layer
 RECOMPUTING = ("one", "pipeline", "tensor-data", "tensor-pipeline")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{layout}, plain optimiser": (layout, PLAIN) for layout in ("one", "data", "tensor-pipeline")},
@@ -35,6 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         for layout in ("one", "pipeline", "tensor-data", "tensor-pipeline")
     },
     "data-pipeline, plain optimiser": ("data-pipeline", PLAIN),
+    **{f"{layout}, buckets": (layout, BUCKETS) for layout in ("data", "data-pipeline", "tensor-data")},
 }
 LLAMA_CASES = ("three-stages", "tensor-pipeline", "data-pipeline")
 
