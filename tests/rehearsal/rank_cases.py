@@ -28,6 +28,7 @@ from lab.fake_cuda.device import FakeCuda
 from lab.quick import quick_plan
 
 SITE, WIDTH = "alpha", 14
+ASLEEP_BYTES = 2**14  # sines and cosines, generators
 TRAINING, REFERENCE = "actor_training", "reference_inference"
 EXPERIMENT = {
     "name": "rehearsal",
@@ -42,7 +43,10 @@ EXPERIMENT = {
 
 @dataclass(frozen=True)
 class Case:
-    """A rank of a task; `settings` are more keys of the task in the plan, `model` of the experiment's model."""
+    """A rank of a task; `settings` are more keys of the task in the plan.
+
+    The stages of the last replica have `wider` times the devices of the others.
+    """
 
     task: str
     rank: int
@@ -50,9 +54,17 @@ class Case:
     stages: tuple[tuple[int, int], ...] = ((0, 2),)
     samples: tuple[int, ...] = (16,)
     settings: tuple[tuple[str, Any], ...] = ()
+    wider: int = 1
+
+    @property
+    def leads(self) -> tuple[int, ...]:
+        """Return the ranks that speak for their world: replicas of the reference are worlds of their own."""
+        replica = self.tensor * len(self.stages)
+        return tuple(replica * number for number in range(len(self.samples))) if self.task == REFERENCE else (0,)
 
     def __str__(self) -> str:
         shape = f"tp{self.tensor}-pp{len(self.stages)}-dp{len(self.samples)}"
+        shape += f"-wider{self.wider}" if self.wider > 1 else ""
         return "-".join([self.task, shape, *(str(value) for _, value in self.settings), f"rank{self.rank}"])
 
 
@@ -60,15 +72,15 @@ def write_site(directory: Path, case: Case) -> None:
     """Write what the launcher stages for the site of a case: all devices on one node of H100s."""
     (directory / "config.yaml").write_text(yaml.safe_dump(EXPERIMENT))
     devices = iter(f"{SITE}/node/{number}" for number in range(64))
+    tensors = [*[case.tensor] * (len(case.samples) - 1), case.tensor * case.wider]
     replicas = [
         {
             "samples": samples,
             "stages": [
-                {"devices": [next(devices) for _ in range(case.tensor)], "layers": list(layers)}
-                for layers in case.stages
+                {"devices": [next(devices) for _ in range(tensor)], "layers": list(layers)} for layers in case.stages
             ],
         }
-        for samples in case.samples
+        for samples, tensor in zip(case.samples, tensors, strict=True)
     ]
     plan = quick_plan().to_json()
     task = {**plan["tasks"][TRAINING], "replicas": replicas, "micro_batch": 2, **dict(case.settings)}
@@ -104,7 +116,7 @@ def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | N
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
     scores = trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
     seen["scores"] = None if scores is None else scores.shape
-    seen["asleep_bytes"] = [_sleep(engine)]
+    _sleep(engine)
     trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
     if task == TRAINING:
         settings = wire.LossSettings(kl_coefficient=0.1)
@@ -112,7 +124,7 @@ def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | N
             seen["metrics"] = sorted(
                 trainer.execute(engine, *_request(wire.Train(step=1, arrays=(), settings=settings)))
             )
-            seen["asleep_bytes"].append(_sleep(engine))
+            _sleep(engine)
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)
         engine.save(checkpoint, {"step": 1})
@@ -124,12 +136,12 @@ def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | N
     return seen
 
 
-def _sleep(engine: MegatronEngine) -> int:
-    """Sleep once, and return what the device holds in between."""
+def _sleep(engine: MegatronEngine) -> None:
+    """Sleep once, with next to nothing on the device."""
     engine.sleep(offload=True)
     held = FakeCuda.active.held_bytes
+    assert held < ASLEEP_BYTES, f"asleep, and {held} bytes are on the device"
     engine.wake()
-    return held
 
 
 def _request(message: Any) -> tuple[Any, list[bytes]]:
@@ -186,7 +198,23 @@ def _batch_on_the_host() -> tuple[Any, str, Any]:
     return passes, "cut", lambda batch, parts, _, **how: sound(batch, parts, host, **how)
 
 
+def _gradients_stay() -> tuple[Any, str, Any]:
+    """Gradients that stay on the device while others have it."""
+    from hetrl.runtime.megatron import offload
+
+    return offload, "_gradients", lambda model: []
+
+
+def _one_world() -> tuple[Any, str, Any]:
+    """All replicas of an inference in one world."""
+    from hetrl.runtime.run import context
+
+    return context, "worlds", lambda name, task: (task,)
+
+
 DEFECTS: Mapping[str, Callable[[], tuple[Any, str, Any]]] = {
     "a world without gloo": _nccl_only,
     "a batch on the host": _batch_on_the_host,
+    "gradients that stay": _gradients_stay,
+    "one world for unequal replicas": _one_world,
 }

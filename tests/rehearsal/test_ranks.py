@@ -20,10 +20,13 @@ CASES = (
     *(Case(TRAINING, rank, samples=(10, 6), settings=SHARDED) for rank in range(2)),
     *(Case(TRAINING, rank, 2, TWO_STAGES, (8, 8), (*SHARDED, *RECOMPUTED)) for rank in (0, 3, 5, 7)),
     *(Case(REFERENCE, rank, 2, TWO_STAGES, (8, 8)) for rank in (0, 6)),
+    *(Case(REFERENCE, rank, samples=(4, 12), wider=2) for rank in range(3)),
 )
 DIED_OF = {
     "a world without gloo": "No backend type associated with device type cpu",
     "a batch on the host": "FakeTensorDeviceMismatchError",
+    "gradients that stay": "asleep, and",
+    "one world for unequal replicas": "the layout needs a running world",
 }
 
 
@@ -38,11 +41,10 @@ def written(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_lives_through_a_run(case: Case, stage: Stage, tmp_path: Path, written: Path) -> None:
     played = stage.play(live, case, tmp_path, None, written)
-    seen, first = played.result, case.rank == 0
+    seen, first = played.result, case.rank in case.leads
     assert seen["devices"] == {"cuda:0"}
     assert seen["scores"] == ((16, 14) if first else None)
     assert played.peak_bytes > 0
-    assert max(seen["asleep_bytes"]) < 2**14  # sines and cosines, generators
     if case.task == TRAINING:
         assert {"loss", "grad_norm", "learning_rate"} <= set(seen["metrics"])
         assert ("lm_head.weight" in seen["exported"] or len(seen["exported"]) > 20) == first
@@ -54,4 +56,4 @@ def test_a_rank_lives_through_a_run(case: Case, stage: Stage, tmp_path: Path, wr
 @pytest.mark.parametrize("defect", DIED_OF)
 def test_a_defect_is_found(defect: str, stage: Stage, tmp_path: Path) -> None:
     with pytest.raises(RankError, match=DIED_OF[defect]):
-        stage.play(live, CASES[0], tmp_path, defect)
+        stage.play(live, CASES[-1] if "unequal" in defect else CASES[0], tmp_path, defect)

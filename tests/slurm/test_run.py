@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lab.available import skip_unless_available
-from lab.lab import Lab
+from lab.lab import ROOT, Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, RUN_SITES as SITES
 from lab.submission import CONFIG, SITE_FILES
@@ -73,6 +74,47 @@ def test_discovered_planned_and_trained_over_three_clusters(lab: Lab) -> None:
     sent_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
     for site in ("beta", "gamma"):
         assert lab.stats()["alpha", site].bytes > sent_bytes[f"alpha-{site}"] > 1_000_000
+
+
+def test_tasks_that_share_devices_take_turns_in_one_job(lab: Lab) -> None:
+    """Generation, reference and training on the two devices of alpha, each gone while another one computes."""
+    home = lab.home("alpha")
+    assert (home / "plan.json").exists(), "the run over three clusters plans first"
+    write_shared(home)
+    done = hetrl(lab, "submit", "shared.yaml", "--plan", "shared.json", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(home)
+    run = max((home / "runs").iterdir())
+    rows = lines(run / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["turn_seconds"] > 0 for row in rows)
+    assert rows[1]["kl"] > 0
+    submitted = [event for event in lines(run / "events.jsonl") if event["kind"] == "submitted"]
+    assert [(each["site"], each["job_kind"]) for each in submitted] == [("alpha", "gang")]
+
+
+def write_shared(home: Path) -> None:
+    """Write an experiment with a reference model, and a plan for it that uses alpha alone."""
+    site = yaml.safe_load((ROOT / "topology/sites/lab-alpha.yaml").read_text())
+    (home / "alpha.yaml").write_text(yaml.safe_dump({**site, "engines": ["megatron", "vllm"]}))
+    experiment = yaml.safe_load((ROOT / "configs/lab.yaml").read_text())
+    topology = experiment["topology"]
+    topology["sites"] = ["alpha.yaml", *SITE_FILES[1:]]
+    topology["links"] = f"checkout/{topology['links']}"
+    experiment["steps"], experiment["algorithm"]["kl_coefficient"] = 2, 0.05
+    (home / "shared.yaml").write_text(yaml.safe_dump(experiment))
+    plan = json.loads((home / "plan.json").read_text())
+    tasks = plan["tasks"]
+    training = {**tasks["actor_training"], "idle_state": "offload"}
+    servers = [
+        {**server, "stages": [{**server["stages"][0], "devices": [f"alpha/cpu/{number}"]}]}
+        for number, server in enumerate(tasks["actor_generation"]["replicas"])
+    ]
+    generation = {**tasks["actor_generation"], "idle_state": "offload", "replicas": servers}
+    reference = {"engine": "megatron", "idle_state": "offload", "replicas": training["replicas"]}
+    plan["tasks"] = {"actor_generation": generation, "reference_inference": reference, "actor_training": training}
+    plan["groups"] = [{"tasks": [*plan["tasks"]], "devices": devices_of(training), "job": "gang"}]
+    plan["site_order"], plan["weight_sync"]["routes"] = ["alpha"], []
+    (home / "shared.json").write_text(json.dumps(plan))
 
 
 def queued(lab: Lab) -> str:

@@ -43,7 +43,7 @@ class Offload:
         `model` is megatron's, inside its DistributedDataParallel where there is an `optimizer` (else None).
         """
         self._kept = [tensor.view(-1).view(torch.uint8) for tensor in _whole(_state(model, optimizer))]
-        gradients = [buffer.grad_data.untyped_storage() for buffer in _buffers(model)]
+        gradients = _gradients(model)
         self._dropped = [(storage, storage.nbytes()) for storage in gradients]
         on_gpu, total = torch.cuda.is_available(), sum(one.numel() for one in self._kept)
         count = -(-total // BLOCK_BYTES)
@@ -81,6 +81,10 @@ class Offload:
 def _buffers(model: torch.nn.Module) -> list[Any]:
     """Return megatron's buffers of gradients, which may hold the parameters, too."""
     return list(model.buffers) if isinstance(model, DistributedDataParallel) else []
+
+
+def _gradients(model: torch.nn.Module) -> list[torch.UntypedStorage]:
+    return [buffer.grad_data.untyped_storage() for buffer in _buffers(model)]
 
 
 def _state(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
