@@ -1,0 +1,122 @@
+"""What an agent asks of its server when a GPU goes from hand to hand, with a server in place that notes it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hetrl.runtime import wire
+from hetrl.runtime.run.rollout import Agent
+from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.vllm.idle import Idle
+from hetrl.runtime.vllm.server import VllmServer
+from hetrl.runtime.weights.weight_file import WeightFile
+
+
+class Server:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def call(self, route: str, *_: Any) -> None:
+        self.asked.append(route)
+
+    async def pause(self, *, forget: bool) -> None:
+        self.asked.append(f"pause, forget {forget}")
+
+    async def resume(self) -> None:
+        self.asked.append("resume")
+
+    async def load_weights(self, version: int, *_: Any) -> None:
+        self.asked.append(f"load {version}")
+
+    async def update_weights(self, version: int, *_: Any, recompute: bool) -> None:
+        self.asked.append(f"update {version}")
+
+
+class Run:
+    """The member of an agent: what arrives, and what it answers."""
+
+    def __init__(self, *messages: wire.Message) -> None:
+        self._messages = [SimpleNamespace(message=message, buffers=()) for message in (*messages, wire.Finish())]
+        self.answers: list[wire.Message] = []
+
+    async def receive(self) -> Envelope:
+        return cast(Envelope, self._messages.pop(0))
+
+    async def reply(self, _: Envelope, message: wire.Message) -> None:
+        self.answers.append(message)
+
+
+class Files:
+    """Weights that are whole as soon as they end."""
+
+    def end(self, end: wire.WeightsEnd) -> tuple[Path, str]:
+        return Path(f"version-{end.version}"), end.digest
+
+
+def asked(*messages: wire.Message, device: str = "cuda") -> list[str]:
+    """Return what a server is asked when these arrive; every one of them is answered."""
+    server, run = Server(), Run(*messages)
+    idle = Idle(cast(VllmServer, server), device)
+    agent = Agent(cast(Member, run), cast(VllmServer, server), idle, cast(WeightFile, Files()), recompute=True)
+    asyncio.run(agent.serve())
+    assert len(run.answers) == len(messages)
+    return server.asked
+
+
+def sleep(state: str, *, keep: bool = False) -> wire.Sleep:
+    return wire.Sleep(idle_state=state, keep_weights=keep)
+
+
+def version(number: int) -> wire.WeightsEnd:
+    return wire.WeightsEnd(version=number, tensors=1, bytes=1, digest="d")
+
+
+@pytest.mark.parametrize(
+    ("state", "asleep", "awake"),
+    [
+        ("resident", ["pause, forget False", "/collective_rpc"], ["resume"]),
+        ("sleep", ["pause, forget True", "/release_kv_cache_memory"], ["/wake_up?tags=kv_cache"]),
+        ("offload", ["/sleep?level=1&mode=keep"], ["/wake_up?tags=weights", "/wake_up?tags=kv_cache"]),
+    ],
+)
+def test_a_server_frees_what_its_state_says_and_takes_it_back(state: str, asleep: list[str], awake: list[str]) -> None:
+    assert asked(sleep(state, keep=True), wire.Wake()) == [*asleep, *awake]
+
+
+@pytest.mark.parametrize("state", ["resident", "sleep", "offload"])
+def test_a_version_that_arrives_meanwhile_is_loaded_when_there_is_room(state: str) -> None:
+    *_, loaded, last = asked(version(1), sleep(state), version(2), wire.Wake())
+    assert loaded == "load 2"
+    assert last in ("resume", "/wake_up?tags=kv_cache")
+
+
+def test_weights_come_back_between_the_two_halves_of_a_sleep() -> None:
+    assert asked(sleep("offload"), version(2), wire.Wake())[1:] == [
+        "/wake_up?tags=weights",
+        "load 2",
+        "/wake_up?tags=kv_cache",
+    ]
+
+
+def test_weights_that_were_given_up_for_nothing_are_read_again() -> None:
+    assert "load 1" in asked(version(1), sleep("offload", keep=False), wire.Wake())
+
+
+@pytest.mark.parametrize("state", ["resident", "sleep"])
+def test_weights_that_stayed_are_not_read_again(state: str) -> None:
+    assert "load 1" not in asked(version(1), sleep(state, keep=False), wire.Wake())
+
+
+def test_who_is_awake_is_updated_at_once() -> None:
+    assert asked(version(1), sleep("sleep"), wire.Wake(), version(2))[-1] == "update 2"
+
+
+def test_a_server_on_a_cpu_stops_and_goes_on() -> None:
+    assert asked(sleep("sleep"), wire.Wake(), device="cpu") == ["pause, forget True", "resume"]
