@@ -55,7 +55,7 @@ def importance_weights(
         none      w: the decoupled objective, pi_prox / pi_behav (AReaL, arXiv 2505.24298, section 5.2, after Hilton
                   et al., arXiv 2110.00641)
         truncate  min(w, cap): truncated importance sampling, TIS (Yao et al., "Your Efficient RL Framework Secretly
-                  Brings You Off-Policy RL Training", fengyao.notion.site/off-policy-rl); cap 2 is verl's and TRL's
+                  Brings You Off-Policy RL Training", fengyao.notion.site/off-policy-rl); cap 2 is verl's
         mask      w where bounds[0] <= w <= bounds[1], else 0: IcePop (arXiv 2510.18855), whose bounds are 0.5 and 5
     Without staleness `behaviour` and `proximal` are one policy in two engines, and w measures their mismatch.
     """
