@@ -22,6 +22,7 @@ CUDA = torch.device("cuda", 0)
 DEVICES = 8
 MEMORY_BYTES = 80 * 10**9
 SMALL = 2**16  # values, enough for the state of a generator
+LARGE = 2**24  # values; what the host gets of more is left unwritten: it would be memory that is not there
 BLOCK_BYTES = 512  # what torch's allocator rounds up to (c10/cuda/CUDACachingAllocator.h, kMinBlockSize)
 _aten = torch.ops.aten
 _TYPE_NAMES = {
@@ -87,7 +88,7 @@ class FakeCuda(TorchDispatchMode):
         if function is _aten._to_copy.default and target == "cpu":
             return self._read(args[0]).to(kwargs.get("dtype") or args[0].dtype, copy=True)
         if function is _aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0].copy_(self._read(args[1]))
+            return args[0] if args[0].numel() > LARGE else args[0].copy_(self._read(args[1]))
         if function is _aten._to_copy.default and not on_device:
             return self._upload(args[0], kwargs.get("dtype") or args[0].dtype)
         if function._schema.is_mutable and function.namespace == "aten":
