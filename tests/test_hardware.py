@@ -39,7 +39,7 @@ def test_catalogue_has_the_published_figures(name: str) -> None:
 
 
 def test_catalogue_has_nothing_else_but_cpu() -> None:
-    assert set(gpu_catalogue()) == {*PUBLISHED_GPUS, "cpu"}
+    assert set(gpu_catalogue()) == {*PUBLISHED_GPUS, "cpu", "cpu-half"}
 
 
 @pytest.mark.parametrize("name", PUBLISHED_GPUS)
