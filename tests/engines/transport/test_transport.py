@@ -59,7 +59,7 @@ async def _stream(source: Member, to: str | Sequence[str], count: int, size_byte
         fill = bytes([number % 251]) * size_bytes
         await source.send(to, wire.WeightsBegin(version=number, encoding="full"), [fill])
         await source.send(to, wire.Score(step=number, what="logprobs", arrays=()), [fill[: size_bytes // 4]])
-        await source.send(to, wire.Saved(step=number, directory="d", seconds=0.0))
+        await source.send(to, wire.Saved(step=number, directory="d", seconds=0.0, whole=True))
 
 
 async def _take(member: Member, count: int, taken: Callable[[int], Awaitable[None]] | None = None) -> None:
@@ -378,7 +378,7 @@ def test_what_is_urgent_overtakes_weights_on_a_slow_link() -> None:
         async with _cabled(bytes_per_second=8e6) as (run, _), members(run, TRAINER, BETA) as (trainer, rollout):
             for version in range(count):
                 await trainer.send(BETA, wire.WeightsBegin(version=version, encoding="full"), [bytes(2**20)])
-            await trainer.send(BETA, wire.Saved(step=1, directory="d", seconds=0.0))
+            await trainer.send(BETA, wire.Saved(step=1, directory="d", seconds=0.0, whole=True))
             arrived = [type((await rollout.receive(60)).message) for _ in range(count + 1)]
             assert arrived[-1] is wire.WeightsBegin
 
