@@ -11,7 +11,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
-from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, site_of
+from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
 from hetrl.workload import ACTOR_TRAINING
 
 
@@ -31,8 +31,8 @@ class SyncCost:
 
 def weight_routes(training: TaskPlan, generation: TaskPlan) -> WeightSync:
     """Return full synchronisation: each site with stages of the first replica sends them to each rollout site."""
-    sources = dict.fromkeys(site_of(stage.devices[0]) for stage in training.replicas[0].stages)
-    targets = dict.fromkeys(site_of(device) for device in generation.devices)
+    sources = sites_of(stage.devices[0] for stage in training.replicas[0].stages)
+    targets = sites_of(generation.devices)
     return WeightSync("full", tuple(Route(a, b) for a in sources for b in targets if a != b))
 
 
@@ -98,7 +98,7 @@ def weight_sync_cost(
 def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: Topology) -> float:
     """Return the slowest NIC, of rollout nodes and of nodes with weights (`formulas.interface_bytes`)."""
     total, times = sum(held.values()), [0.0]
-    nodes = dict.fromkeys(node_of(device) for device in generation.devices)
+    nodes = nodes_of(generation.devices)
     for node in dict.fromkeys((*nodes, *held)):
         nic = bytes_per_second(topology.node_by_id[node].nic_gbps)
         forwards = any(site_of(other) == site_of(node) for other in nodes if other != node)

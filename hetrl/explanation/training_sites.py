@@ -21,7 +21,7 @@ from hetrl.cost.memory import task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.explanation.resources import Part, derivatives, resources
 from hetrl.hardware import Device, Site
-from hetrl.plan.plan import RECOMPUTES, Plan, Replica, Stage, TaskPlan, site_of
+from hetrl.plan.plan import RECOMPUTES, Plan, Replica, Stage, TaskPlan, site_of, sites_of
 from hetrl.search.balance import balance
 from hetrl.search.core.tables import MAX_STAGES
 from hetrl.search.space import powers_of_two
@@ -56,7 +56,7 @@ def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
     if len(model.topology.sites) < 2:
         return None
     task = plan.tasks[ACTOR_TRAINING]
-    here = tuple(dict.fromkeys(map(site_of, task.devices)))
+    here = tuple(sites_of(task.devices))
     able = [site for site in model.topology.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
     pairs = [
         (site, other)

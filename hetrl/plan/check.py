@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from hetrl.errors import UsageError
 from hetrl.hardware import Topology
-from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Group, Plan, Replica, TaskPlan, node_of, site_of
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, Architecture, Workload
+from hetrl.plan.check_sites import repeated, site_violations
+from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Group, Plan, Replica, TaskPlan, nodes_of, sites_of
+from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, TRAININGS, Architecture, Workload
 
 _CHOICES = {
     "idle_state": IDLE_STATES,
@@ -52,20 +53,7 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
         found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
         found += _replica_grids(name, task) if name not in TRAININGS else []
-    found += [*_site_order(plan), *_weight_sync(plan, topology), *_links(plan, topology)]
-    return found
-
-
-def _sites(devices: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(map(site_of, devices)))
-
-
-def _nodes(devices: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(map(node_of, devices)))
-
-
-def _repeated(names: tuple[str, ...]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]
+    return [*found, *site_violations(plan, topology)]
 
 
 def _replicas(name: str, task: TaskPlan) -> Iterator[tuple[str, Replica]]:
@@ -124,7 +112,7 @@ def _groups(plan: Plan) -> Iterator[str]:
         yield f"groups: name the task {name}, which the plan does not have"
     owner: dict[str, int] = {}
     for index, group in enumerate(plan.groups):
-        for device in _repeated(group.devices):
+        for device in repeated(group.devices):
             yield f"group {index}: has the device {device} twice"
         for device in dict.fromkeys(group.devices):
             if owner.setdefault(device, index) != index:
@@ -150,7 +138,7 @@ def _group_tasks(index: int, group: Group, plan: Plan) -> Iterator[str]:
 
 def _array_replicas(index: int, name: str, task: TaskPlan) -> Iterator[str]:
     for where, replica in _replicas(name, task):
-        if len(nodes := _nodes(replica.devices)) > 1:
+        if len(nodes := nodes_of(replica.devices)) > 1:
             yield f"{where}: spans the nodes {', '.join(nodes)}; in a job array (group {index}) it must fit one node"
 
 
@@ -221,21 +209,21 @@ def _layers(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
 
 
 def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
-    for device in _repeated(task.devices):
+    for device in repeated(task.devices):
         yield f"{name}: has the device {device} twice"
-    for site in _sites(task.devices):
+    for site in sites_of(task.devices):
         if task.engine not in (engines := topology.site_by_name[site].engines):
             yield f"{name}: needs the engine {task.engine}; the site {site} has {', '.join(engines) or 'none'}"
     if name in TRAININGS:
         return
     for where, replica in _replicas(name, task):
-        if len(sites := _sites(replica.devices)) > 1:
+        if len(sites := sites_of(replica.devices)) > 1:
             yield f"{where}: spans the sites {', '.join(sites)}; only training may"
 
 
 def _tensor_parallel(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
     for where, devices in _stages(name, task):
-        if len(nodes := _nodes(devices)) > 1:
+        if len(nodes := nodes_of(devices)) > 1:
             yield f"{where}: tensor parallelism spans the nodes {', '.join(nodes)}; it stays inside one"
         if model.heads % len(devices):
             yield f"{where}: {len(devices)} devices do not divide the {model.heads} attention heads of {model.name}"
@@ -261,62 +249,3 @@ def _replica_grids(name: str, task: TaskPlan) -> Iterator[str]:
     for where, replica in _replicas(name, task):
         if len(degrees := sorted({len(stage.devices) for stage in replica.stages})) > 1:
             yield f"{where}: its stages have {', '.join(map(str, degrees))} devices; it has one tensor parallelism"
-
-
-def _lead_site(plan: Plan) -> str:
-    return site_of(plan.tasks[ACTOR_TRAINING].devices[0])
-
-
-def _site_order(plan: Plan) -> Iterator[str]:
-    """The used sites, each once, the actor trainer's first."""
-    for site in _repeated(plan.site_order):
-        yield f"site_order: names the site {site} twice"
-    used = _sites(plan.devices)
-    yield from (
-        f"site_order: lacks the site {site}, which the plan uses" for site in used if site not in plan.site_order
-    )
-    for site in dict.fromkeys(plan.site_order):
-        if site not in used:
-            yield f"site_order: names the site {site}, which the plan does not use"
-    lead = _lead_site(plan)
-    if plan.site_order and plan.site_order[0] != lead:
-        yield f"site_order: starts with {plan.site_order[0]}; the first rank of {ACTOR_TRAINING} is at {lead}"
-
-
-def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
-    """Each site with stages of the trainer's first replica sends them over a link to each site that generates."""
-    if plan.weight_sync.encoding not in ("full", "delta"):
-        yield f'weight_sync: encoding is full or delta, not "{plan.weight_sync.encoding}"'
-    sources, targets = (
-        _sites(plan.tasks[ACTOR_TRAINING].replicas[0].devices),
-        _sites(plan.tasks[ACTOR_GENERATION].devices),
-    )
-    there = Counter((route.source, route.target) for route in plan.weight_sync.routes)
-    for route in plan.weight_sync.routes:
-        where = f"weight_sync, route {route.source} -> {route.target}"
-        if route.streams < 1:
-            yield f"{where}: has {route.streams} streams; it needs at least one"
-        if not topology.linked(route.source, route.target):
-            yield f"{where}: the topology has no link between {route.source} and {route.target}"
-        elif route.source not in sources or route.target not in targets:
-            yield f"{where}: weights go from {', '.join(sources)}, which train, to {', '.join(targets)}, which generate"
-    for (source, target), count in there.items():
-        if count > 1:
-            yield f"weight_sync, route {source} -> {target}: is there {count} times"
-    for source in sources:
-        for target in targets:
-            if source != target and (source, target) not in there:
-                yield f"weight_sync: no route from {source}, which trains, to {target}, which generates"
-
-
-def _links(plan: Plan, topology: Topology) -> Iterator[str]:
-    """Samples pass the lead site's controller; the sites of a training task form one torch world."""
-    lead = _lead_site(plan)
-    for site in _sites(plan.devices):
-        if not topology.linked(lead, site):
-            yield f"site {site}: has no link to {lead}, where the controller runs"
-    for name in TRAININGS:
-        sites = _sites(plan.tasks[name].devices) if name in plan.tasks else []
-        for site, other in combinations(sites, 2):
-            if not topology.linked(site, other):
-                yield f"{name}: trains over {site} and {other}, which have no link"

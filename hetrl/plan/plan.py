@@ -7,7 +7,7 @@ hosts when the job starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from typing import Any
@@ -28,6 +28,16 @@ def site_of(device: str) -> str:
 def node_of(device: str) -> str:
     """Return `site/node` of `site/node/index`."""
     return device.rsplit("/", 1)[0]
+
+
+def sites_of(devices: Iterable[str]) -> list[str]:
+    """Return the sites of devices, each once, in order."""
+    return list(dict.fromkeys(map(site_of, devices)))
+
+
+def nodes_of(devices: Iterable[str]) -> list[str]:
+    """Return the nodes of devices, each once, in order."""
+    return list(dict.fromkeys(map(node_of, devices)))
 
 
 @dataclass(frozen=True)
