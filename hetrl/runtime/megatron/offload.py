@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel
 
-# A power of two: what torch's allocator of pinned memory rounds up to (aten/src/ATen/core/CachingHostAllocator.h).
-BLOCK_BYTES = 2**26
+from hetrl.runtime.megatron.snapshot import HostBytes
 
 
 class Offload:
@@ -24,7 +23,7 @@ class Offload:
         """Start awake."""
         self._kept: list[torch.Tensor] = []  # flat, as bytes; each is a whole storage
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
-        self._blocks: list[torch.Tensor] = []
+        self._host = HostBytes()
 
     @property
     def away(self) -> bool:
@@ -34,7 +33,7 @@ class Offload:
     @property
     def host_bytes(self) -> int:
         """Return what the host holds of it."""
-        return len(self._blocks) * BLOCK_BYTES
+        return self._host.held_bytes
 
     @torch.no_grad()
     def leave(self, model: torch.nn.Module, optimizer: Any) -> None:
@@ -45,11 +44,8 @@ class Offload:
         self._kept = [tensor.view(-1).view(torch.uint8) for tensor in _whole(_state(model, optimizer))]
         gradients = _gradients(model)
         self._dropped = [(storage, storage.nbytes()) for storage in gradients]
-        on_gpu, total = torch.cuda.is_available(), sum(one.numel() for one in self._kept)
-        count = -(-total // BLOCK_BYTES)
-        self._blocks = [torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(count)]
-        for on_device, on_host in self._pieces():
-            on_host.copy_(on_device, non_blocking=True)
+        for one in self._kept:
+            self._host.add(one)
         _wait()
         for storage in (*(one.untyped_storage() for one in self._kept), *gradients):
             storage.resize_(0)
@@ -61,21 +57,12 @@ class Offload:
         sizes = [(one.untyped_storage(), one.numel()) for one in self._kept]
         for storage, size in (*sizes, *self._dropped):
             storage.resize_(size)
-        for on_device, on_host in self._pieces():
-            on_device.copy_(on_host, non_blocking=True)
-        _wait()
-        self._kept, self._dropped, self._blocks = [], [], []
-
-    def _pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield what lies together on the device with its place on the host, where block after block is filled."""
-        place = 0
+        start = 0
         for one in self._kept:
-            done = 0
-            while done < one.numel():
-                block, offset = divmod(place, BLOCK_BYTES)
-                size = min(one.numel() - done, BLOCK_BYTES - offset)
-                yield one[done : done + size], self._blocks[block][offset : offset + size]
-                done, place = done + size, place + size
+            self._host.copy_to(one, start)
+            start += one.numel()
+        _wait()
+        self._kept, self._dropped, self._host = [], [], HostBytes()
 
 
 def _buffers(model: torch.nn.Module) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The bytes of a safetensors file in host memory, taken from tensors that go on changing, and their way to the disk."""
+"""Bytes of tensors in host memory: to come back later, or as a safetensors file on its way to the disk."""
 
 from __future__ import annotations
 
@@ -11,42 +11,77 @@ from typing import Any
 
 import torch
 
-CHUNK_BYTES = 2**26  # a power of two: torch's pinned memory comes in those
+# A power of two: what torch's allocator of pinned memory rounds up to (aten/src/ATen/core/CachingHostAllocator.h).
+CHUNK_BYTES = 2**26
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8"}
 
 
-class Snapshot:
-    """Tensors as they were when they were added, laid end to end in chunks of host memory (pinned beside a GPU).
+class HostBytes:
+    """Bytes laid end to end in chunks of host memory, which is pinned beside a GPU.
 
-    Copies from a GPU go on while the next tensors are added: synchronise the device before the bytes are read.
-    Layout of the file: https://github.com/huggingface/safetensors ("Format").
+    Copies to and from a GPU go on while the next ones begin: synchronise the device before anybody reads the bytes.
     """
 
     def __init__(self) -> None:
         self._chunks: list[torch.Tensor] = []
-        self._size = 0
+        self.size = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what the chunks take."""
+        return len(self._chunks) * CHUNK_BYTES
+
+    def add(self, data: torch.Tensor) -> None:
+        """Copy flat bytes (uint8) behind those that are there."""
+        start = self.size
+        self.size += data.numel()
+        while len(self._chunks) * CHUNK_BYTES < self.size:
+            self._chunks.append(torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
+        for place, part in self._places(start, self.size):
+            part.copy_(data[place : place + part.numel()], non_blocking=True)
+
+    def copy_to(self, data: torch.Tensor, start: int) -> None:
+        """Copy the bytes from `start` on into a flat tensor (uint8), as many as it has."""
+        for place, part in self._places(start, start + data.numel()):
+            data[place : place + part.numel()].copy_(part, non_blocking=True)
+
+    def parts(self) -> Iterator[torch.Tensor]:
+        """Yield all bytes in order, at most a chunk at once."""
+        yield from (part for _, part in self._places(0, self.size))
+
+    def _places(self, start: int, stop: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """Yield the parts of chunks that hold the bytes of a range, and how far each is from its beginning."""
+        at = start
+        while at < stop:
+            number, offset = divmod(at, CHUNK_BYTES)
+            part = self._chunks[number][offset : offset + stop - at]
+            yield at - start, part
+            at += part.numel()
+
+
+class Snapshot:
+    """Tensors as they were when they were added, as a safetensors file; see `HostBytes`.
+
+    Layout of the file: https://github.com/huggingface/safetensors ("Format").
+    """
+
+    def __init__(self) -> None:
+        self._bytes = HostBytes()
         self._header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers loads no file without it
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Copy a tensor: float32, bfloat16 or uint8."""
         data = tensor.detach().contiguous().view(-1).view(torch.uint8)
-        offsets = (self._size, self._size + data.numel())
+        offsets = (self._bytes.size, self._bytes.size + data.numel())
         self._header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tuple(tensor.shape), "data_offsets": offsets}
-        while data.numel():
-            used = self._size % CHUNK_BYTES
-            if used == 0:
-                self._chunks.append(torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
-            part, data = data[: CHUNK_BYTES - used], data[CHUNK_BYTES - used :]
-            self._chunks[-1][used : used + part.numel()].copy_(part, non_blocking=True)
-            self._size += part.numel()
+        self._bytes.add(data)
 
     def parts(self) -> Iterator[torch.Tensor]:
         """Yield the bytes of the file in order, at most CHUNK_BYTES at once (uint8)."""
         text = json.dumps(self._header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         yield torch.frombuffer(bytearray(len(text).to_bytes(8, "little") + text), dtype=torch.uint8)
-        for number, chunk in enumerate(self._chunks):
-            yield chunk[: self._size - number * CHUNK_BYTES]
+        yield from self._bytes.parts()
 
 
 def write_parts(path: Path, parts: Iterable[torch.Tensor]) -> None:

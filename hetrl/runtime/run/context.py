@@ -136,7 +136,7 @@ class Context:
 
     def takes_turns(self, task: str) -> bool:
         """Return whether other tasks of the plan compute on the devices of this one."""
-        return any(task in group.tasks and len(group.tasks) > 1 for group in self.plan.groups)
+        return any(task in group for group in self.shared_groups)
 
     @cached_property
     def shared_groups(self) -> tuple[dict[str, Party], ...]:

@@ -121,7 +121,7 @@ class Agent:
         except HetrlError as error:
             await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
             return
-        self._newest, self._current = _Version(end.version, path, digest), self._idle.asleep is False
+        self._newest, self._current = _Version(end.version, path, digest), not self._idle.asleep
         if self._current:
             await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start

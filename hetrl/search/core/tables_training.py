@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -19,6 +19,7 @@ from hetrl.cost.compute import (
     optimizer_seconds,
     weight_seconds,
 )
+from hetrl.cost.efficiency import Rates
 from hetrl.cost.memory import embedding_bytes, kept_bytes, training_state_bytes, update_bytes, working_bytes
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
@@ -90,7 +91,7 @@ def training_tables(space: Space) -> TrainingTables:
         parameters[t, k], embedding[t, k] = _parameters(rank), embedding_bytes(rank)
         kept[t, k] = [kept_bytes(replace(rank, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
         working[t, k] = _working(rank, [float(size * workload.max_sequence_tokens) for size in sizes])
-        for kind, placed in _placed(space, rank):
+        for kind, placed in _placed(space, rank, rates):
             both[t, kind, k] = _both(placed, workload)
             forward[t, kind, k] = _forward(placed, workload.attended_tokens)
     steps = workload.optimizer_steps_per_iteration
@@ -149,12 +150,12 @@ def _ranks(space: Space, tensors: int) -> Iterator[tuple[int, int, StageShape]]:
                     yield t, k, replace(shape, tensor_parallel=1 << k)
 
 
-def _placed(space: Space, rank: StageShape) -> Iterator[tuple[int, Placed]]:
+def _placed(space: Space, rank: StageShape, rates: Sequence[Rates]) -> Iterator[tuple[int, Placed]]:
     """Yield (c, the rank with its peers on a node of class c), for the classes whose nodes hold them."""
     for kind, own in enumerate(space.classes):
         if rank.tensor_parallel <= own.gpus_per_node:
             peers = slowest(space.problem.topology, space.nodes[kind][0][: rank.tensor_parallel])
-            yield kind, Placed(replace(rank, rates=space.problem.efficiencies.rates(own.gpu)), (), peers, None)
+            yield kind, Placed(replace(rank, rates=rates[kind]), (), peers, None)
 
 
 def _working(shape: StageShape, tokens: list[float]) -> Floats:
@@ -173,11 +174,12 @@ def _parameters(shape: StageShape) -> Floats:
     return found
 
 
-def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float], high: int) -> Floats:
+def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float]) -> Floats:
     """Return [r, l, 4]: the coefficients of 1, x, y and x y of a cost of (stage with x layers, y, recomputation).
 
-    It is linear in x and in y, so its values at 0 and 1 layers, with y = 0 and `high`, say all of it.
+    It is linear in x and in y, so its values at 0 and 1 layers, with y = 0 and one other, say all of it.
     """
+    high = 4096  # tokens: as many as keep the digits of what one of them costs
     found = np.zeros((2, 2, 4))
     for r, last in product((0, 1), (0, 1)):
         stages = [replace(shape, last=bool(last), layers=layers) for layers in (0, 1)]
@@ -192,14 +194,14 @@ def _both(placed: Placed, workload: Workload) -> Floats:
         of_shape = replace(placed, shape=stage)
         return micro_batch_times(of_shape, float(tokens), recompute, workload.attended_tokens).both
 
-    return _corners(placed.shape, seconds, 4096)
+    return _corners(placed.shape, seconds)
 
 
 @lru_cache(maxsize=200_000)
 def _forward(placed: Placed, sequence: float) -> Floats:
     """Return [l, 8]; see `TrainingTables.forward`."""
     found = np.zeros((2, 8))
-    beside = _corners(placed.shape, lambda stage, n, _: beside_products_seconds(replace(placed, shape=stage), n), 4096)
+    beside = _corners(placed.shape, lambda stage, n, _: beside_products_seconds(replace(placed, shape=stage), n))
     for last in (0, 1):
         none, one = (replace(placed.shape, last=bool(last), layers=layers) for layers in (0, 1))
         products = [forward_flops(stage, sequence) / stage.rates.prefill_flops for stage in (none, one)]

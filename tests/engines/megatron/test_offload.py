@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import offload
+from hetrl.runtime.megatron import snapshot
 from tests.engines.megatron.megatron_worlds import LAYOUTS, Job, Worlds, model_config, start_engine, step_job, weights
 
 
@@ -25,7 +25,7 @@ class Seen:
 
 def slept(rank: int, port: int, work: tuple[Job, bool]) -> Seen:
     job, sleeps = work
-    offload.BLOCK_BYTES = 1 << 14  # several blocks even of a tiny model, and storages that cross their borders
+    snapshot.CHUNK_BYTES = 1 << 14  # several chunks even of a tiny model, and storages that cross their borders
     engine = start_engine(rank, port, job)
     engine.load(weights(job.config))
     seen = Seen([], {}, [], [])
