@@ -13,7 +13,7 @@ from hetrl.cost.check import violations
 from hetrl.cost.iteration import with_prediction
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths, empirical
-from hetrl.plan.plan import Plan, TaskPlan
+from hetrl.plan.plan import RECOMPUTES, Plan, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
@@ -154,7 +154,7 @@ def _varied(plan: Plan, problem: Problem, rng: random.Random) -> Plan:
         changes = (
             {"micro_batch": max(task.micro_batch // 2, 1)},
             {"micro_batch": task.micro_batch * 2},
-            {"recompute": rng.choice(("none", "full"))},
+            {"recompute": rng.choice(RECOMPUTES)},
             {"optimizer_sharding": rng.choice(("none", "data_parallel"))},
             {"gradient_dtype": rng.choice(("fp32", "bf16"))},
         )

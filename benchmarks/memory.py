@@ -22,7 +22,7 @@ from hetrl.cost.compute import StageShape
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.memory import Footprint, inference_footprint, training_footprint
 from hetrl.lengths import Lengths
-from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.plan.plan import RECOMPUTES, Replica, Stage, TaskPlan
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.workload import Workload, architecture
 from lab.fake_cuda.engine_rank import EngineRank, play
@@ -43,7 +43,8 @@ class Case:
     @property
     def name(self) -> str:
         layout, rank = self.rank.layout, self.rank
-        what = f"train, {rank.recompute}{', sharded' if rank.distributed else ''}" if rank.training else "score"
+        again = rank.recompute if rank.recompute_layers is None else f"full of {rank.recompute_layers} layers"
+        what = f"train, {again}{', sharded' if rank.distributed else ''}" if rank.training else "score"
         what += ", offload" if rank.offload else ""
         shape = f"TP {layout.tensor}, PP {layout.pipeline}, DP {layout.data}, {layout.micro_batch} x {rank.tokens}"
         return f"{rank.model}, {shape}, {what}"
@@ -56,16 +57,17 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         model = MODELS[number % len(MODELS)]
         tensor, pipeline, data = (chance.choice(choices) for choices in ((1, 2, 4, 8), (1, 2, 4), (1, 2, 4)))
         micro_batch, tokens = chance.choice((1, 2, 4)), chance.choice((1024, 2048, 4096))
-        training, recompute = chance.random() < 0.75, chance.choice(("none", "full"))
+        training, recompute = chance.random() < 0.75, chance.choice(RECOMPUTES)
         layers = architecture(model).layers
         stages = tuple((layers * i // pipeline, layers * (i + 1) // pipeline) for i in range(pipeline))
         layout = Layout(tensor, stages, (pipeline * micro_batch,) * data, micro_batch)
         distributed = data > 1 and chance.random() < 0.7
-        for stage in range(pipeline):
+        part = chance.choice((None, 0.9, 0.5)) if recompute == "full" else None
+        for stage, (first, end) in enumerate(stages):
+            again = None if part is None else int(part * (end - first))
             rank = layout.rank_of(0, stage, 0)
-            yield Case(
-                EngineRank(model, layout, rank, tokens, training, recompute, distributed, number % 3 == 2), stage
-            )
+            one = EngineRank(model, layout, rank, tokens, training, recompute, again, distributed, number % 3 == 2)
+            yield Case(one, stage)
 
 
 def predicted(case: Case) -> Footprint:
@@ -87,7 +89,8 @@ def predicted(case: Case) -> Footprint:
     )
     first, last = layout.stages[case.stage]
     ends = (case.stage == 0, case.stage == layout.pipeline - 1)
-    shape = StageShape(model, last - first, *ends, True, layout.tensor, rates)
+    again = one.recompute_layers
+    shape = StageShape(model, last - first, *ends, True, layout.tensor, rates, recompute_layers=again)
     if one.training:
         return training_footprint(shape, task, case.stage, workload)
     return inference_footprint(shape, task, workload)

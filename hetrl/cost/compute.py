@@ -5,7 +5,7 @@ Everything here is of one pipeline stage on one of its `tensor_parallel` equal r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hetrl.cost.efficiency import Rates
@@ -19,7 +19,7 @@ class StageShape:
 
     `first` and `last` are its place in the pipeline (both where there is one stage). `head` is true for the tasks that
     end in the vocabulary; critic and reward model end in one number, whose product is left out. `rates` are those of
-    each rank's GPU.
+    each rank's GPU. `recompute_layers` are those that full recomputation computes again (None: all).
     """
 
     architecture: Architecture
@@ -30,6 +30,7 @@ class StageShape:
     tensor_parallel: int
     rates: Rates
     weight_bytes: int = 2
+    recompute_layers: int | None = None
 
     @property
     def parameters(self) -> float:
@@ -61,6 +62,12 @@ class StageShape:
         model = self.architecture
         share = max(1.0, model.kv_heads / self.tensor_parallel) / model.kv_heads
         return self.layers * model.kv_bytes_per_token_layer * self.weight_bytes / 2 * share
+
+    def recomputed(self, recompute: str) -> int:
+        """Return how many layers a backward pass with this recomputation computes again, whole."""
+        if recompute != "full":
+            return 0
+        return self.layers if self.recompute_layers is None else self.recompute_layers
 
 
 def has_language_head(task: str) -> bool:
@@ -102,6 +109,15 @@ def layer_activation_bytes(shape: StageShape) -> float:
     return values * shape.weight_bytes / shape.tensor_parallel
 
 
+def unmultiplied_bytes(shape: StageShape) -> float:
+    """Return the bytes per token that a layer keeps and selective recomputation frees: no product makes them.
+
+    What its two norms and its activation give, on one rank.
+    """
+    model = shape.architecture
+    return (2 * model.hidden + model.intermediate) * shape.weight_bytes / shape.tensor_parallel
+
+
 def weight_seconds(stage: StageShape) -> float:
     """Return the time of reading the weights of a rank once."""
     return stage.matrix_parameters * stage.weight_bytes / stage.rates.decode_bytes
@@ -122,14 +138,23 @@ def prefill_seconds(stage: StageShape, tokens: float, sequence: float, head_toke
 def training_seconds(stage: StageShape, tokens: float, sequence: float, recompute: str) -> tuple[float, float]:
     """Return the forward and the backward time of one micro-batch of `tokens` tokens.
 
-    Products, and beside them what norms, activations, residuals and the loss move through memory
-    (`activation_traffic_bytes`). Backward is twice the forward in both (two products per matrix, a gradient per value);
-    full recomputation adds one forward: 6 N + 2 N.
+    Backward is twice the forward (two products per matrix, a gradient per value), and what it computes again: forward
+    passes of whole layers (6 N + 2 N), or selectively what the layers make without products.
     """
+    forward = _forward_seconds(stage, tokens, sequence)
+    again = 0.0
+    if layers := stage.recomputed(recompute):
+        again = _forward_seconds(replace(stage, layers=layers, last=False), tokens, sequence)
+    elif recompute == "selective":
+        again = 2 * tokens * stage.layers * unmultiplied_bytes(stage) / stage.rates.activation_bytes_per_s
+    return forward, 2 * forward + again
+
+
+def _forward_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
+    """Return the time of products, and beside them of what norms, activations, residuals and the loss move."""
     device = stage.rates
     products = tokens * forward_flops(stage, sequence) / device.training_flops
-    forward = products + tokens * activation_traffic_bytes(stage) / device.activation_bytes_per_s
-    return forward, (3 if recompute == "full" else 2) * forward
+    return products + tokens * activation_traffic_bytes(stage) / device.activation_bytes_per_s
 
 
 def activation_traffic_bytes(stage: StageShape) -> float:

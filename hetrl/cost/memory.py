@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes
+from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes, unmultiplied_bytes
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import stage_shape
 from hetrl.plan.plan import Plan, Replica, TaskPlan, node_of
@@ -73,9 +73,11 @@ def kept_layer_bytes(shape: StageShape) -> float:
 
 
 def kept_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
-    """Return the bytes that `in_flight` micro-batches keep between their passes; recomputation keeps layers' inputs."""
+    """Return the bytes that `in_flight` micro-batches keep between their passes; of a recomputed layer its input."""
     inputs = shape.architecture.hidden * shape.weight_bytes / shape.tensor_parallel
-    return tokens * in_flight * shape.layers * (inputs if recompute == "full" else kept_layer_bytes(shape))
+    again = shape.recomputed(recompute)
+    layer = kept_layer_bytes(shape) - (unmultiplied_bytes(shape) if recompute == "selective" else 0.0)
+    return tokens * in_flight * (again * inputs + (shape.layers - again) * layer)
 
 
 def head_bytes(shape: StageShape, tokens: float, training: bool) -> float:
@@ -97,9 +99,11 @@ def head_bytes(shape: StageShape, tokens: float, training: bool) -> float:
 def working_bytes(shape: StageShape, tokens: float, recompute: str) -> float:
     """Return what the passes of one micro-batch need beside what is kept: the output layer, or a layer's temporaries.
 
-    A backward pass has about half a layer of them; recomputation has that layer's activations as well, and its own.
+    A backward pass has about half a layer of them; recomputation has that layer's activations as well, and its own,
+    when what the layers behind it kept is free again.
     """
-    layers = 2.0 if recompute == "full" else 0.5
+    again = shape.recomputed(recompute)
+    layers = max(2.0 - (shape.layers - again), 0.5) if again else 0.5
     return max(layers * tokens * kept_layer_bytes(shape), head_bytes(shape, tokens, training=True))
 
 
@@ -219,7 +223,8 @@ def task_footprints(name: str, task: TaskPlan, model: CostModel) -> Iterator[tup
         server = (replica.kv_cache_gb, replica.max_sequences)
         for index, stage in enumerate(replica.stages):
             rates = model.rates(stage.devices[0])
-            key = (rates, index, len(stage.devices), stage.layers[1] - stage.layers[0], len(replica.stages), server)
+            layers = (stage.layers[1] - stage.layers[0], stage.recompute_layers)
+            key = (rates, index, len(stage.devices), layers, len(replica.stages), server)
             if key not in memo:
                 shape = stage_shape(name, replica, index, rates, model.workload)
                 memo[key] = footprint(name, task, replica, shape, index, model.workload)

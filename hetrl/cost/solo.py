@@ -19,7 +19,6 @@ from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import micro_batch_times, pipeline_seconds
 from hetrl.hardware import Device, Node, Site, Topology, gpu_type
-from hetrl.plan.plan import RECOMPUTES
 from hetrl.workload import Architecture
 
 SHARDINGS = ("none", "optimizer", "full")
@@ -120,7 +119,7 @@ def _layouts(asked: SoloTraining, offload: str) -> Iterator[Parallelism]:
     micro_batches = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
     if asked.samples is not None:
         micro_batches = tuple(size for size in micro_batches if size <= asked.samples)
-    recomputes = RECOMPUTES if asked.recompute is None else (asked.recompute,)
+    recomputes = ("none", "full") if asked.recompute is None else (asked.recompute,)
     shardings = SHARDINGS if asked.sharding is None else (asked.sharding,)
     for tensor, pipeline, data in grids(asked):
         if pipeline > model.layers or (asked.samples is not None and data > asked.samples):

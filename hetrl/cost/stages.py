@@ -49,6 +49,7 @@ def stage_shape(task: str, replica: Replica, index: int, rates: Rates, workload:
         tensor_parallel=len(stage.devices),
         rates=rates,
         weight_bytes=workload.weight_bytes,
+        recompute_layers=stage.recompute_layers,
     )
 
 
@@ -72,7 +73,7 @@ def place_all(task: str, replicas: Sequence[Replica], model: CostModel) -> list[
     found = []
     for replica in replicas:
         devices = [tuple(model.topology.device_by_id[name] for name in stage.devices) for stage in replica.stages]
-        spans = tuple(stage.layers for stage in replica.stages)
+        spans = tuple((stage.layers, stage.recompute_layers) for stage in replica.stages)
         key = (spans, tuple(tuple((d.site, d.node) for d in ranks) for ranks in devices))
         if key not in known:
             known[key] = place(task, replica, model)

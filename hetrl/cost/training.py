@@ -154,10 +154,11 @@ def micro_batch_times(stage: Placed, tokens: float, recompute: str, sequence: fl
     shape = stage.shape
     forward, backward = training_seconds(shape, tokens, sequence, recompute)
     activation = activation_bytes(shape, tokens)
-    reduce = 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
+    layer = 2 * all_reduce_seconds(shape.tensor_parallel, activation, stage.peers)
     fixed = shape.rates.overhead.micro_batch / 3
-    passes = 2 if recompute == "full" else 1
-    return Times(forward + reduce + fixed, backward + passes * reduce + 2 * fixed, stage.hop, activation, hop_sharing)
+    forward += shape.layers * layer + fixed
+    backward += (shape.layers + shape.recomputed(recompute)) * layer + 2 * fixed
+    return Times(forward, backward, stage.hop, activation, hop_sharing)
 
 
 def activation_bytes(shape: StageShape, tokens: float) -> float:

@@ -107,7 +107,7 @@ def _grids(sites: tuple[Site, ...], like: TaskPlan, model: CostModel) -> Iterato
 
 
 def _sized(chains: Sequence[tuple[Block, ...]], like: TaskPlan, model: CostModel) -> Iterator[TaskPlan]:
-    """Yield the task for each micro-batch, recomputed in full only where it does not fit otherwise."""
+    """Yield the task for each micro-batch, recomputed only as far as it does not fit otherwise."""
     for micro_batch in MICRO_BATCHES:
         for recompute in RECOMPUTES:
             changed = replace(like, micro_batch=micro_batch, recompute=recompute, idle_state="resident")

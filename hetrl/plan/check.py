@@ -49,7 +49,7 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
         assert model is not None  # _shape: the workload has the task
         alone = any(group.tasks == (name,) for group in plan.groups)
         found += [*_settings(name, task, alone), *_gradients(name, task, workload), *_servers(name, task)]
-        found += [*_samples(name, task, workload), *_layers(name, task, model)]
+        found += [*_samples(name, task, workload), *_layers(name, task, model), *_recomputation(name, task)]
         found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
         found += _replica_grids(name, task) if name not in TRAININGS else []
@@ -206,6 +206,20 @@ def _layers(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
                 yield f"{where}: stage {index} ends before layer {span[1]}, stage {index + 1} starts at {following[0]}"
         if (spans[0][0], spans[-1][1]) != (0, model.layers):
             yield f"{where}: holds the layers [{spans[0][0]}, {spans[-1][1]}] of {model.name}'s [0, {model.layers}]"
+
+
+def _recomputation(name: str, task: TaskPlan) -> Iterator[str]:
+    """A number of layers is said only where whole layers are computed again, and the stage has as many."""
+    for where, replica in _replicas(name, task):
+        for index, stage in enumerate(replica.stages):
+            count, layers = stage.recompute_layers, stage.layers[1] - stage.layers[0]
+            if count is None:
+                continue
+            said = f"{where}, stage {index}: recompute_layers is {count}"
+            if task.recompute != "full":
+                yield f"{said}, and recompute is {task.recompute}, not full"
+            elif not 0 <= count <= layers:
+                yield f"{said}; the stage has {layers} layers"
 
 
 def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:

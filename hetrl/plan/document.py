@@ -20,6 +20,7 @@ Whole = Annotated[int, Field(ge=0)]
 class _Stage(Strict):
     devices: list[Text] = Field(min_length=1)
     layers: tuple[Whole, Whole]
+    recompute_layers: Whole | None = None
 
 
 class _Replica(Strict):
@@ -34,7 +35,7 @@ class _Task(Strict):
     replicas: list[_Replica] = Field(min_length=1)
     idle_state: Literal["resident", "offload", "sleep"] = "resident"
     micro_batch: AtLeastOne = 1
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
     gradient_dtype: Literal["fp32", "bf16"] = "fp32"
     optimizer_sharding: Literal["none", "data_parallel"] = "none"
 

@@ -16,7 +16,7 @@ from hetrl.workload import INFERENCES
 
 FORMAT = "hetrl-plan/1"
 IDLE_STATES = ("resident", "offload", "sleep")
-RECOMPUTES = ("none", "full")
+RECOMPUTES = ("none", "selective", "full")
 SHARDINGS = ("none", "data_parallel")
 
 
@@ -42,10 +42,14 @@ def nodes_of(devices: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage: its devices in rank order and its layers [first, last)."""
+    """One pipeline stage: its devices in rank order and its layers [first, last).
+
+    Of a training with `recompute: full`, the first `recompute_layers` of them are computed again; None: all.
+    """
 
     devices: tuple[str, ...]
     layers: tuple[int, int]
+    recompute_layers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class TaskPlan:
     replicas: tuple[Replica, ...]
     idle_state: str = "resident"
     micro_batch: int = 1
-    recompute: str = "none"  # none | full
+    recompute: str = "none"  # none | selective | full
     gradient_dtype: str = "fp32"  # fp32 | bf16: what the data-parallel reduction sends
     optimizer_sharding: str = "none"  # none | data_parallel
 
@@ -107,6 +111,10 @@ class TaskPlan:
             for replica in self.replicas
             for device in replica.stages[stage].devices
         )
+
+    def stage_of(self, device: str) -> Stage:
+        """Return the stage that holds a device of the task."""
+        return next(stage for replica in self.replicas for stage in replica.stages if device in stage.devices)
 
 
 def worlds(name: str, task: TaskPlan) -> tuple[TaskPlan, ...]:

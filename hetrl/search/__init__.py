@@ -17,6 +17,7 @@ from hetrl.search.core.functions import library
 from hetrl.search.ilp import solver as ilp_solver
 from hetrl.search.infeasible import refuse_impossible
 from hetrl.search.limits import Progress
+from hetrl.search.relax import relax_recomputation
 from hetrl.search.space import Grouping, Space
 
 __all__ = ["SOLVERS", "Objective", "Problem", "Progress", "solve"]
@@ -71,6 +72,8 @@ def solve(
     took = round(time.monotonic() - began, 3)
     told = replace(plan.solver, seconds=took, evaluations=compared, objective=problem.objective.kind)
     plan = replace(plan, solver=told)
+    if told.bound_seconds is None:  # it bounds plans that recompute whole stages
+        plan = relax_recomputation(plan, problem.model)
     check(plan, problem.model)
     return plan
 

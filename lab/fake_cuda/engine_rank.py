@@ -28,6 +28,7 @@ class EngineRank:
     tokens: int
     training: bool = True
     recompute: str = "none"
+    recompute_layers: int | None = None
     distributed: bool = True
     offload: bool = False
 
@@ -60,6 +61,7 @@ def play(case: EngineRank) -> Asleep | None:
         optimizer=OptimizerSettings(learning_rate=1e-6, distributed=case.distributed) if case.training else None,
         seed=0,
         recompute=case.recompute,
+        recompute_layers=case.recompute_layers,
     )
     engine.load(_weights(engine))
     batch = _batch(sum(case.layout.samples), case.tokens, case.training)

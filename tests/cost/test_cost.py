@@ -89,7 +89,13 @@ def test_a_token_costs_six_flops_per_parameter_and_causal_attention_to_train() -
     traffic = 100 * (3 * 2 * 2 * values + 12 * 151936) / device.activation_bytes_per_s
     assert kept == pytest.approx(products + traffic)
     assert traffic < 0.15 * products
-    assert again / kept == pytest.approx(8 / 6)
+    layers = replace(WHOLE, last=False)
+    assert again - kept == pytest.approx(training_seconds(layers, 100, sequence, "none")[0])
+    half = sum(training_seconds(replace(WHOLE, recompute_layers=18), 100, sequence, "full"))
+    assert half - kept == pytest.approx((again - kept) / 2)
+    selective = sum(training_seconds(WHOLE, 100, sequence, "selective"))
+    values = 36 * (2 * 4096 + 12288)  # two norms, one activation: written and read once more
+    assert selective - kept == pytest.approx(100 * 2 * 2 * values / device.activation_bytes_per_s)
 
 
 SERVER = ((WHOLE, None, None),)

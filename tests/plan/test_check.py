@@ -100,6 +100,12 @@ def uneven_stages(p: Plan) -> Plan:
     return one_replica(REFERENCE, (FIRST[:1], (0, 14)), (SECOND, (14, 28)))(p)
 
 
+def recomputed(layers: int) -> Change:
+    """Two stages of 14 layers, of which the second computes so many again."""
+    stages = (Stage(FIRST, (0, 14)), Stage(SECOND, (14, 28), layers))
+    return replicas(TRAINING, lambda old: (replace(old[0], stages=stages), *old[1:]))
+
+
 def unequal_split(p: Plan) -> Plan:
     stages = (Stage(OTHER_FIRST, (0, 12)), Stage(OTHER_SECOND, (12, 28)))
     return replicas(TRAINING, lambda old: (old[0], Replica(24, stages)))(p)
@@ -166,6 +172,18 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
         (REFERENCE, "optimizer_sharding is data_parallel", "take none"),
     ),
     "training sleeps": (task(TRAINING, idle_state="sleep"), (TRAINING, "KV cache")),
+    "more recomputed layers than a stage has": (
+        recomputed(15),
+        (f"{TRAINING}, replica 0, stage 1", "recompute_layers is 15; the stage has 14 layers"),
+    ),
+    "fewer recomputed layers than none": (
+        recomputed(-1),
+        (f"{TRAINING}, replica 0, stage 1", "recompute_layers is -1"),
+    ),
+    "recomputed layers of a selective recomputation": (
+        both(task(TRAINING, recompute="selective"), recomputed(3)),
+        (f"{TRAINING}, replica 0, stage 1", "recompute is selective, not full"),
+    ),
     "illegal recompute": (task(TRAINING, recompute="half"), (TRAINING, "recompute", "half")),
     "illegal gradient dtype": (task(TRAINING, gradient_dtype="fp8"), (TRAINING, "gradient_dtype", "fp8")),
     "illegal sharding": (task(TRAINING, optimizer_sharding="all"), (TRAINING, "optimizer_sharding", "all")),

@@ -17,6 +17,7 @@ from hetrl.errors import UsageError
 from hetrl.plan.document import plan_from_json, read_plan
 from hetrl.plan.plan import (
     IDLE_STATES,
+    RECOMPUTES,
     Algorithm,
     Group,
     Plan,
@@ -43,7 +44,7 @@ def several(items: st.SearchStrategy[Any], least: int = 1) -> st.SearchStrategy[
     return st.lists(items, min_size=least, max_size=3).map(tuple)
 
 
-stages = st.builds(Stage, several(names), st.tuples(counts, counts))
+stages = st.builds(Stage, several(names), st.tuples(counts, counts), st.none() | counts)
 replicas = st.builds(Replica, counts, several(stages), amounts, counts)
 tasks = st.builds(
     TaskPlan,
@@ -51,7 +52,7 @@ tasks = st.builds(
     replicas=several(replicas),
     idle_state=st.sampled_from(IDLE_STATES),
     micro_batch=st.integers(1, 64),
-    recompute=st.sampled_from(["none", "full"]),
+    recompute=st.sampled_from(RECOMPUTES),
     gradient_dtype=st.sampled_from(["fp32", "bf16"]),
     optimizer_sharding=st.sampled_from(["none", "data_parallel"]),
 )

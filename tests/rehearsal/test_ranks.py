@@ -12,12 +12,14 @@ from tests.rehearsal.rank_cases import REFERENCE, TRAINING, Case, live
 
 TWO_STAGES = ((0, 1), (1, 2))
 SHARDED = (("optimizer_sharding", "data_parallel"),)
+SELECTIVE = (("recompute", "selective"),)
 RECOMPUTED = (("recompute", "full"),)
 CASES = (
     Case(TRAINING, 0),
     *(Case(TRAINING, rank, tensor=2) for rank in range(2)),
     *(Case(TRAINING, rank, stages=TWO_STAGES) for rank in range(2)),
     *(Case(TRAINING, rank, samples=(10, 6), settings=SHARDED) for rank in range(2)),
+    *(Case(TRAINING, rank, 2, TWO_STAGES, settings=SELECTIVE) for rank in (0, 3)),
     *(Case(TRAINING, rank, 2, TWO_STAGES, (8, 8), (*SHARDED, *RECOMPUTED)) for rank in (0, 3, 5, 7)),
     *(Case(REFERENCE, rank, 2, TWO_STAGES, (8, 8)) for rank in (0, 6)),
     *(Case(REFERENCE, rank, samples=(4, 12), wider=2) for rank in range(3)),

@@ -61,12 +61,15 @@ class MegatronEngine:
         optimizer: OptimizerSettings | None,
         seed: int,
         recompute: str = "none",
+        recompute_layers: int | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         """Build this rank's part of the model of a Hugging Face `config` inside the running torch.distributed world.
 
-        `dtype` is float32 or bfloat16 (then with float32 main parameters), `recompute` none or full, `optimizer` None
-        for an engine that only scores. `timeout_seconds` bounds each collective. Raises HetrlError when the world, the
+        `dtype` is float32 or bfloat16 (then with float32 main parameters), `recompute` what is computed
+        again in the backward pass: none, selective (norms and the feed-forward's activation) or full (the first
+        `recompute_layers` layers of this stage whole, all unless it is given). `optimizer` is None for an engine that
+        only scores. `timeout_seconds` bounds each collective. Raises HetrlError when the world, the
         layout and the model do not fit each other. Weights come with `load`.
         """
         self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
@@ -87,7 +90,15 @@ class MegatronEngine:
             create_gloo_process_groups=False,
         )
         model_parallel_cuda_manual_seed(seed)
-        model = megatron_model.build_model(config, self.architecture, layout, self.dtype, recompute=recompute)
+        first, end = layout.stages[self.place.stage]
+        model = megatron_model.build_model(
+            config,
+            self.architecture,
+            layout,
+            self.dtype,
+            recompute=recompute,
+            recompute_layers=end - first if recompute_layers is None else recompute_layers,
+        )
         self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
         homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
         self.shards = Shards(self.architecture, layout, self.place, homes, self.parameters, group, self.device)

@@ -22,10 +22,10 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.megatron.hf_weights import padded
 from hetrl.runtime.megatron.layers import PackedRotary, block_spec
 from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.recompute import recompute_selectively
 from hetrl.workload import Architecture
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-RECOMPUTE = ("none", "full")
 # What megatron/core/models/common/embeddings/rotary_pos_embedding.py assumes for Llama 3.
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -52,6 +52,7 @@ def build_model(
     dtype: torch.dtype,
     *,
     recompute: str,
+    recompute_layers: int,
 ) -> GPTModel:
     """Return this rank's part of the model, all matrices zero until weights are loaded.
 
@@ -59,7 +60,7 @@ def build_model(
     Micro-batches are packed (`layers.Packing`). The parallel state must be initialised. Raises UsageError for rotary
     embeddings that cannot be computed.
     """
-    transformer = _transformer_config(config, architecture, layout, dtype, recompute)
+    transformer = _transformer_config(config, architecture, layout, dtype, _recomputation(recompute, recompute_layers))
     theta, factor = rope(config, architecture.name)
     model = GPTModel(
         transformer,
@@ -74,6 +75,8 @@ def build_model(
         rope_scaling_factor=factor or 1.0,
         share_embeddings_and_output_weights=architecture.tied_embeddings,
     )
+    if recompute == "selective":
+        recompute_selectively(model)
     model.rotary_pos_emb = PackedRotary(model.rotary_pos_emb)
     if model.post_process:
         _leave_logits_to_the_loss(model.output_layer)
@@ -105,12 +108,9 @@ def _transformer_config(
     architecture: Architecture,
     layout: Layout,
     dtype: torch.dtype,
-    recompute: str,
+    recomputed: Mapping[str, Any],
 ) -> TransformerConfig:
     """Return megatron's configuration; nothing that needs CUDA is fused, so that the same code runs without."""
-    if recompute not in RECOMPUTE:
-        raise HetrlError(f'recompute "{recompute}" is not known; known: {", ".join(RECOMPUTE)}')
-    full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=architecture.layers,
         hidden_size=architecture.hidden,
@@ -147,8 +147,17 @@ def _transformer_config(
         pipeline_model_parallel_layout=_pipeline_layout(layout),
         calculate_per_token_loss=True,  # losses are sums, divided by the tokens of the whole batch
         finalize_model_grads_func=finalize_model_grads,
-        **(full if recompute == "full" else {}),
+        **recomputed,
     )
+
+
+def _recomputation(recompute: str, layers: int) -> dict[str, Any]:
+    """Return megatron's settings of computing the first `layers` layers of this stage again in the backward pass."""
+    full = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": layers}
+    settings = {"none": {}, "selective": {}, "full": full if layers else {}}  # selective: `recompute_selectively`
+    if recompute not in settings:
+        raise HetrlError(f'recompute "{recompute}" is not known; known: {", ".join(settings)}')
+    return settings[recompute]
 
 
 def _pipeline_layout(layout: Layout) -> list[list[str]] | None:

@@ -92,6 +92,7 @@ def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
         optimizer=settings if world.task in TRAININGS else None,
         seed=experiment.seed,
         recompute=plan.recompute,
+        recompute_layers=plan.stage_of(plan.rank_order()[rank]).recompute_layers,
     )
     if directory.weights is not None:
         engine.load_files(directory.weights)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from hetrl.plan.plan import RECOMPUTES
 from hetrl.search.core.tables import MAX_STAGES, Tables
 
 Vector = npt.NDArray[np.int32]
@@ -27,7 +28,7 @@ TENSOR = 0  # trainings: log2 of the tensor-parallel degree
 PIPELINE = 1  # trainings: stages
 SHAPE = 2  # trainings: how units become replicas, one of SHAPES
 MICRO_BATCH = 3  # trainings: index into TrainingTables.micro_batches
-RECOMPUTE = 4  # trainings: 0 none, 1 full
+RECOMPUTE = 4  # trainings: index into RECOMPUTES
 SHARDING = 5  # trainings: 0 none, 1 data_parallel
 IDLE = 6  # 0 resident, 1 offload, 2 sleep (generation)
 USED = 7  # trainings: how many classes of the order count
@@ -37,6 +38,7 @@ CHOICES = 8
 STAGES_BY_CLASS, REPLICAS_BY_CLASS, WHOLE_REPLICAS = 0, 1, 2  # each with stages of a replica side by side (+ 0) or
 ALIKE = 3  # with equal stages of several replicas side by side (+ 3)
 SHAPES = 6
+MODES = len(RECOMPUTES)
 RESIDENT, OFFLOAD, SLEEP = 0, 1, 2
 
 # Where tables are narrow (the plan space of `hetrl.search.ilp.space`): most stages, and every so many KV caps.
@@ -77,5 +79,6 @@ def bounds(tables: Tables) -> tuple[Vector, Vector]:
         classes[task] = tables.classes - 1
         lowest[task, PIPELINE] = lowest[task, USED] = 1
         tensor, stages = tables.training.most_tensor[task], min(MAX_STAGES, int(tables.layers[task]))
-        choice[task] = tensor, stages, SHAPES - 1, tables.training.micro_batches.size - 1, 1, 1, 1, tables.classes
+        sizes = tables.training.micro_batches.size
+        choice[task] = tensor, stages, SHAPES - 1, sizes - 1, MODES - 1, 1, 1, tables.classes
     return low, high

@@ -5,8 +5,8 @@ parameters, micro-batches in flight) is called at two points and kept as coeffic
 passes) is kept as rows over the units of work of one replica (`tables_serving`). Units are seconds, bytes
 and GB of 1e9 bytes.
 
-Axes: t task, c device class, s site, k log2 of the tensor-parallel degree, r recompute (none, full), o option of a
-serving task (1.., 0 is none), h KV cap (`cache_gb`), i idle state (resident, offload, sleep).
+Axes: t task, c device class, s site, k log2 of the tensor-parallel degree, r recompute (none, selective, full), o
+option of a serving task (1.., 0 is none), h KV cap (`cache_gb`), i idle state (resident, offload, sleep).
 """
 
 from __future__ import annotations

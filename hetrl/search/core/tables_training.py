@@ -81,16 +81,18 @@ def training_tables(space: Space) -> TrainingTables:
     tasks, kinds = len(workload.tasks), len(space.classes)
     rates = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
-    both, forward = np.zeros((tasks, kinds, tensors, 2, 2, 4)), np.zeros((tasks, kinds, tensors, 2, 8))
+    modes = len(RECOMPUTES)
+    both, forward = np.zeros((tasks, kinds, tensors, modes, 2, 4)), np.zeros((tasks, kinds, tensors, 2, 8))
     sizes = micro_batch_sizes(workload)
-    parameters, kept = np.zeros((tasks, tensors, 2, 2, 2)), np.zeros((tasks, tensors, 2))
-    working, embedding = np.zeros((tasks, tensors, len(sizes), 2, 2)), np.zeros((tasks, tensors))
+    parameters, kept = np.zeros((tasks, tensors, 2, 2, 2)), np.zeros((tasks, tensors, modes))
+    working, embedding = np.zeros((tasks, tensors, len(sizes), modes, 2)), np.zeros((tasks, tensors))
     hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
     for t, k, rank in _ranks(space, tensors):
         hop_bytes[t], most_tensor[t] = activation_bytes(rank, 1.0), k
         parameters[t, k], embedding[t, k] = _parameters(rank), embedding_bytes(rank)
         kept[t, k] = [kept_bytes(replace(rank, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
-        working[t, k] = _working(rank, [float(size * workload.max_sequence_tokens) for size in sizes])
+        tokens = [float(size * workload.max_sequence_tokens) for size in sizes]
+        working[t, k] = _working(replace(rank, layers=1), tokens)
         for kind, placed in _placed(space, rank, rates):
             both[t, kind, k] = _both(placed, workload)
             forward[t, kind, k] = _forward(placed, workload.attended_tokens)
@@ -180,8 +182,8 @@ def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float]) -
     It is linear in x and in y, so its values at 0 and 1 layers, with y = 0 and one other, say all of it.
     """
     high = 4096  # tokens: as many as keep the digits of what one of them costs
-    found = np.zeros((2, 2, 4))
-    for r, last in product((0, 1), (0, 1)):
+    found = np.zeros((len(RECOMPUTES), 2, 4))
+    for r, last in product(range(len(RECOMPUTES)), (0, 1)):
         stages = [replace(shape, last=bool(last), layers=layers) for layers in (0, 1)]
         (zero, up), (right, corner) = ([cost(stage, y, RECOMPUTES[r]) for y in (0, high)] for stage in stages)
         found[r, last] = zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high

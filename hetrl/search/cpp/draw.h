@@ -158,7 +158,7 @@ inline void draw_task(Int task, const View& x, const Hashes& state, const Tables
     choice[PIPELINE] = std::int32_t(draw_stages(state));
     draw(SHAPE, SHAPES);
     draw(MICRO_BATCH, tables.training.micro_batches.size());
-    draw(RECOMPUTE, 2);
+    draw(RECOMPUTE, MODES);
     draw(SHARDING, 2);
     draw_order(task, x.devices[x.group[task]], classes, choice, state, tables);
 }

@@ -153,7 +153,7 @@ inline void repair_training(Int task, const Genes& order, const Genes& choice, c
     limit(PIPELINE, 1, std::min(MAX_STAGES, tables.layers[task]));
     limit(SHAPE, 0, SHAPES - 1);
     limit(MICRO_BATCH, 0, tables.training.micro_batches.size() - 1);
-    limit(RECOMPUTE, 0, 1);
+    limit(RECOMPUTE, 0, MODES - 1);
     limit(SHARDING, 0, 1);
     limit(USED, 1, kinds);
 }

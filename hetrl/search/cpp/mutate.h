@@ -159,8 +159,7 @@ inline void change_training(Int task, const View& x, const Hashes& state, const 
         case 5:
             return change(MICRO_BATCH, tables.training.micro_batches.size());
         case 6:
-            choice[RECOMPUTE] = 1 - choice[RECOMPUTE];
-            return;
+            return change(RECOMPUTE, MODES);
         case 7:
             choice[SHARDING] = 1 - choice[SHARDING];
             return;

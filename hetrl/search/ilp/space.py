@@ -30,6 +30,7 @@ from hetrl.search.core.encoding import (
     CHOICES,
     IDLE,
     MICRO_BATCH,
+    MODES,
     NARROW_CACHE,
     NARROW_STAGES,
     PIPELINE,
@@ -87,7 +88,7 @@ def _training_genes(task: int, used: tuple[int, ...], tables: Tables) -> Iterato
     micro_batches = range(tables.training.micro_batches.size)
     for tensor, stages in product(degrees, range(1, most + 1)):
         for shape in _shapes(stages, len(used)):
-            for micro_batch, recompute, sharding, idle in product(micro_batches, (0, 1), (0, 1), (0, 1)):
+            for micro_batch, recompute, sharding, idle in product(micro_batches, range(MODES), (0, 1), (0, 1)):
                 choice = [0] * CHOICES
                 choice[TENSOR], choice[PIPELINE], choice[SHAPE] = tensor, stages, shape
                 choice[MICRO_BATCH], choice[RECOMPUTE], choice[SHARDING] = micro_batch, recompute, sharding

@@ -112,6 +112,7 @@ class Job:
     optimizer: OptimizerSettings | None = None
     dtype: str = "float32"
     recompute: str = "none"
+    recompute_layers: int | None = None
     temperature: float = 1.0
 
 
@@ -206,6 +207,7 @@ def start_engine(rank: int, port: int, job: Job) -> Any:
         optimizer=job.optimizer,
         seed=0,
         recompute=job.recompute,
+        recompute_layers=job.recompute_layers,
         timeout_seconds=60.0,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -26,14 +27,21 @@ MODELS = {
     "llama": model_config("llama", rms_norm_eps=1e-5),
     "llama-tied": model_config("llama", tie_word_embeddings=True),
 }
-PLAIN, RECOMPUTED = {"distributed": False}, {"recompute": "full"}
+PLAIN = {"distributed": False}
+RECOMPUTED = {
+    "recomputed": {"recompute": "full"},
+    "one layer recomputed": {"recompute": "full", "recompute_layers": 1},
+    "no layer recomputed": {"recompute": "full", "recompute_layers": 0},
+    "selectively recomputed": {"recompute": "selective"},
+}
 BUCKETS = {"bucket_parameters": 5000}  # several in a layer
 RECOMPUTING = ("one", "pipeline", "tensor-data", "tensor-pipeline")
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{layout}, plain optimiser": (layout, PLAIN) for layout in ("one", "data", "tensor-pipeline")},
     **{
-        f"{layout}, recomputed": (layout, RECOMPUTED)
-        for layout in ("one", "pipeline", "tensor-data", "tensor-pipeline")
+        f"{layout}, {how}": (layout, changes)
+        for layout, (how, changes) in product(RECOMPUTING, RECOMPUTED.items())
+        if layout == "one" or how != "no layer recomputed"
     },
     "data-pipeline, plain optimiser": ("data-pipeline", PLAIN),
     **{f"{layout}, buckets": (layout, BUCKETS) for layout in ("data", "data-pipeline", "tensor-data")},

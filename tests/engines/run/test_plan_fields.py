@@ -102,6 +102,7 @@ def algorithm(**changes: Any) -> Change:
 
 
 PIPELINED = (Stage(("alpha/alpha-0/0",), (0, 1)), Stage(("alpha/alpha-0/1",), (1, LAYERS)))
+RECOMPUTED = (Stage(("alpha/alpha-0/0", "alpha/alpha-0/1"), (0, LAYERS), recompute_layers=1),)
 # Where a field is of no task in particular, every task that has a use for it is changed.
 CHANGES: Mapping[str, tuple[tuple[Callable[[Problem], Plan], Change], ...]] = {
     "algorithm.kind": ((together, algorithm(kind="ppo")),),
@@ -126,7 +127,9 @@ CHANGES: Mapping[str, tuple[tuple[Callable[[Problem], Plan], Change], ...]] = {
         (together, task(name, micro_batch=4)) for name in (ACTOR_TRAINING, REFERENCE_INFERENCE, ACTOR_GENERATION)
     ),
     "tasks.recompute": tuple(
-        (together, task(name, recompute="full")) for name in (ACTOR_TRAINING, REFERENCE_INFERENCE, ACTOR_GENERATION)
+        (together, task(name, recompute=mode))
+        for name in (ACTOR_TRAINING, REFERENCE_INFERENCE, ACTOR_GENERATION)
+        for mode in ("selective", "full")
     ),
     "tasks.gradient_dtype": tuple(
         (together, task(name, gradient_dtype="bf16")) for name in (ACTOR_TRAINING, REFERENCE_INFERENCE)
@@ -146,6 +149,15 @@ CHANGES: Mapping[str, tuple[tuple[Callable[[Problem], Plan], Change], ...]] = {
     "tasks.replicas.stages.devices": (
         (apart, replicas(ACTOR_TRAINING, lambda old: (old[0], replace(old[1], stages=stages("gamma/gamma-1/0"))))),
         (apart, replicas(ACTOR_GENERATION, lambda old: (old[0], replace(old[1], stages=stages("beta/beta-0/0"))))),
+    ),
+    "tasks.replicas.stages.recompute_layers": tuple(
+        (together, task(name, recompute=recompute, replicas=(Replica(SAMPLES, RECOMPUTED, *server),)))
+        for name, recompute, server in (
+            (ACTOR_TRAINING, "full", ()),
+            (ACTOR_TRAINING, "none", ()),
+            (REFERENCE_INFERENCE, "none", ()),
+            (ACTOR_GENERATION, "none", (0.02, 16)),
+        )
     ),
     "tasks.replicas.stages.layers": tuple(
         (together, task(name, replicas=(Replica(SAMPLES, PIPELINED, *server),)))
