@@ -38,7 +38,7 @@ from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.offload import Offload, release
-from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer
+from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, gather_parameters
 from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, parts_of
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
 from hetrl.runtime.rl import losses
@@ -150,6 +150,7 @@ class MegatronEngine:
         """
         self._require_weights()
         if offload:
+            gather_parameters(self.model)
             self._offload.leave(self.model, self.optimizer)
         release()
 
@@ -270,6 +271,7 @@ class MegatronEngine:
         nothing. Only the first replica takes part.
         """
         self._require_weights()
+        gather_parameters(self.model)
         yield from self.shards.stream(lambda name: self.parameters[name].data, self.dtype)
 
     def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
@@ -281,6 +283,7 @@ class MegatronEngine:
         """
         optimizer = self._require_optimizer()
         self.finish_save()
+        gather_parameters(self.model)
         self._saving = megatron_checkpoint.begin(self.shards, optimizer, directory, self.config, self.steps, extra)
 
     def finish_save(self, *, wait: bool = True) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def _transformer_config(
         masked_softmax_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=fuses_gradients(),
         deallocate_pipeline_outputs=True,
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -149,6 +150,22 @@ def _transformer_config(
         finalize_model_grads_func=finalize_model_grads,
         **recomputed,
     )
+
+
+def fuses_gradients() -> bool:
+    """Return whether Apex's kernel is there that sums weight gradients up as it makes them."""
+    return torch.cuda.is_available() and find_spec("fused_weight_gradient_mlp_cuda") is not None
+
+
+def kernels(optimizer: Any) -> str:
+    """Return, for the log, whose kernels are in use: Transformer Engine's and Apex's are where they are installed."""
+    attention = "torch's variable-length kernel" if torch.cuda.is_available() else "torch's, sequences padded"
+    if optimizer is None:
+        return f"attention: {attention}"
+    adam = type(optimizer.chained_optimizers[0].optimizer)
+    missing = " (neither Transformer Engine nor Apex is installed)" if adam.__module__.startswith("torch.") else ""
+    summed = "as they are made, by Apex" if fuses_gradients() else "apart (Apex's kernel is not installed)"
+    return f"attention: {attention}; Adam: {adam.__module__}{missing}; weight gradients are summed {summed}"
 
 
 def _recomputation(recompute: str, layers: int) -> dict[str, Any]:

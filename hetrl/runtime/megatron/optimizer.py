@@ -45,14 +45,18 @@ def build_optimizer(
 ) -> tuple[DistributedDataParallel, MegatronOptimizer]:
     """Wrap the model for gradients that are summed over the replicas, and return it with its optimiser.
 
-    A bucket of gradients is summed as soon as the backward pass has made them, beside the rest of the pass.
+    A bucket of gradients is summed as soon as the backward pass has made them, beside the rest of the pass. Where the
+    optimiser is distributed, the next forward pass gathers what it has updated in the same way, and everything else
+    that reads parameters asks for it with `gather_parameters`.
     """
     overlap = parallel_state.get_data_parallel_world_size() > 1
+    gathers = overlap and settings.distributed
     wrapped = DistributedDataParallel(
         model.config,
         DistributedDataParallelConfig(
             grad_reduce_in_fp32=settings.grad_reduce_in_fp32,
             overlap_grad_reduce=overlap,
+            overlap_param_gather=gathers,
             bucket_size=settings.bucket_parameters,
             use_distributed_optimizer=settings.distributed,
         ),
@@ -71,6 +75,7 @@ def build_optimizer(
             bf16=dtype is torch.bfloat16,
             params_dtype=dtype,
             use_distributed_optimizer=settings.distributed,
+            overlap_param_gather=gathers,
         ),
         [wrapped],
         use_gloo_process_groups=False,
@@ -82,6 +87,14 @@ def build_optimizer(
             for group in part.optimizer.param_groups:  # torch's other ways hold 4 bytes more for every parameter
                 group["fused"], group["foreach"] = True, False
     return wrapped, optimizer
+
+
+def gather_parameters(model: torch.nn.Module) -> None:
+    """Take what the other replicas' optimisers have updated and no forward pass has asked for yet (collective)."""
+    if isinstance(model, DistributedDataParallel) and model.ddp_config.overlap_param_gather:
+        for bucket in model.bucket_groups:
+            if not bucket.param_gather_dispatched:
+                bucket.start_param_sync(force_sync=True)
 
 
 @dataclass(frozen=True)

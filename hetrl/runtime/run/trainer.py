@@ -39,6 +39,7 @@ from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
 from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
 from hetrl.runtime.megatron.hf_weights import iter_safetensors, random_weights
 from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.model import kernels
 from hetrl.runtime.run.context import RANK, Context, World, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
@@ -94,6 +95,7 @@ def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
         recompute=plan.recompute,
         recompute_layers=plan.stage_of(plan.rank_order()[rank]).recompute_layers,
     )
+    logging.getLogger(__name__).info("%s", kernels(engine.optimizer))
     if directory.weights is not None:
         engine.load_files(directory.weights)
     else:
