@@ -169,8 +169,7 @@ def index_of(device: str) -> int:
 def check_startable(plan: Plan) -> None:
     """Raise UsageError for a legal plan that cannot be started.
 
-    That is a training over several sites, a generation replica over several nodes, a site without devices, or weights
-    that are sent as differences.
+    That is a training over several sites, a site without devices, or weights that are sent as differences.
     """
     if plan.weight_sync.encoding != "full":
         raise UsageError(
@@ -183,13 +182,6 @@ def check_startable(plan: Plan) -> None:
                 f"plan: {name} has devices in {' and '.join(sites)}; a task that spans sites cannot be started yet: "
                 "list megatron under `engines` in the file of one site only, and plan again"
             )
-        for index, replica in enumerate(task.replicas):
-            nodes = sorted({node_of(device) for device in replica.devices})
-            if task.engine == "vllm" and len(nodes) > 1:
-                raise UsageError(
-                    f"plan: {name} replica {index} spans the nodes {', '.join(nodes)}; "
-                    "a replica that starts must lie in one node: plan again with more, smaller replicas"
-                )
     used = {site_of(device) for task in plan.tasks.values() for device in task.devices}
     for site in plan.site_order:
         if site not in used:

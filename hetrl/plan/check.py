@@ -132,14 +132,6 @@ def _group_tasks(index: int, group: Group, plan: Plan) -> Iterator[str]:
                 yield f"{name}: uses the device {device}, which is not among the devices of its group {index}"
     if group.job == "array" and group.tasks != (ACTOR_GENERATION,):
         yield f"group {index}: job array is for {ACTOR_GENERATION} alone; {', '.join(group.tasks)} needs a gang"
-    elif group.job == "array" and ACTOR_GENERATION in plan.tasks:
-        yield from _array_replicas(index, ACTOR_GENERATION, plan.tasks[ACTOR_GENERATION])
-
-
-def _array_replicas(index: int, name: str, task: TaskPlan) -> Iterator[str]:
-    for where, replica in _replicas(name, task):
-        if len(nodes := nodes_of(replica.devices)) > 1:
-            yield f"{where}: spans the nodes {', '.join(nodes)}; in a job array (group {index}) it must fit one node"
 
 
 def _settings(name: str, task: TaskPlan, alone: bool) -> Iterator[str]:
@@ -228,11 +220,11 @@ def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
     for site in sites_of(task.devices):
         if task.engine not in (engines := topology.site_by_name[site].engines):
             yield f"{name}: needs the engine {task.engine}; the site {site} has {', '.join(engines) or 'none'}"
-    if name in TRAININGS:
-        return
-    for where, replica in _replicas(name, task):
+    for where, replica in _replicas(name, task) if name not in TRAININGS else ():
         if len(sites := sites_of(replica.devices)) > 1:
             yield f"{where}: spans the sites {', '.join(sites)}; only training may"
+        elif name == ACTOR_GENERATION and len(nodes := nodes_of(replica.devices)) > 1:
+            yield f"{where}: spans the nodes {', '.join(nodes)}; a vLLM server that starts lies in one"
 
 
 def _tensor_parallel(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost.iteration import with_prediction
 from hetrl.cost.weight_sync import weight_routes
-from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, node_of, site_of
+from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Solver, TaskPlan, site_of
 from hetrl.problem import Problem
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
 
@@ -68,10 +68,7 @@ def _awake(part: dict[str, TaskPlan]) -> dict[str, TaskPlan]:
 
 
 def _group(tasks: Mapping[str, TaskPlan]) -> Group:
-    """Return the group on the devices in use: an array of generation replicas that fit one node each, else a gang."""
+    """Return the group on the devices in use: generation alone is an array, all else a gang."""
     devices = tuple(dict.fromkeys(device for task in tasks.values() for device in task.devices))
     names = tuple(name for name in TASKS if name in tasks)
-    loose = names == (ACTOR_GENERATION,) and all(
-        len({node_of(device) for device in replica.devices}) == 1 for replica in tasks[ACTOR_GENERATION].replicas
-    )
-    return Group(names, devices, "array" if loose else "gang")
+    return Group(names, devices, "array" if names == (ACTOR_GENERATION,) else "gang")

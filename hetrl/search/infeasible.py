@@ -12,7 +12,7 @@ from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.search.space import Space
-from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
 
 
 def refuse_impossible(space: Space) -> None:
@@ -56,18 +56,21 @@ def _gpu_gb(space: Space, gpu: str) -> float:
 def _refuse_too_little_memory(space: Space, task: str) -> None:
     kinds = _kinds(space, task)
     needed, usable = least_gb(space, task), _usable_gb(space, kinds)
-    phase, where = "training", "over all GPUs, the topology has"
-    if task not in TRAININGS:  # a replica lies in one site
+    phase, where, to = "training", "over all GPUs, the topology has", ""
+    if task == ACTOR_GENERATION:  # a server lies in one node
+        usable = max(space.classes[kind].gpus_per_node * _gpu_gb(space, space.classes[kind].gpu) for kind in kinds)
+        phase, where, to = "weights", "in one node, the largest has", " to it"
+    elif task not in TRAININGS:  # a replica lies in one site
         sites = {space.classes[kind].site for kind in kinds}
         usable = max(_usable_gb(space, [kind for kind in kinds if space.classes[kind].site == site]) for site in sites)
-        phase, where = "weights", "in one site, the largest has"
+        phase, where, to = "weights", "in one site, the largest has", ""
     if needed <= usable:
         return
     best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
     missing = math.ceil((needed - usable) / _gpu_gb(space, best))
     raise InfeasibleError(
         f"{task}: {model_of(task, space.problem.workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB "
-        f"usable; add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each) or choose a smaller model"
+        f"usable; add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each){to} or choose a smaller model"
     )
 
 

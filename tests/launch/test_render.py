@@ -102,14 +102,6 @@ def test_weights_as_differences_are_refused():
         rendered(plan, quick_gpus(plan))
 
 
-def test_replica_over_two_nodes_is_refused():
-    plan = quick_plan()
-    stages = (Stage(("beta/b-0/0",), (0, 1)), Stage(("beta/b-1/0",), (1, 2)))
-    plan = replace(plan, tasks={**plan.tasks, "actor_generation": TaskPlan("vllm", (Replica(16, stages),))})
-    with pytest.raises(UsageError, match="actor_generation replica 0 spans the nodes beta/b-0, beta/b-1"):
-        rendered(plan, quick_gpus(plan))
-
-
 def test_site_without_a_device_is_refused():
     with pytest.raises(UsageError, match='"delta"'):
         rendered(replace(quick_plan(), site_order=("alpha", "beta", "gamma", "delta")), quick_gpus(quick_plan()))

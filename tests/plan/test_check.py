@@ -218,9 +218,9 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     ),
     "inference in an array": (group(2, job="array"), ("group 2", f"alone; {REWARD} needs a gang")),
     "inference of uneven stages": (uneven_stages, (f"{REFERENCE}, replica 0", "1, 2 devices", "one tensor")),
-    "array replica over two nodes": (
+    "rollout over two nodes": (
         wide_rollout,
-        (f"{GENERATION}, replica 0", "spans the nodes jsc/l40s-1, jsc/l40s-0", "group 1"),
+        (f"{GENERATION}, replica 0", "spans the nodes jsc/l40s-1, jsc/l40s-0", "vLLM server"),
     ),
     "site twice": (site_order("alps", "jsc", "jsc", "lab"), ("site_order", "jsc twice")),
     "site missing": (site_order("alps", "jsc"), ("site_order", "lacks the site lab")),

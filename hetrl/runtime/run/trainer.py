@@ -95,7 +95,6 @@ def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
         recompute=plan.recompute,
         recompute_layers=plan.stage_of(plan.rank_order()[rank]).recompute_layers,
     )
-    logging.getLogger(__name__).info("%s", kernels(engine.optimizer))
     if directory.weights is not None:
         engine.load_files(directory.weights)
     else:
@@ -259,6 +258,7 @@ async def lead(context: Context, world: World, device: int) -> None:
             if turn is not None:
                 await loop.run_in_executor(thread, share, wire.Wake())
             engine = await loop.run_in_executor(thread, build_engine, context, world, 0)
+            logging.getLogger(__name__).info("%s", kernels(engine.optimizer))
             engines = {"megatron-core": importlib.metadata.version("megatron-core"), "torch": str(torch.__version__)}
             ready = wire.Join(
                 ranks=engine.layout.world_size, host=socket.gethostname(), pid=os.getpid(), engines=engines
