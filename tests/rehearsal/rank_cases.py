@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,8 @@ def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | N
     if engine.rank == 0:
         share(wire.Score(step=1, what="logprobs", arrays=()), ())  # the others would hear garbage: nobody is there
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
-    scores = trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
+    with _packed(engine):
+        scores = trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
     seen["scores"] = None if scores is None else scores.shape
     _sleep(engine)
     trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
@@ -136,6 +137,17 @@ def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | N
     return seen
 
 
+@contextmanager
+def _packed(engine: MegatronEngine) -> Iterator[None]:
+    """See that a model on one rank computes for the tokens of the batch and for no padding."""
+    counts: list[int] = []
+    hook = engine.model.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].numel()))
+    yield
+    hook.remove()
+    computed, tokens = sum(counts), int(_lengths().sum())
+    assert engine.layout.world_size > 1 or computed == tokens, f"computed for {computed} tokens of {tokens}"
+
+
 def _sleep(engine: MegatronEngine) -> None:
     """Sleep once, with next to nothing on the device."""
     engine.sleep(offload=True)
@@ -146,8 +158,7 @@ def _sleep(engine: MegatronEngine) -> None:
 
 def _request(message: Any) -> tuple[Any, list[bytes]]:
     """Return a request with a batch of 16 sequences."""
-    random = numpy.random.default_rng(0)
-    lengths = random.integers(6, WIDTH + 1, 16)
+    random, lengths = numpy.random.default_rng(0), _lengths()
     columns = numpy.arange(WIDTH)[None, :]
     mask = (columns >= 3) & (columns < lengths[:, None])
     arrays: dict[str, Any] = {"tokens": random.integers(0, 20, (16, WIDTH)), "lengths": lengths}
@@ -156,6 +167,10 @@ def _request(message: Any) -> tuple[Any, list[bytes]]:
         arrays |= {"mask": mask, **{name: random.normal(size=mask.shape).astype(numpy.float32) for name in floats}}
     specs, buffers = pack(arrays)
     return msgspec.structs.replace(message, arrays=specs), [bytes(buffer) for buffer in buffers]
+
+
+def _lengths() -> Any:
+    return numpy.random.default_rng(1).integers(6, WIDTH + 1, 16)
 
 
 @contextmanager
@@ -205,6 +220,19 @@ def _gradients_stay() -> tuple[Any, str, Any]:
     return offload, "_gradients", lambda model: []
 
 
+def _padded() -> tuple[Any, str, Any]:
+    """Sequences that are padded to the longest of the batch."""
+    from hetrl.runtime.megatron import passes
+
+    sound = passes.cut
+
+    def cut(batch: Any, *arguments: Any, **how: Any) -> Any:
+        longest = numpy.full_like(batch.lengths, batch.lengths.max())
+        return sound(replace(batch, lengths=longest), *arguments, **how)
+
+    return passes, "cut", cut
+
+
 def _one_world() -> tuple[Any, str, Any]:
     """All replicas of an inference in one world."""
     from hetrl.runtime.run import context
@@ -216,5 +244,6 @@ DEFECTS: Mapping[str, Callable[[], tuple[Any, str, Any]]] = {
     "a world without gloo": _nccl_only,
     "a batch on the host": _batch_on_the_host,
     "gradients that stay": _gradients_stay,
+    "padded sequences": _padded,
     "one world for unequal replicas": _one_world,
 }

@@ -28,6 +28,7 @@ DIED_OF = {
     "a world without gloo": "No backend type associated with device type cpu",
     "a batch on the host": "FakeTensorDeviceMismatchError",
     "gradients that stay": "asleep, and",
+    "padded sequences": r"computed for 224 tokens of \d+",
     "one world for unequal replicas": "the layout needs a running world",
 }
 
