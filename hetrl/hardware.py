@@ -6,6 +6,7 @@ A device is named `site/node/index`. Bandwidths are one direction. `gbps` is 1e9
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -260,10 +261,10 @@ def _check_site(site: Site) -> None:
             raise UsageError(f'site {site.name}: unknown engine "{engine}"; known: {", ".join(ENGINES)}')
     if site.allocation not in ("node", "gpu"):
         raise UsageError(f'site {site.name}: allocation is "node" or "gpu", not "{site.allocation}"')
-    if min(site.delay_ms, site.node_delay_ms) < 0:
-        raise UsageError(f"site {site.name}: delay_ms and node_delay_ms must not be negative")
-    if site.queue_hours < 0 or (site.budget_gpu_hours is not None and site.budget_gpu_hours <= 0):
-        raise UsageError(f"site {site.name}: queue_hours must not be negative, and budget_gpu_hours must be positive")
+    for key in ("delay_ms", "node_delay_ms", "queue_hours"):
+        _check_number(f"site {site.name}: {key}", getattr(site, key), zero=True)
+    if site.budget_gpu_hours is not None:
+        _check_number(f"site {site.name}: budget_gpu_hours", site.budget_gpu_hours)
     for node in site.nodes:
         _check_node(node, f"site {site.name}, node {node.name}: ")
 
@@ -273,11 +274,9 @@ def _check_node(node: Node, where: str) -> None:
     if node.gpus < 1:
         raise UsageError(f"{where}{node.gpus} GPUs; a node has at least one")
     for key in ("nic_gbps", "host_memory_gb", "wan_gbps", "peer_gbps"):
-        value = getattr(node, key)
-        if value is not None and value <= 0:
-            raise UsageError(f"{where}{key} must be positive, not {value:g}")
-    if node.price_per_gpu_hour < 0:
-        raise UsageError(f"{where}price_per_gpu_hour must not be negative")
+        if (value := getattr(node, key)) is not None:
+            _check_number(where + key, value)
+    _check_number(f"{where}price_per_gpu_hour", node.price_per_gpu_hour, zero=True)
 
 
 def _check_link(link: Link, sites: set[str]) -> None:
@@ -287,5 +286,11 @@ def _check_link(link: Link, sites: set[str]) -> None:
             raise UsageError(f'{where}: there is no site "{end}"{nearest(end, sites)}')
     if link.between[0] == link.between[1]:
         raise UsageError(f"{where}: a link joins two sites")
-    if link.gbps < 0 or link.delay_ms < 0:
-        raise UsageError(f"{where}: gbps and delay_ms must not be negative")
+    for key in ("gbps", "delay_ms"):
+        _check_number(f"{where}: {key}", getattr(link, key), zero=True)
+
+
+def _check_number(what: str, value: float, *, zero: bool = False) -> None:
+    """Refuse what no measurement gives: nan, infinity, less than 0, or 0 itself unless it may be."""
+    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+        raise UsageError(f"{what} must be {'0 or more' if zero else 'more than 0'}, and finite, not {value:g}")

@@ -166,17 +166,31 @@ class LinkEntry(Strict):
         return Link(self.between, self.delay_ms, self.gbps)
 
 
+def _each_once(links: tuple[LinkEntry, ...]) -> tuple[LinkEntry, ...]:
+    for index, link in enumerate(links):
+        for other in links[:index]:
+            if set(link.between) == set(other.between):
+                raise ValueError(
+                    f"the link between {' and '.join(other.between)} is there twice, with {other.gbps:g} and "
+                    f"{link.gbps:g} gbps; a link is the same both ways"
+                )
+    return links
+
+
+Links = Annotated[tuple[LinkEntry, ...], AfterValidator(_each_once)]
+
+
 class LinksFile(Strict):
     """`topology/links.yaml`."""
 
-    links: tuple[LinkEntry, ...]
+    links: Links
 
 
 class ScenarioFile(Strict):
     """Sites and links in one file, to plan for without a cluster."""
 
     sites: tuple[SiteFile, ...] = Field(min_length=1)
-    links: tuple[LinkEntry, ...] = ()
+    links: Links = ()
 
 
 def read_sites(paths: list[Path], links: Path | None) -> ScenarioFile:

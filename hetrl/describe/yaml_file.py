@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hetrl.errors import UsageError, nearest
 
 AtLeastOne = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
@@ -29,12 +29,33 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as its standard has it (1.2.2, section 3.2.1.1): no key twice, of which PyYAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of a node whose keys differ."""
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise _TwiceError(f'the key "{key.value}" is there twice, in lines {lines[key.value]} and {line}')
+                lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
+class _TwiceError(Exception):
+    """A mapping has a key twice."""
+
+
 def read_mapping(path: Path | Traversable, expected: str = "keys and values") -> dict[Any, Any]:
     """Parse a file that holds a mapping; `expected` is what the error calls it where the file holds something else."""
     try:
-        document = yaml.safe_load(path.read_text())
+        document = yaml.load(path.read_text(), _Loader)  # a SafeLoader
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
+    except _TwiceError as error:
+        raise UsageError(f"{path}: {error}; which of them counts?") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(document, dict):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 
 from hetrl.cost.compute import StageShape, has_language_head
-from hetrl.cost.memory import training_state_bytes
+from hetrl.cost.memory import inference_active_bytes, training_active_bytes, training_state_bytes
 from hetrl.cost.objective import bounds
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
-from hetrl.search.space import Space
+from hetrl.search.space import Space, powers_of_two
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
 
 
 def refuse_impossible(space: Space) -> None:
-    """Raise InfeasibleError for what no search can mend: a missing engine, too little memory over all GPUs."""
+    """Raise InfeasibleError for what no search can mend: a missing engine, too little memory, too long sequences."""
     for task in space.problem.workload.tasks:
         if not _kinds(space, task):
             sites = ", ".join(site.name for site in space.problem.topology.sites)
@@ -26,6 +26,7 @@ def refuse_impossible(space: Space) -> None:
             )
     for task in space.problem.workload.tasks:
         _refuse_too_little_memory(space, task)
+        _refuse_too_long_sequences(space, task)
 
 
 def _kinds(space: Space, task: str) -> list[int]:
@@ -72,6 +73,40 @@ def _refuse_too_little_memory(space: Space, task: str) -> None:
         f"{task}: {model_of(task, space.problem.workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB "
         f"usable; add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each){to} or choose a smaller model"
     )
+
+
+def _refuse_too_long_sequences(space: Space, task: str) -> None:
+    """Refuse sequences of which not one fits, however the model is cut."""
+    tokens = space.problem.workload.max_sequence_tokens
+    needs = {kind: _sequence_gb(space, task, kind) for kind in _kinds(space, task)}
+    kind = min(needs, key=lambda kind: needs[kind] / _gpu_gb(space, space.classes[kind].gpu))
+    own, usable = space.classes[kind], _gpu_gb(space, space.classes[kind].gpu)
+    if needs[kind] > usable:
+        what = "keys and values" if task == ACTOR_GENERATION else "activations"
+        raise InfeasibleError(
+            f"{task}: one sequence of {tokens:,} tokens has {needs[kind]:,.0f} GB of {what} on each of "
+            f"{own.gpus_per_node} x {own.gpu}, which have {usable:.0f} GB usable; shorten batch.prompt_tokens or "
+            "batch.response_tokens"
+        )
+
+
+def _sequence_gb(space: Space, task: str, kind: int) -> float:
+    """Return the least that one sequence needs on each GPU of a node of this class.
+
+    Generation: its keys and values, shared out over the node. Else one layer's activations, or for the backward pass
+    its input, on the largest tensor-parallel degree.
+    """
+    workload, own = space.problem.workload, space.classes[kind]
+    model, tokens = model_of(task, workload), float(workload.max_sequence_tokens)
+    rates = space.problem.efficiencies.rates(own.gpu)
+    if task == ACTOR_GENERATION:
+        cache = model.layers * model.kv_bytes_per_token_layer * workload.weight_bytes / 2
+        return tokens * cache / own.gpus_per_node / 1e9
+    widest = max(n for n in powers_of_two(own.gpus_per_node) if model.heads % n == 0 and model.kv_heads % n == 0)
+    layer = StageShape(model, 1, False, False, False, widest, rates, workload.weight_bytes)
+    if task in TRAININGS:
+        return training_active_bytes(layer, 1, tokens, "full") / 1e9
+    return inference_active_bytes(layer, tokens) / 1e9
 
 
 def explain_infeasible(space: Space, budget_seconds: float) -> InfeasibleError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import yaml
 
 from hetrl.describe.inventory import ClusterNode, Inventory, Partition, write_inventory
 from hetrl.describe.sites import ScenarioFile, SiteFile, read_scenario, read_sites, topology_of
+from hetrl.describe.yaml_file import read_mapping
 from hetrl.errors import UsageError
 from hetrl.hardware import Device, Link, Node, Path as Between, Site, Topology
 
@@ -110,12 +113,51 @@ def test_a_site_that_cannot_be(site: dict[str, Any], message: str) -> None:
     [
         (({**LINK, "between": ["alps", "jcs"]},), 'there is no site "jcs"; did you mean "jsc"'),
         (({**LINK, "between": ["alps", "alps"]},), "a link joins two sites"),
-        ((LINK, {**LINK, "between": ["jsc", "alps"]}), 'link "alps-jsc" is there twice'),
     ],
 )
 def test_a_link_that_cannot_be(links: tuple[dict[str, Any], ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         topology_of(scenario(ALPS, JSC, links=links))
+
+
+@pytest.mark.parametrize("other", [LINK, {**LINK, "between": ["jsc", "alps"], "gbps": 100}])
+def test_a_link_that_is_there_twice(tmp_path: Path, other: dict[str, Any]) -> None:
+    gbps = f"with 5 and {other['gbps']:g} gbps"
+    message = f"links: the link between alps and jsc is there twice, {gbps}"
+    with pytest.raises(UsageError, match=message):
+        read_scenario(write(tmp_path / "scenario.yaml", {"sites": [ALPS, JSC], "links": [LINK, other]}))
+    with pytest.raises(UsageError, match=message):
+        read_sites([], write(tmp_path / "links.yaml", {"links": [LINK, other]}))
+    with pytest.raises(UsageError, match='link "alps-jsc" is there twice'):
+        Topology(both().sites, (*both().links, Link(("jsc", "alps"), 1.0, 1.0)))
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan, -1.0])
+def test_numbers_that_no_measurement_gives(tmp_path: Path, number: float) -> None:
+    for key in ("gbps", "delay_ms"):
+        link = {**LINK, key: number}
+        with pytest.raises(UsageError, match=f"links.0.{key}: Input should be"):
+            read_scenario(write(tmp_path / "scenario.yaml", {"sites": [ALPS, JSC], "links": [link]}))
+        with pytest.raises(UsageError, match=f"link between alps and jsc: {key} must be 0 or more, and finite"):
+            Topology(both().sites, (replace(both().links[0], **{key: number}),))
+    for key in ("nic_gbps", "host_memory_gb", "wan_gbps", "peer_gbps", "price_per_gpu_hour"):
+        with pytest.raises(UsageError, match=f"site s, node n: {key} must be .*, and finite"):
+            Topology((Site("s", (Node("n", "l4", 1, **{key: number}),)),))
+    for key in ("delay_ms", "node_delay_ms", "queue_hours", "budget_gpu_hours"):
+        with pytest.raises(UsageError, match=f"site s: {key} must be .*, and finite"):
+            Topology((Site("s", (Node("n", "l4", 1),), **{key: number}),))
+
+
+def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
+    path = tmp_path / "links.yaml"
+    path.write_text("links:\n- between: [alps, jsc]\n  delay_ms: 1\n  gbps: 1\n  gbps: 100\n")
+    with pytest.raises(UsageError, match=r'links.yaml: the key "gbps" is there twice, in lines 4 and 5'):
+        read_sites([], path)
+    path.write_text("anchor: &one {a: 1, b: 2}\nmerged: {<<: *one, b: 3}\n")
+    assert read_mapping(path)["merged"] == {"a": 1, "b": 3}
+    path.write_text("? [1, 2]\n: 3\n")
+    with pytest.raises(UsageError, match="not YAML: .*unhashable key"):
+        read_mapping(path)
 
 
 def test_two_sites_of_one_name() -> None:
@@ -194,6 +236,17 @@ def test_measured_nodes_of_one_gpu_keep_the_type_that_slurm_gives_each(tmp_path:
     written = {**ALPS, "gres": gres, "inventory": str(tmp_path / "alps.json")}
     (site,) = read_sites([write(tmp_path / "alps.yaml", written)], None).sites
     assert [(node.name, node.gres) for node in site.nodes] == [("a100", "sxm"), ("a100.2", "pcie")]
+
+
+@pytest.mark.parametrize(("gres", "gpu"), [("1g.10gb", "h100"), ("a100_3g.20gb", "a100-40gb")])
+def test_a_slice_of_a_gpu_is_not_the_whole(tmp_path: Path, gres: str, gpu: str) -> None:
+    write_inventory(tmp_path / "alps.json", measured("alps", ("IDLE", {gres: 7}, 99.0)))
+    written = {**ALPS, "gres": {gres: gpu}, "inventory": str(tmp_path / "alps.json")}
+    file = write(tmp_path / "alps.yaml", written)
+    with pytest.raises(UsageError, match=rf"site alps: gres: {gres} is a slice of \d+ GB, {gpu} has \d+ GB"):
+        read_sites([file], None)
+    (site,) = read_sites([write(file, {**written, "gres": {gres: "cpu"}})], None).sites
+    assert site.nodes[0].gpus == 7
 
 
 def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:

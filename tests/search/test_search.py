@@ -197,6 +197,20 @@ def test_a_model_that_fits_nowhere_is_refused_with_numbers() -> None:
     assert "topology has 765 GB usable; add 8 x a100-80gb" in str(it.value)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (20_000_000, r"actor_generation: one sequence of 20,000,\d+ tokens has \d+ GB of keys and values on each of"),
+        (2_500_000, r"actor_training: one sequence of 2,500,\d+ tokens has \d+ GB of activations on each of 4 x"),
+    ],
+)
+def test_a_sequence_that_fits_nowhere_is_refused(tokens: int, message: str) -> None:
+    topology = Topology((Site("alps", (Node("n0", "a100-80gb", 4), Node("n1", "a100-80gb", 4))),))
+    long = replace(_workload(), response=Lengths(tokens, tokens))
+    with pytest.raises(InfeasibleError, match=f"{message}.*; shorten batch.prompt_tokens"):
+        solve(Problem(topology, long), "sha-ea", 1.0, 0)
+
+
 def test_a_missing_engine_is_named() -> None:
     topology = Topology((Site("alps", (Node("n0", "a100-80gb", 4),), engines=("megatron",)),))
     with pytest.raises(InfeasibleError, match="actor_generation needs the engine vllm, which no site has"):
