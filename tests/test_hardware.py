@@ -19,6 +19,9 @@ PUBLISHED_GPUS = {
     "h200": (989.4, 141, 4800, 3600, 512),
     "gh200": (989.4, 96, 4000, 3600, 3600),
     "h20": (148, 96, 4000, 3600, 512),
+    "b200": (2250, 180, 8000, 7200, 512),
+    "gb200": (2500, 186, 8000, 7200, 1800),
+    "mi300x": (1307.4, 192, 5300, 3584, 512),
     "l40s": (362.05, 48, 864, 256, 256),
     "l40": (181.05, 48, 864, 256, 256),
     "l4": (121, 24, 300, 256, 256),
@@ -28,7 +31,14 @@ PUBLISHED_GPUS = {
     "rtx-4090": (165.2, 24, 1008, 256, 256),
 }
 # What the vendors print: both directions added, in GB/s.
-BOTH_DIRECTIONS_GB_PER_S = {"NVLink 2": 300, "NVLink 3": 600, "NVLink 4": 900, "PCIe 4.0 x16": 64}
+BOTH_DIRECTIONS_GB_PER_S = {
+    "NVLink 2": 300,
+    "NVLink 3": 600,
+    "NVLink 4": 900,
+    "NVLink 5": 1800,
+    "Infinity Fabric": 896,
+    "PCIe 4.0 x16": 64,
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED_GPUS)

@@ -110,6 +110,10 @@ _BOARDS = {
     "h200": _Board("hopper", "a100-80gb", 700),
     "gh200": _Board("hopper", "a100-80gb", 700),
     "h20": _Board("hopper", "a100-80gb", 400),
+    # Made in processes of the same family, and with HBM: 4NP, 4NP and N5.
+    "b200": _Board("hopper", "a100-80gb", 1000),
+    "gb200": _Board("hopper", "a100-80gb", 1200),
+    "mi300x": _Board("hopper", "a100-80gb", 750),
     "v100": _Board("volta", "a100-40gb", 300),
 }
 
