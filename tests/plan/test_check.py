@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,45 +14,15 @@ from hetrl.hardware import Link, Topology
 from hetrl.plan.check import violations
 from hetrl.plan.plan import Group, Plan, Replica, Route, Stage
 from tests.plan.plan_cases import FIRST, OTHER_FIRST, OTHER_SECOND, SECOND, plan, topology, workload
+from tests.plan.plan_changes import Change, algorithm, both, group, replicas, samples, task
 
 TRAINING, GENERATION = "actor_training", "actor_generation"
 REFERENCE, REWARD = "reference_inference", "reward_inference"
-Change = Callable[[Plan], Plan]
-
-
-def task(name: str, **changes: Any) -> Change:
-    return lambda p: replace(p, tasks={**p.tasks, name: replace(p.tasks[name], **changes)})
-
-
-def replicas(name: str, change: Callable[[tuple[Replica, ...]], tuple[Replica, ...]]) -> Change:
-    return lambda p: task(name, replicas=change(p.tasks[name].replicas))(p)
-
-
-def group(index: int, **changes: Any) -> Change:
-    def apply(p: Plan) -> Plan:
-        groups = list(p.groups)
-        groups[index] = replace(groups[index], **changes)
-        return replace(p, groups=tuple(groups))
-
-    return apply
-
-
-def samples(name: str, *shares: int) -> Change:
-    return replicas(name, lambda old: tuple(replace(r, samples=n) for r, n in zip(old, shares, strict=True)))
 
 
 def one_replica(name: str, *stages: tuple[tuple[str, ...], tuple[int, int]]) -> Change:
     has = (1.0, 8) if name == GENERATION else (0.0, 0)
     return task(name, replicas=(Replica(64, tuple(Stage(devices, layers) for devices, layers in stages), *has),))
-
-
-def both(*changes: Change) -> Change:
-    def apply(p: Plan) -> Plan:
-        for change in changes:
-            p = change(p)
-        return p
-
-    return apply
 
 
 def server(name: str, index: int, **changes: Any) -> Change:
@@ -64,10 +33,6 @@ def routes(*pairs: tuple[str, str], streams: int = 1) -> Change:
     return lambda p: replace(
         p, weight_sync=replace(p.weight_sync, routes=tuple(Route(a, b, streams) for a, b in pairs))
     )
-
-
-def algorithm(**changes: Any) -> Change:
-    return lambda p: replace(p, algorithm=replace(p.algorithm, **changes))
 
 
 def site_order(*names: str) -> Change:

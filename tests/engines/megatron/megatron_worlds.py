@@ -74,6 +74,15 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor], t
         assert float((left[name] - right[name]).abs().max()) <= tolerance, name
 
 
+def message_of(call: Callable[[], object]) -> str:
+    """Return the message of the HetrlError that a call ends with."""
+    try:
+        call()
+    except HetrlError as error:
+        return str(error)
+    return "no error"
+
+
 def weights(config: dict[str, Any], seed: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield random weights whose norms and biases are random too."""
     generator = torch.Generator().manual_seed(seed)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import checkpoint_files as checkpoint
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.wire import LossSettings
@@ -19,6 +18,7 @@ from tests.engines.megatron.megatron_worlds import (
     Job,
     Worlds,
     assert_same,
+    message_of,
     model_config,
     start_engine,
     step_job,
@@ -173,14 +173,6 @@ def test_an_engine_without_optimiser_takes_the_weights(worlds: Worlds, saved: Sa
     extra, ours = worlds.run(scored, 2, (job, directory))[0]
     assert extra == EXTRA
     assert_same(ours, exported, 0.0)
-
-
-def message_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except HetrlError as error:
-        return str(error)
-    return "no error"
 
 
 def troubled(rank: int, port: int, argument: tuple[Job, Path, Path]) -> dict[str, str]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import checkpoint_files as checkpoint
 from tests.engines.megatron.megatron_worlds import (
     LAYOUTS,
     Job,
     Worlds,
+    message_of,
     model_config,
     start_engine,
     step_job,
@@ -75,14 +75,6 @@ def forbidden() -> Any:
         raise PermissionError(13, "Permission denied", str(path))
 
     return replaced_open(refuse)
-
-
-def message_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-    except HetrlError as error:
-        return str(error)
-    return "no error"
 
 
 def contents(directory: Path) -> dict[str, bytes]:

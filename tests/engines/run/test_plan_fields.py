@@ -26,8 +26,8 @@ from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
 from lab.planned.random_plans import LAYERS, SAMPLES, write_experiment
 from launch.render import commands, render
 from launch.site_ways import links_of
+from tests.plan.plan_changes import Change, algorithm, group, replicas, samples, task
 
-Change = Callable[[Plan], Plan]
 # What a plan says to people: how it came about, and what is to be expected of it.
 TOLD = ("inputs", *(f"solver.{one.name}" for one in dataclasses.fields(Solver)))
 TOLD += tuple(f"predicted.{one.name}" for one in dataclasses.fields(Predicted))
@@ -64,29 +64,8 @@ def apart(problem: Problem) -> Plan:
     return plan_of(problem, [{name: task} for name, task in tasks.items()], Made("hand", 0, {}))
 
 
-def task(name: str, **changes: Any) -> Change:
-    return lambda plan: replace(plan, tasks={**plan.tasks, name: replace(plan.tasks[name], **changes)})
-
-
-def replicas(name: str, change: Callable[[tuple[Replica, ...]], tuple[Replica, ...]]) -> Change:
-    return lambda plan: task(name, replicas=change(plan.tasks[name].replicas))(plan)
-
-
 def each(name: str, **changes: Any) -> Change:
     return replicas(name, lambda old: tuple(replace(one, **changes) for one in old))
-
-
-def shares(name: str, *samples: int) -> Change:
-    return replicas(name, lambda old: tuple(replace(one, samples=n) for one, n in zip(old, samples, strict=True)))
-
-
-def group(index: int, **changes: Any) -> Change:
-    def change(plan: Plan) -> Plan:
-        groups = list(plan.groups)
-        groups[index] = replace(groups[index], **changes)
-        return replace(plan, groups=tuple(groups))
-
-    return change
 
 
 def route(**changes: Any) -> Change:
@@ -95,10 +74,6 @@ def route(**changes: Any) -> Change:
         return replace(plan, weight_sync=replace(plan.weight_sync, routes=(replace(first, **changes), *others)))
 
     return change
-
-
-def algorithm(**changes: Any) -> Change:
-    return lambda plan: replace(plan, algorithm=replace(plan.algorithm, **changes))
 
 
 PIPELINED = (Stage(("alpha/alpha-0/0",), (0, 1)), Stage(("alpha/alpha-0/1",), (1, LAYERS)))
@@ -138,7 +113,7 @@ CHANGES: Mapping[str, tuple[tuple[Callable[[Problem], Plan], Change], ...]] = {
         (together, task(name, optimizer_sharding="data_parallel")) for name in (ACTOR_TRAINING, REFERENCE_INFERENCE)
     ),
     "tasks.replicas.samples": tuple(
-        (together, shares(name, SAMPLES // 4, 3 * SAMPLES // 4)) for name in (ACTOR_TRAINING, ACTOR_GENERATION)
+        (together, samples(name, SAMPLES // 4, 3 * SAMPLES // 4)) for name in (ACTOR_TRAINING, ACTOR_GENERATION)
     ),
     "tasks.replicas.kv_cache_gb": tuple(
         (together, each(name, kv_cache_gb=0.03)) for name in (ACTOR_GENERATION, ACTOR_TRAINING)
