@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
 
@@ -22,7 +22,7 @@ PHASES = ("decode", "prefill", "training")  # in which a GPU reaches different s
 
 @dataclass(frozen=True)
 class GpuType:
-    """One entry of the GPU catalogue (`hetrl/catalogue/gpus.yaml`)."""
+    """One entry of the GPU catalogue (`hetrl/catalogue/gpus.yaml`), or a type that a site's file describes."""
 
     name: str
     peak_tflops: float  # dense bf16 matrix product with fp32 accumulation, no sparsity
@@ -33,6 +33,7 @@ class GpuType:
     interconnect: str
     source: str  # the vendor's document
     usable_memory: float = 0.92  # what the driver, contexts and fragmentation leave of memory_gb
+    like: str = ""  # a type of the catalogue that reaches the same shares of these figures, as far as anybody knows
 
     @property
     def usable_gb(self) -> float:
@@ -100,8 +101,8 @@ class Node:
     """A machine with equal GPUs.
 
     `wan_gbps` caps what the node exchanges with other sites where its uplink is slower than the site's; `peer_gbps`
-    overrides the catalogue's GPU-to-GPU bandwidth (another board of the same GPU). Prices are in one
-    currency everywhere.
+    overrides the catalogue's GPU-to-GPU bandwidth (another board of the same GPU). `described` is the type of its GPUs
+    where the catalogue has none of that name. Prices are in one currency everywhere.
     """
 
     name: str
@@ -112,6 +113,13 @@ class Node:
     wan_gbps: float | None = None
     peer_gbps: float | None = None
     price_per_gpu_hour: float = 0.0
+    described: GpuType | None = None
+
+    @property
+    def gpu_type(self) -> GpuType:
+        """Return the type of its GPUs, with the bandwidth between them on this node."""
+        found = self.described or gpu_type(self.gpu)
+        return found if self.peer_gbps is None else replace(found, peer_gbps=self.peer_gbps)
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,7 @@ class Topology:
         _refuse_duplicates("link", ("-".join(sorted(link.between)) for link in self.links))
         for link in self.links:
             _check_link(link, {site.name for site in self.sites})
+        _check_described(self.described)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -202,6 +211,11 @@ class Topology:
     def node_by_id(self) -> Mapping[str, Node]:
         """Return the nodes by `site/node`."""
         return {f"{site.name}/{node.name}": node for site in self.sites for node in site.nodes}
+
+    @property
+    def described(self) -> list[GpuType]:
+        """Return the types of GPUs that the catalogue does not have."""
+        return list(dict.fromkeys(node.described for site in self.sites for node in site.nodes if node.described))
 
     @cached_property
     def devices_by_kind(self) -> Mapping[NodeKind, tuple[Device, ...]]:
@@ -233,7 +247,7 @@ class Topology:
         node, other_node = (self.node_by_id[d.node_id] for d in (device, other))
         site = self.site_by_name[device.site]
         if device.site == other.site and device.node == other.node:
-            return Path(site.node_delay_ms, node.peer_gbps or gpu_type(node.gpu).peer_gbps)
+            return Path(site.node_delay_ms, node.gpu_type.peer_gbps)
         if device.site == other.site:
             return Path(site.delay_ms, min(node.nic_gbps, other_node.nic_gbps))
         link = self.link(device.site, other.site)
@@ -270,13 +284,26 @@ def _check_site(site: Site) -> None:
 
 
 def _check_node(node: Node, where: str) -> None:
-    gpu_type(node.gpu, where)
+    if node.described is None:
+        gpu_type(node.gpu, where)
     if node.gpus < 1:
         raise UsageError(f"{where}{node.gpus} GPUs; a node has at least one")
     for key in ("nic_gbps", "host_memory_gb", "wan_gbps", "peer_gbps"):
         if (value := getattr(node, key)) is not None:
             _check_number(where + key, value)
     _check_number(f"{where}price_per_gpu_hour", node.price_per_gpu_hour, zero=True)
+
+
+def _check_described(types: list[GpuType]) -> None:
+    """A name means one type; one that the catalogue has, or that means a CPU, is not described again."""
+    _refuse_duplicates("GPU type", (one.name for one in types))
+    for one in types:
+        if one.name in gpu_catalogue() or is_cpu(one.name):
+            raise UsageError(f'GPU type "{one.name}": the name is one of the catalogue; give it another')
+        if one.like:
+            gpu_type(one.like, f'GPU type "{one.name}": like: ')
+        for key in ("peak_tflops", "memory_gb", "memory_gb_per_s", "peer_gbps", "host_gbps", "usable_memory"):
+            _check_number(f'GPU type "{one.name}": {key}', getattr(one, key))
 
 
 def _check_link(link: Link, sites: set[str]) -> None:

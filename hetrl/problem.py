@@ -79,6 +79,10 @@ class Problem:
     efficiencies: Efficiencies = field(default_factory=calibrated)
     files: Files | None = None
 
+    def __post_init__(self) -> None:
+        """Tell the efficiencies of the GPU types that the topology describes."""
+        object.__setattr__(self, "efficiencies", self.efficiencies.with_types(self.topology.described))
+
     @cached_property
     def model(self) -> CostModel:
         """Return what predicts the plans."""

@@ -42,7 +42,7 @@ def weight_sync(
             raise UsageError(f'the topology has no site "{name}"{nearest(name, known)}; known: {", ".join(known)}')
     # Of a job, a version's way depends on the actor and the bytes of a weight alone.
     workload = Workload("grpo", "sync", 0, 1, 1, 1, Lengths(1, 1), 1, actor=model)
-    costs = CostModel(topology, workload, efficiencies or calibrated())
+    costs = CostModel(topology, workload, (efficiencies or calibrated()).with_types(topology.described))
     trainer = TaskPlan("megatron", (Replica(1, _senders(model, topology, sources)),))
     generator = TaskPlan("vllm", tuple(Replica(1, (_receiver(model, costs, site),)) for site in targets))
     routes = replace(weight_routes(trainer, generator), encoding=encoding)

@@ -17,10 +17,9 @@ from hetrl.cost.memory import (
     rollout_shapes,
 )
 from hetrl.cost.model import CostModel
-from hetrl.hardware import gpu_type
 from hetrl.plan import check as plan_check
 from hetrl.plan.check import PlanError
-from hetrl.plan.plan import Plan
+from hetrl.plan.plan import Plan, node_of
 from hetrl.workload import ACTOR_GENERATION
 
 __all__ = ["PlanError", "check", "violations"]
@@ -64,7 +63,7 @@ def _devices(plan: Plan, model: CostModel) -> Iterator[str]:
     for device, peak in peaks.items():
         usable = model.rates(device).usable_gb
         if not peak <= usable * _ROUNDING:
-            gpu = gpu_type(model.topology.device_by_id[device].gpu)
+            gpu = model.topology.node_by_id[node_of(device)].gpu_type
             limit = f"{usable:.2f} of {gpu.memory_gb:g} GB of {gpu.name}"
             yield f"{device}: needs {peak:.2f} GB; usable are {limit} ({_parts(needs[device])})"
 

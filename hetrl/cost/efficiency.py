@@ -29,7 +29,7 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError, nearest
-from hetrl.hardware import PHASES, bytes_per_second, gpu_type, is_cpu
+from hetrl.hardware import PHASES, GpuType, bytes_per_second, gpu_type, is_cpu
 
 FILE = "efficiencies.yaml"
 
@@ -146,7 +146,7 @@ class Efficiencies:
     `engine_of` names the release that a type's points were measured with. `activation_traffic` scales the bytes that
     training moves beside its products, `exposed` is the part of a sharded model's communication that compute does not
     hide. `measured` has shares that stand in for those of `shares` and for what is inferred from them, `given` rates of
-    a type that stand in for what follows from its shares.
+    a type that stand in for what follows from its shares, `described` types that the catalogue does not have.
     """
 
     shares: Mapping[str, Mapping[str, float]]
@@ -156,6 +156,7 @@ class Efficiencies:
     exposed: float = 0.0
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     given: Mapping[str, Rates] = field(default_factory=dict)
+    described: Mapping[str, GpuType] = field(default_factory=dict)
 
     def with_measured(self, shares: Mapping[str, Mapping[str, float]]) -> Efficiencies:
         """Return these with measured shares, {GPU type: {phase: share}}, before all others."""
@@ -164,6 +165,14 @@ class Efficiencies:
     def with_rates(self, gpu: str, rates: Rates) -> Efficiencies:
         """Return these with other rates of a type: what one of them is worth."""
         return replace(self, given={**self.given, gpu: rates})
+
+    def with_types(self, types: Iterable[GpuType]) -> Efficiencies:
+        """Return these with types that the catalogue does not have; themselves where there are none."""
+        found = {one.name: one for one in types}
+        return replace(self, described=found) if found else self
+
+    def _entry(self, gpu: str) -> GpuType:
+        return self.described.get(gpu) or gpu_type(gpu)
 
     @cached_property
     def _known(self) -> dict[str, Rates]:
@@ -176,7 +185,7 @@ class Efficiencies:
         return self._known[gpu]
 
     def _rates(self, gpu: str) -> Rates:
-        entry, share = gpu_type(gpu), self.of(gpu)
+        entry, share = self._entry(gpu), self.of(gpu)
         planned = replace(_GPU_OVERHEAD, decode_step=self.step_seconds[PLANNED_ENGINE])
         return Rates(
             decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
@@ -200,10 +209,12 @@ class Efficiencies:
     def _inferred_share(self, gpu: str, phase: str) -> float:
         if is_cpu(gpu):
             return _CPU
+        if like := self._entry(gpu).like:
+            return self.shares.get(like, {}).get(phase) or self._inferred_share(like, phase)
         board = _BOARDS.get(gpu, _BOARDS[_A100])
         if phase == "decode":
             return self.shares[board.nearest][phase]
-        fed = self._flops_per_joule(board.kind, phase) * board.watts / (gpu_type(gpu).peak_tflops * 1e12)
+        fed = self._flops_per_joule(board.kind, phase) * board.watts / (self._entry(gpu).peak_tflops * 1e12)
         return min(self.shares[_A100][phase], fed)
 
     def _flops_per_joule(self, kind: str, phase: str) -> float:

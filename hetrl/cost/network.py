@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from hetrl.cost import formulas
-from hetrl.hardware import Device, Path, Topology, gpu_type, wire_seconds
+from hetrl.hardware import Device, Path, Topology, wire_seconds
 
 Direction = tuple[str, str]  # (from site, to site)
 NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)  # not 0: bytes are divided by it
@@ -92,7 +92,7 @@ def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mappin
 
 
 def _peer_gbps(topology: Topology, device: Device) -> float:
-    return topology.node_by_id[device.node_id].peer_gbps or gpu_type(device.gpu).peer_gbps
+    return topology.node_by_id[device.node_id].gpu_type.peer_gbps
 
 
 def _latency_seconds(topology: Topology, ring: Ring) -> float:

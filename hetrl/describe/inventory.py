@@ -17,7 +17,6 @@ import msgspec
 
 from hetrl.errors import UsageError, nearest
 from hetrl.files import replace_json
-from hetrl.hardware import gpu_type
 
 INVENTORY_FORMAT = "hetrl-inventory/1"
 # States in which a node takes no job, and may for days: NODE STATE CODES of sinfo(1).
@@ -152,7 +151,6 @@ def _catalogue_gpu(site: str, gres: str, nodes: Sequence[ClusterNode], gpu_of_gr
     features = sorted(set.intersection(*(set(node.features) for node in nodes)))
     for name in (gres, *features):
         if name in gpu_of_gres:
-            _refuse_slices(site, name, gpu_of_gres[name])
             return gpu_of_gres[name]
     called = f"its GPUs gpu:{gres}" if gres else "its GPUs, which have no type"
     has = f" or one of the features {', '.join(features)}" if features else ""
@@ -160,17 +158,6 @@ def _catalogue_gpu(site: str, gres: str, nodes: Sequence[ClusterNode], gpu_of_gr
         f"{site}: which GPU of the catalogue {called} on {nodes[0].name} are is not known; write "
         f"`gres: {{{gres or 'FEATURE'}: NAME}}`{has} in the site's file"
     )
-
-
-def _refuse_slices(site: str, gres: str, gpu: str) -> None:
-    """Refuse a part of a GPU (NVIDIA's Multi-Instance GPU names it, as 1g.10gb) that is mapped to a larger one."""
-    slice_gb = re.search(r"\d+g\.(\d+)gb", gres)
-    memory_gb = gpu_type(gpu, f"site {site}: gres: {gres}: ").memory_gb
-    if slice_gb and int(slice_gb[1]) < 0.9 * memory_gb:
-        raise UsageError(
-            f"site {site}: gres: {gres} is a slice of {slice_gb[1]} GB, {gpu} has {memory_gb:g} GB; leave its nodes "
-            "out with `partitions`"
-        )
 
 
 def gigabytes(mebibytes: float) -> float:

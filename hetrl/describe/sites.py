@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
-from hetrl.hardware import ENGINES, Link, Node, Site, Topology, gpu_type
+from hetrl.hardware import ENGINES, GpuType, Link, Node, Site, Topology, gpu_type
 
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
 Way = Literal["direct", "ssh", "relay", "proxy"]
@@ -64,6 +64,19 @@ class NodeEntry(Strict):
         return tuple(Node(name=name, **shared) for name in self.node_names)
 
 
+class GpuEntry(Strict):
+    """A type of GPU that the catalogue does not have; the units of `hetrl/catalogue/gpus.yaml`."""
+
+    peak_tflops: Positive
+    memory_gb: Positive
+    memory_gb_per_s: Positive
+    peer_gbps: Positive
+    host_gbps: Positive
+    usable_memory: Annotated[float, Field(gt=0, le=1)] = 0.92
+    like: str = ""
+    source: str = ""
+
+
 class SiteFile(Strict):
     """One cluster as `topology/sites/NAME.yaml` describes it."""
 
@@ -73,7 +86,8 @@ class SiteFile(Strict):
     account: str | None = None
     qos: str | None = None
     partitions: tuple[str, ...] = ()
-    gres: dict[str, str] = Field(default_factory=dict)  # Slurm's GRES (or feature) name -> catalogue GPU
+    gpus: dict[str, GpuEntry] = Field(default_factory=dict)  # types that the catalogue does not have, by name
+    gres: dict[str, str] = Field(default_factory=dict)  # Slurm's GRES (or feature) name -> GPU
     allocation: Literal["node", "gpu"] = "node"
     modules: tuple[str, ...] = ()
     container: str | None = None
@@ -131,7 +145,7 @@ class SiteFile(Strict):
         return Site(
             name=self.name,
             nodes=tuple(
-                replace(node, price_per_gpu_hour=self._price(entry.gpu))
+                replace(node, price_per_gpu_hour=self._price(entry.gpu), described=self.described(entry.gpu))
                 for entry in self.nodes
                 for node in entry.nodes()
             ),
@@ -143,12 +157,18 @@ class SiteFile(Strict):
             queue_hours=self.queue_hours,
         )
 
+    def described(self, gpu: str) -> GpuType | None:
+        """Return the type of this name that the file describes, if it does."""
+        entry = self.gpus.get(gpu)
+        return GpuType(gpu, interconnect="", **entry.model_dump()) if entry else None
+
     def _price(self, gpu: str) -> float:
         """Return the price of an hour of a GPU of this type; raises UsageError where only others have one."""
         if not isinstance(self.price_per_gpu_hour, dict):
             return self.price_per_gpu_hour
         for name in self.price_per_gpu_hour:
-            gpu_type(name, f"site {self.name}: price_per_gpu_hour: ")
+            if name not in self.gpus:
+                gpu_type(name, f"site {self.name}: price_per_gpu_hour: ")
         if gpu not in self.price_per_gpu_hour:
             raise UsageError(f"site {self.name}: price_per_gpu_hour: no price of {gpu}; add it, 0 where it is free")
         return self.price_per_gpu_hour[gpu]
@@ -215,9 +235,22 @@ def with_measured_nodes(site: SiteFile) -> SiteFile:
     if inventory.site != site.name:
         raise UsageError(f"site {site.name}: inventory: {path} is of site {inventory.site}")
     groups = node_groups(inventory, site.gres, site.partitions)
+    for group in groups:
+        _refuse_slices(site, group)
     gpus = [group.gpu for group in groups]
     entries = [_entry(site, group, gpus[:index].count(group.gpu)) for index, group in enumerate(groups)]
     return site.model_copy(update={"nodes": tuple(entries)})
+
+
+def _refuse_slices(site: SiteFile, group: NodeGroup) -> None:
+    """Refuse a part of a GPU (NVIDIA's Multi-Instance GPU names it, as 1g.10gb) that is mapped to a larger one."""
+    slice_gb = re.search(r"\d+g\.(\d+)gb", group.gres)
+    gpu = site.described(group.gpu) or gpu_type(group.gpu, f"site {site.name}: gres: {group.gres}: ")
+    if slice_gb and int(slice_gb[1]) < 0.9 * gpu.memory_gb:
+        raise UsageError(
+            f"site {site.name}: gres: {group.gres} is a slice of {slice_gb[1]} GB, {gpu.name} has {gpu.memory_gb:g} "
+            "GB; describe it under `gpus`, or leave its nodes out with `partitions`"
+        )
 
 
 def _entry(site: SiteFile, group: NodeGroup, earlier: int) -> NodeEntry:

@@ -21,7 +21,7 @@ from hetrl.cost.efficiency import Overhead, Rates
 from hetrl.cost.iteration import WEIGHT_SYNC, plan_seconds, predict, sync_cost, task_costs
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import SyncCost
-from hetrl.hardware import Link, Site, Topology, gpu_type
+from hetrl.hardware import Link, Site, Topology
 from hetrl.plan.plan import Plan
 
 Key = TypeVar("Key")
@@ -98,7 +98,7 @@ def _of_sites(change: Callable[[Site, float], Site]) -> Callable[[CostModel, flo
 
 
 def _slower_peers(site: Site, factor: float) -> Site:
-    peers = [(node.peer_gbps or gpu_type(node.gpu).peer_gbps) / factor for node in site.nodes]
+    peers = [node.gpu_type.peer_gbps / factor for node in site.nodes]
     nodes = tuple(replace(node, peer_gbps=gbps) for node, gbps in zip(site.nodes, peers, strict=True))
     return replace(site, nodes=nodes, node_delay_ms=site.node_delay_ms * factor)
 

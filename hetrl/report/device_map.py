@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hetrl.hardware import gpu_type
+from hetrl.hardware import gpu_catalogue, gpu_type
 from hetrl.plan.plan import Plan, site_of
 from hetrl.report.page import Mark, mark_of_device
 from hetrl.report.text import figure, spoken
@@ -62,7 +62,7 @@ def _box(plan: Plan, device: str, gpu: str, mark: Mark | None) -> Box:
     tasks = tuple(name for name, task in plan.tasks.items() if device in task.devices)
     peak = plan.predicted.peak_memory_gb.get(device)
     parts, memory = [", ".join(map(spoken, tasks)) or "idle"], None
-    if peak is not None and gpu:
+    if peak is not None and gpu in gpu_catalogue():
         usable = gpu_type(gpu).usable_gb
         parts.append(f"peak {figure(peak)} of {figure(usable)} GB usable")
         memory = min(100.0, round(100 * peak / usable, 1))

@@ -28,7 +28,7 @@ def sites_table(topology: Topology, uncalibrated: Collection[str] = ()) -> Rende
     starred = False
     for site in topology.sites:
         for index, nodes in enumerate(_alike(site)):
-            node, gpu = nodes[0], gpu_type(nodes[0].gpu)
+            node, gpu = nodes[0], nodes[0].gpu_type
             starred |= (star := node.gpu in uncalibrated)
             head, tail = ("", "") if index else (site.name, ", ".join(site.engines))
             gpus = f"{len(nodes)} × {node.gpus} {node.gpu}{'*' if star else ''}"

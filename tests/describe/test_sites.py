@@ -15,6 +15,9 @@ from hetrl.describe.sites import ScenarioFile, SiteFile, read_scenario, read_sit
 from hetrl.describe.yaml_file import read_mapping
 from hetrl.errors import UsageError
 from hetrl.hardware import Device, Link, Node, Path as Between, Site, Topology
+from hetrl.problem import Problem
+from hetrl.search import solve
+from tests.search.search_cases import job
 
 ALPS: dict[str, Any] = {
     "name": "alps",
@@ -160,6 +163,67 @@ def test_a_key_that_is_there_twice(tmp_path: Path) -> None:
         read_mapping(path)
 
 
+DECODER = {
+    "peak_tflops": 200,
+    "memory_gb": 96,
+    "memory_gb_per_s": 6000,
+    "peer_gbps": 512,
+    "host_gbps": 256,
+    "like": "h100",
+}
+FAST: dict[str, Any] = {
+    "name": "fast",
+    "engines": ["vllm"],
+    "gpus": {"decoder": DECODER},
+    "nodes": [{"name": "d", "gpu": "decoder", "gpus": 4}],
+}
+
+
+def test_a_type_that_a_site_describes_is_planned_with() -> None:
+    trainers = {**ALPS, "engines": ["megatron"]}
+    topology = topology_of(scenario(FAST, trainers, links=({**LINK, "between": ["alps", "fast"]},)))
+    (described,) = topology.described
+    assert (described.name, described.memory_gb, described.like) == ("decoder", 96, "h100")
+    one, other, *_ = topology.devices
+    assert topology.path(one, other) == Between(0.005, 512)
+    efficiencies = Problem(topology, job()).efficiencies
+    rates, like = efficiencies.rates("decoder"), efficiencies.rates("h100")
+    assert rates.usable_gb == 96 * 0.92
+    assert rates.decode_bytes / 6000 == pytest.approx(like.decode_bytes / 3350)
+    assert rates.training_flops / 200 == pytest.approx(like.training_flops / 989.4)
+    assert efficiencies.uncalibrated(["decoder"]) == {"decoder": ("decode", "prefill", "training")}
+    plan = solve(Problem(topology, job()), "sha-ea", 60.0, 0, evaluations=3000)
+    assert plan.site_order == ("alps", "fast")
+    assert {device.split("/")[0] for device in plan.tasks["actor_generation"].devices} == {"fast"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("h100", {}, 'GPU type "h100": the name is one of the catalogue'),
+        ("cpu-x", {}, 'GPU type "cpu-x": the name is one of the catalogue'),
+        ("decoder", {"like": "h10"}, r'"decoder": like: unknown GPU type "h10"'),
+    ],
+)
+def test_a_description_that_cannot_be(name: str, changes: dict[str, Any], message: str) -> None:
+    site = {**FAST, "gpus": {name: {**DECODER, **changes}}, "nodes": [{"name": "d", "gpu": name, "gpus": 4}]}
+    with pytest.raises(UsageError, match=message):
+        topology_of(scenario(site))
+
+
+def test_a_type_that_nothing_describes() -> None:
+    with pytest.raises(UsageError, match='unknown GPU type "decoder"'):
+        topology_of(scenario({**FAST, "gpus": {}}))
+
+
+def test_two_sites_that_describe_a_type_differently() -> None:
+    other = {**FAST, "name": "other", "gpus": {"decoder": {**DECODER, "memory_gb": 48}}}
+    with pytest.raises(UsageError, match='GPU type "decoder" is there twice'):
+        topology_of(scenario(FAST, other))
+    same = {**FAST, "name": "other"}
+    assert len(topology_of(scenario(FAST, same)).described) == 1
+
+
 def test_two_sites_of_one_name() -> None:
     with pytest.raises(UsageError, match='site "alps" is there twice'):
         topology_of(scenario(ALPS, ALPS))
@@ -245,8 +309,9 @@ def test_a_slice_of_a_gpu_is_not_the_whole(tmp_path: Path, gres: str, gpu: str) 
     file = write(tmp_path / "alps.yaml", written)
     with pytest.raises(UsageError, match=rf"site alps: gres: {gres} is a slice of \d+ GB, {gpu} has \d+ GB"):
         read_sites([file], None)
-    (site,) = read_sites([write(file, {**written, "gres": {gres: "cpu"}})], None).sites
-    assert site.nodes[0].gpus == 7
+    own = {**written, "gres": {gres: "slice"}, "gpus": {"slice": {**DECODER, "memory_gb": 10}}}
+    (site,) = topology_of(read_sites([write(file, own)], None)).sites
+    assert (site.nodes[0].gpu, site.nodes[0].gpus, site.nodes[0].gpu_type.memory_gb) == ("slice", 7, 10)
 
 
 def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:

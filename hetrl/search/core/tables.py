@@ -17,7 +17,7 @@ import numpy as np
 
 from hetrl.cost.network import NO_PATH, path
 from hetrl.cost.stages import model_of
-from hetrl.hardware import Node, Path, Topology, bytes_per_second, gpu_type
+from hetrl.hardware import Node, Path, Topology, bytes_per_second
 from hetrl.search.core.records import Flags1, Flags2, Floats1, Floats2, Ints1
 from hetrl.search.core.tables_objective import ObjectiveTables, objective_tables
 from hetrl.search.core.tables_serving import Rows, ServingTables, serving_tables
@@ -117,7 +117,7 @@ def _network(space: Space, nodes: list[Node]) -> NetworkTables:
     links = [[topology.link(a, b) for b in names] for a in names]
     return NetworkTables(
         node_delay=np.array([site.node_delay_ms / 1e3 for site in inside]),
-        peer=_per_byte([node.peer_gbps or gpu_type(node.gpu).peer_gbps for node in nodes]),
+        peer=_per_byte([node.gpu_type.peer_gbps for node in nodes]),
         delay=np.array([[path.delay_ms / 1e3 for path in row] for row in paths]),
         byte=np.array([_per_byte([path.gbps for path in row]) for row in paths]),
         nic=_per_byte([node.nic_gbps for node in nodes]),
