@@ -85,6 +85,7 @@ def _add_planning(verbs: _Verbs) -> None:
     plan.add_argument("--solver", help="instead of planner.solver")
     plan.add_argument("--seed", type=int, help="instead of planner.seed")
     plan.add_argument("--budget", dest="budget_seconds", metavar="SECONDS", type=_positive, help="of the search")
+    plan.add_argument("--evaluations", metavar="N", type=_count, help="of sha-ea, for a plan that can be repeated")
     plan.add_argument("--processes", metavar="N", type=_count, help="that sha-ea searches in, instead of one")
     plan.add_argument("--objective", choices=OBJECTIVES, help="instead of planner.objective")
     plan.add_argument("--max-iteration-seconds", metavar="SECONDS", type=_positive, help="for the least cost")

@@ -187,6 +187,7 @@ class Planner(Strict):
     budget_per_hour: Positive | None = None
     budget_gpu_hours: Positive | None = None
     budget_seconds: Positive = 30.0
+    evaluations: AtLeastOne | None = None
     seed: int = 0
     processes: AtLeastOne = 1
 

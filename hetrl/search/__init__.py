@@ -56,6 +56,8 @@ def solve(
         )
     if narrow and solver != "sha-ea":
         raise UsageError(f'only sha-ea can be kept to the plan space of ilp; solver "{solver}" has its own')
+    if evaluations is not None and solver != "sha-ea":
+        raise UsageError(f'evaluations bound sha-ea alone; solver "{solver}" has none, or bounds them itself')
     if processes > 1 and solver != "sha-ea":
         raise UsageError(f'only sha-ea searches in several processes; solver "{solver}" has one')
     library()  # compiled now if it is not yet: that is no search

@@ -4,14 +4,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from hetrl.describe.experiment import Planner
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from hetrl.problem import read_problem
 from launch.cli import main, parser
+from launch.verbs.planning import tell_solver
 from tests.launch.launch_cases import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -136,6 +139,35 @@ def test_plan_writes_json_to_stdout_and_to_a_file(hetrl, tmp_path):
     assert "the plan is in plan.json" in done.stderr
 
 
+def test_so_many_evaluations_give_the_same_plan_again(hetrl):
+    plans = []
+    for _ in range(2):
+        done = hetrl("plan", QUICKSTART, "--json", "--evaluations", 3000, "--budget", 600)
+        assert (done.returncode, "notice" in done.stderr) == (0, False), done.stderr
+        plans.append(json.loads(done.stdout))
+        assert 0 < plans[-1]["solver"].pop("evaluations") <= 3000
+        del plans[-1]["solver"]["seconds"]
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "said"),
+    [
+        ({"evaluations": 320, "seconds": 30.2}, None, True),
+        ({"evaluations": 320, "seconds": 2.0}, None, False),  # the search ended by itself
+        ({"evaluations": 200_000, "seconds": 30.2}, None, False),
+        ({"evaluations": 320, "seconds": 30.2}, 300, False),
+        ({"evaluations": 320, "seconds": 30.2, "name": "verl"}, None, False),
+    ],
+)
+def test_a_search_that_the_clock_ended_too_early_is_said(capsys, changes, wanted, said):
+    plan = quickstart_plan()
+    plan = replace(plan, solver=replace(plan.solver, **{"name": "sha-ea", **changes}))
+    tell_solver(plan, Planner(evaluations=wanted))
+    notice = "notice: the clock ended the search after 320 plans"
+    assert (notice in capsys.readouterr().err) == said
+
+
 def test_plan_says_how_a_baseline_was_tuned_and_what_its_jobs_hold(hetrl):
     done = hetrl("plan", QUICKSTART, "--solver", "verl", "--budget", 1)
     assert "baseline verl, tuned: the fastest of all uniform layouts" in done.stderr
@@ -146,6 +178,7 @@ def test_plan_says_how_a_baseline_was_tuned_and_what_its_jobs_hold(hetrl):
     ("words", "message"),
     [
         (("--solver", "verl", "--objective", "cost"), 'solver "verl" plans for throughput alone'),
+        (("--solver", "ilp", "--evaluations", 9), 'evaluations bound sha-ea alone; solver "ilp" has none'),
         (("--solver", "verl", "--space", "ilp"), "only sha-ea can be kept to the plan space of ilp"),
         (("--budget-per-hour", 3), "planner: budget_per_hour is for objective cost, not for throughput"),
     ],
