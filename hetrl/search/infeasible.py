@@ -109,8 +109,19 @@ def _sequence_gb(space: Space, task: str, kind: int) -> float:
     return inference_active_bytes(layer, tokens) / 1e9
 
 
-def explain_infeasible(space: Space, budget_seconds: float) -> InfeasibleError:
-    """Return the error of a search that found nothing although each task alone would fit."""
+FEW = 20_000  # evaluations: fewer say nothing of whether there is a plan
+
+
+def explain_infeasible(space: Space, budget_seconds: float, stopped_after: int | None = None) -> InfeasibleError:
+    """Return the error of a search that found nothing although each task alone would fit.
+
+    `stopped_after` says how many plans it compared until the clock ended it.
+    """
+    if stopped_after is not None and stopped_after < FEW:
+        return InfeasibleError(
+            f"no plan found within {budget_seconds:g} s, in which {stopped_after:,} were compared, too few to say that "
+            "there is none: raise planner.budget_seconds (--budget)"
+        )
     task = max(space.problem.workload.tasks, key=lambda name: least_gb(space, name))
     needed = least_gb(space, task)
     usable = _usable_gb(space, _kinds(space, task))

@@ -116,7 +116,7 @@ def plan(
     if interrupted and best.seconds == np.inf:
         raise KeyboardInterrupt
     if winner is None:
-        raise explain_infeasible(space, budget_seconds)
+        raise explain_infeasible(space, budget_seconds, compared if time.monotonic() >= deadline else None)
     whole = winner.assemble(best.x, made)
     if best.value >= INFEASIBLE:
         raise explain_broken_bounds(whole, space.problem)
