@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -17,24 +18,32 @@ from hetrl.hardware import Node, Site, Topology, gpu_type
 from hetrl.plan.plan import Plan
 from hetrl.report.rows import task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
-from hetrl.workload import Workload
+from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
-_UNCALIBRATED = "* uncalibrated: no measurement of this GPU type stands behind the figure"
+Phases = Mapping[str, Collection[str]]  # of GPU types: those whose speed is inferred, not measured
+_ALL: Phases = {}
 
 
-def sites_table(topology: Topology, uncalibrated: Collection[str] = ()) -> RenderableType:
+def _uncalibrated(types: Phases) -> str:
+    """Return what the star of these types stands for."""
+    named = "; ".join(f"{gpu} in {', '.join(phases)}" for gpu, phases in types.items())
+    return f"* uncalibrated, no measurement stands behind: {named}"
+
+
+def sites_table(topology: Topology, uncalibrated: Phases = _ALL) -> RenderableType:
     """Return a row per site and kind of node; GPU types in `uncalibrated` carry a star."""
     table = new_table("Sites", "site", "nodes", "GPUs", "memory", "network", "engines")
-    starred = False
+    starred: dict[str, Collection[str]] = {}
     for site in topology.sites:
         for index, nodes in enumerate(_alike(site)):
             node, gpu = nodes[0], nodes[0].gpu_type
-            starred |= (star := node.gpu in uncalibrated)
+            if star := node.gpu in uncalibrated:
+                starred[node.gpu] = uncalibrated[node.gpu]
             head, tail = ("", "") if index else (site.name, ", ".join(site.engines))
             gpus = f"{len(nodes)} × {node.gpus} {node.gpu}{'*' if star else ''}"
             names = _folded(site.name, nodes)
             add_row(table, head, names, gpus, f"{gpu.memory_gb:g} GB", f"{figure(node.nic_gbps)} Gbps", tail)
-    return _noted(table, _UNCALIBRATED if starred else "")
+    return _noted(table, _uncalibrated(starred) if starred else "")
 
 
 def _alike(site: Site) -> Iterator[list[Node]]:
@@ -57,18 +66,26 @@ def links_table(topology: Topology) -> RenderableType:
     return table if topology.links else Text("Links: none")
 
 
-def plan_table(
-    plan: Plan, workload: Workload, topology: Topology, uncalibrated: Collection[str] = ()
-) -> RenderableType:
+def phases_of(task: str) -> tuple[str, ...]:
+    """Return the phases that a task's seconds rest on (`hetrl.hardware.PHASES`)."""
+    if task == ACTOR_GENERATION:
+        return ("decode", "prefill")
+    return ("training",) if task in TRAININGS else ("prefill",)
+
+
+def plan_table(plan: Plan, workload: Workload, topology: Topology, uncalibrated: Phases = _ALL) -> RenderableType:
     """Return a row per task and site: devices, TP×PP×DP, samples, predicted seconds.
 
-    Seconds that rest on a GPU type in `uncalibrated` carry a star.
+    Seconds that rest on a phase of a GPU type in `uncalibrated` carry a star.
     """
     table = new_table("Plan", "task", "site", "devices", "TP×PP×DP", "samples", "predicted")
-    starred, previous = False, ""
+    previous, starred = "", defaultdict[str, dict[str, None]](dict)
     for row in task_rows(plan):
-        star = any(topology.device_by_id[device].gpu in uncalibrated for device in plan.tasks[row.task].devices)
-        starred |= star
+        star = False
+        for gpu in sorted({topology.device_by_id[device].gpu for device in plan.tasks[row.task].devices}):
+            if inferred := [phase for phase in phases_of(row.task) if phase in uncalibrated.get(gpu, ())]:
+                starred[gpu] |= dict.fromkeys(inferred)
+                star = True
         seconds = "" if row.seconds is None else f"{figure(row.seconds)} s{'*' if star else ''}"
         devices = ", ".join(name.split("/", 1)[1] for name in compact_devices(row.devices))
         name = spoken(row.task) if row.task != previous else ""
@@ -83,7 +100,7 @@ def plan_table(
         f"{figure(plan.predicted.iteration_seconds)} s ({figure(plan.predicted.samples_per_second)} samples/s) on "
         f"{len(plan.devices)} of {len(topology.devices)} devices, as predicted by our model; solver {plan.solver.name}"
     )
-    return _noted(table, f"{note}\n{_UNCALIBRATED}" if starred else note)
+    return _noted(table, f"{note}\n{_uncalibrated(starred)}" if starred else note)
 
 
 def summary_table(summary: Mapping[str, Any]) -> RenderableType:

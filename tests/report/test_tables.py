@@ -89,9 +89,9 @@ def test_bytes_are_decimal(count: float, text: str) -> None:
 
 def test_tables_fit_80_columns_without_tearing_a_word() -> None:
     tables = (
-        sites_table(topology(), {"l4"}),
+        sites_table(topology(), {"l4": ("training",)}),
         links_table(topology()),
-        plan_table(plan(), workload(), topology(), {"l4"}),
+        plan_table(plan(), workload(), topology(), {"l4": ("decode", "training")}),
         summary_table(SUMMARY),
     )
     lines = [line for table in tables for line in printed(table)]
@@ -110,6 +110,18 @@ def test_the_plan_table_has_a_row_per_task_and_site() -> None:
     assert ["actor training", "alps", "a100-[0-1]/0-3", "2×2×2", "64", "21.0 s"] in cells
     assert ["weight sync", "0.500 s"] in cells
     assert "uncalibrated" not in " ".join(lines)
+
+
+def test_a_star_names_the_phases_that_nothing_measured() -> None:
+    inferred = {"a100-40gb": ("training",), "l4": ("training",), "l40s": ("decode", "prefill")}
+    text = " ".join(" ".join(printed(plan_table(plan(), workload(), topology(), inferred))).split())
+    assert "no measurement stands behind: l40s in decode, prefill; a100-40gb in training" in text
+    assert "33.0 s*" in text  # generation, on l40s and l4
+    assert "21.0 s*" in text  # training, on a100-40gb
+    only = " ".join(" ".join(printed(plan_table(plan(), workload(), topology(), {"l4": ("training",)}))).split())
+    assert "*" not in only  # nothing trains there
+    sites = " ".join(" ".join(printed(sites_table(topology(), {"l4": ("training",)}))).split())
+    assert "no measurement stands behind: l4 in training" in sites
 
 
 def test_many_loose_devices_wrap_between_names() -> None:
