@@ -39,7 +39,7 @@ from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, gather_parameters
-from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, parts_of
+from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
 from hetrl.runtime.rl import losses
 from hetrl.runtime.wan.torch_world import start_world, stop_world
@@ -222,7 +222,8 @@ class MegatronEngine:
         optimizer.zero_grad()
         function = partial(self._loss_of, settings=settings)
         outputs = self._drive(batch, parts_of(batch, self.layout), function, training=True)
-        metrics = self._mean(outputs, int(batch.mask.sum()))
+        reports = self.place.tensor_index == 0 and self.place.stage == self.layout.pipeline - 1
+        metrics = mean_metrics(outputs if reports else [], int(batch.mask.sum()), self.device)
         optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
         grad_norm = float(optimizer.get_grad_norm())
         if not math.isfinite(grad_norm) or not math.isfinite(metrics["loss"]):
@@ -243,18 +244,6 @@ class MegatronEngine:
         logprobs, entropy = self._logprobs(micro, hidden, settings.temperature)
         total, sums = losses.evaluate(logprobs, micro.mask, micro.extras, settings, entropy)
         return total, micro.mask.sum().int(), {"loss": total.detach().clone(), **sums}
-
-    def _mean(self, outputs: list[losses.Sums], tokens: int) -> dict[str, float]:
-        """Return the metrics over the whole batch, on every rank: sums over micro-batches and replicas / tokens."""
-        reports = self.place.tensor_index == 0 and self.place.stage == self.layout.pipeline - 1
-        sums = torch.zeros(len(losses.METRICS), 2, dtype=torch.float64)  # value, how many gave one
-        for output in outputs if reports else []:
-            for name, value in output.items():
-                sums[losses.METRICS.index(name)] += torch.tensor([float(value), 1.0], dtype=torch.float64)
-        sums = sums.to(self.device)
-        dist.all_reduce(sums)
-        values = zip(losses.METRICS, sums.tolist(), strict=True)
-        return {"tokens": float(tokens), **{name: value / tokens for name, (value, given) in values if given}}
 
     def _set_learning_rate(self, rate: float | None) -> float:
         """Take the rate of this step, the optimiser's own where there is none."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.rl import balance
+from hetrl.runtime.rl import balance, losses
 
 LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
 Parts = tuple[tuple[int, ...], ...]  # micro-batches, by index in the batch
@@ -61,3 +62,18 @@ def drive(
 def _report(function: LossFunction, micro: MicroBatch, hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
     """Call `function` as megatron's schedule calls its loss function, with a flag that says what it already knows."""
     return function(micro, hidden)
+
+
+def mean_metrics(outputs: Sequence[losses.Sums], tokens: int, device: torch.device) -> dict[str, float]:
+    """Return the metrics over the whole batch, on every rank: sums over micro-batches and replicas / `tokens`.
+
+    `outputs` are those of the ranks that report, one of each replica; empty elsewhere (collective).
+    """
+    sums = torch.zeros(len(losses.METRICS), 2, dtype=torch.float64)  # value, how many gave one
+    for output in outputs:
+        for name, value in output.items():
+            sums[losses.METRICS.index(name)] += torch.tensor([float(value), 1.0], dtype=torch.float64)
+    sums = sums.to(device)
+    dist.all_reduce(sums)
+    values = zip(losses.METRICS, sums.tolist(), strict=True)
+    return {"tokens": float(tokens), **{name: value / tokens for name, (value, given) in values if given}}
