@@ -38,7 +38,7 @@ from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.offload import Offload, release
-from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, gather_parameters
+from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, detach_hooks, gather_parameters
 from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of
 from hetrl.runtime.megatron.shards import Shards, to_rank_0
 from hetrl.runtime.rl import losses
@@ -305,6 +305,7 @@ class MegatronEngine:
         self.finish_save()
         self._loaded = False
         self.parameters.clear()
+        detach_hooks(self.model)
         self.model = self.optimizer = self._head = None
         parallel_state.destroy_model_parallel()
 

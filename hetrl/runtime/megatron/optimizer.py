@@ -97,6 +97,12 @@ def gather_parameters(model: torch.nn.Module) -> None:
                 bucket.start_param_sync(force_sync=True)
 
 
+def detach_hooks(model: torch.nn.Module) -> None:
+    """Let go of a model that is done: its hooks keep it alive, and with it megatron's groups and their threads."""
+    if isinstance(model, DistributedDataParallel) and model.ddp_config.overlap_param_gather:
+        model.disable_forward_pre_hook(param_sync=False)
+
+
 @dataclass(frozen=True)
 class Slice:
     """What this rank's optimiser holds of one parameter: elements `start`.. of it, flattened.
