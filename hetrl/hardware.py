@@ -1,65 +1,19 @@
 """GPUs, nodes, sites and links: the device topology graph G_D of HetRL (arXiv 2512.12476, section 3).
 
-A device is named `site/node/index`. Bandwidths are one direction. `gbps` is 1e9 bits per second (links), `gb_per_s` is
-1e9 bytes per second (memory); delays are one way, in milliseconds; 1 GB is 1e9 bytes.
+A device is named `site/node/index`. Bandwidths are one direction. `gbps` is 1e9 bits per second; delays are one way, in
+milliseconds.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from importlib import resources
-
-import yaml
+from functools import cached_property
 
 from hetrl.errors import UsageError, nearest
+from hetrl.gpus import GpuType, check_described, check_number, gpu_type
 
 ENGINES = ("megatron", "vllm")
-PHASES = ("decode", "prefill", "training")  # in which a GPU reaches different shares of its data sheet
-
-
-@dataclass(frozen=True)
-class GpuType:
-    """One entry of the GPU catalogue (`hetrl/catalogue/gpus.yaml`), or a type that a site's file describes."""
-
-    name: str
-    peak_tflops: float  # dense bf16 matrix product with fp32 accumulation, no sparsity
-    memory_gb: float
-    memory_gb_per_s: float
-    peer_gbps: float  # GPU to GPU inside a node, one direction
-    host_gbps: float  # GPU to host memory, one direction
-    interconnect: str
-    source: str  # the vendor's document
-    usable_memory: float = 0.92  # what the driver, contexts and fragmentation leave of memory_gb
-    like: str = ""  # a type of the catalogue that reaches the same shares of these figures, as far as anybody knows
-
-    @property
-    def usable_gb(self) -> float:
-        """Return the memory that tasks may fill."""
-        return self.memory_gb * self.usable_memory
-
-
-@cache
-def gpu_catalogue() -> Mapping[str, GpuType]:
-    """Return the catalogue by name."""
-    text = resources.files("hetrl.catalogue").joinpath("gpus.yaml").read_text()
-    return {name: GpuType(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
-
-
-def gpu_type(name: str, where: str = "") -> GpuType:
-    """Return the catalogue's entry; raises UsageError that names the nearest known type, after `where`."""
-    catalogue = gpu_catalogue()
-    if name not in catalogue:
-        known = ", ".join(sorted(catalogue))
-        raise UsageError(f'{where}unknown GPU type "{name}"{nearest(name, catalogue)}; known: {known}')
-    return catalogue[name]
-
-
-def is_cpu(gpu: str) -> bool:
-    """Return whether a catalogue type is a share of an ordinary machine, without any GPU."""
-    return gpu.split("-")[0] == "cpu"
 
 
 @dataclass(frozen=True, order=True)
@@ -115,7 +69,7 @@ class Node:
     price_per_gpu_hour: float = 0.0
     described: GpuType | None = None
 
-    @property
+    @cached_property
     def gpu_type(self) -> GpuType:
         """Return the type of its GPUs, with the bandwidth between them on this node."""
         found = self.described or gpu_type(self.gpu)
@@ -185,7 +139,9 @@ class Topology:
         _refuse_duplicates("link", ("-".join(sorted(link.between)) for link in self.links))
         for link in self.links:
             _check_link(link, {site.name for site in self.sites})
-        _check_described(self.described)
+        _refuse_duplicates("GPU type", (one.name for one in self.described))
+        for one in self.described:
+            check_described(one)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -276,9 +232,9 @@ def _check_site(site: Site) -> None:
     if site.allocation not in ("node", "gpu"):
         raise UsageError(f'site {site.name}: allocation is "node" or "gpu", not "{site.allocation}"')
     for key in ("delay_ms", "node_delay_ms", "queue_hours"):
-        _check_number(f"site {site.name}: {key}", getattr(site, key), zero=True)
+        check_number(f"site {site.name}: {key}", getattr(site, key), zero=True)
     if site.budget_gpu_hours is not None:
-        _check_number(f"site {site.name}: budget_gpu_hours", site.budget_gpu_hours)
+        check_number(f"site {site.name}: budget_gpu_hours", site.budget_gpu_hours)
     for node in site.nodes:
         _check_node(node, f"site {site.name}, node {node.name}: ")
 
@@ -290,20 +246,8 @@ def _check_node(node: Node, where: str) -> None:
         raise UsageError(f"{where}{node.gpus} GPUs; a node has at least one")
     for key in ("nic_gbps", "host_memory_gb", "wan_gbps", "peer_gbps"):
         if (value := getattr(node, key)) is not None:
-            _check_number(where + key, value)
-    _check_number(f"{where}price_per_gpu_hour", node.price_per_gpu_hour, zero=True)
-
-
-def _check_described(types: list[GpuType]) -> None:
-    """A name means one type; one that the catalogue has, or that means a CPU, is not described again."""
-    _refuse_duplicates("GPU type", (one.name for one in types))
-    for one in types:
-        if one.name in gpu_catalogue() or is_cpu(one.name):
-            raise UsageError(f'GPU type "{one.name}": the name is one of the catalogue; give it another')
-        if one.like:
-            gpu_type(one.like, f'GPU type "{one.name}": like: ')
-        for key in ("peak_tflops", "memory_gb", "memory_gb_per_s", "peer_gbps", "host_gbps", "usable_memory"):
-            _check_number(f'GPU type "{one.name}": {key}', getattr(one, key))
+            check_number(where + key, value)
+    check_number(f"{where}price_per_gpu_hour", node.price_per_gpu_hour, zero=True)
 
 
 def _check_link(link: Link, sites: set[str]) -> None:
@@ -314,10 +258,4 @@ def _check_link(link: Link, sites: set[str]) -> None:
     if link.between[0] == link.between[1]:
         raise UsageError(f"{where}: a link joins two sites")
     for key in ("gbps", "delay_ms"):
-        _check_number(f"{where}: {key}", getattr(link, key), zero=True)
-
-
-def _check_number(what: str, value: float, *, zero: bool = False) -> None:
-    """Refuse what no measurement gives: nan, infinity, less than 0, or 0 itself unless it may be."""
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        raise UsageError(f"{what} must be {'0 or more' if zero else 'more than 0'}, and finite, not {value:g}")
+        check_number(f"{where}: {key}", getattr(link, key), zero=True)

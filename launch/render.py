@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
-from hetrl.hardware import is_cpu
+from hetrl.gpus import is_cpu
 from hetrl.plan.plan import Plan, TaskPlan, node_of, site_of, worlds
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from hetrl.workload import TRAININGS

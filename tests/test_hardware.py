@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hetrl.errors import UsageError
-from hetrl.hardware import Link, Node, NodeKind, Path, Site, Topology, gpu_catalogue, gpu_type
+from hetrl.gpus import gpu_catalogue, gpu_type
+from hetrl.hardware import Link, Node, NodeKind, Path, Site, Topology
 
 PUBLISHED_GPUS = {
     # name: TFLOPS, GB, GB/s, peer and host in gbps of one direction

@@ -27,7 +27,8 @@ from hetrl.cost.network import all_reduce_seconds
 from hetrl.cost.solo import NODE_GPUS, SoloTraining, best_step, even_stages, one_site
 from hetrl.cost.training import activation_bytes
 from hetrl.errors import UsageError
-from hetrl.hardware import Path, gpu_type
+from hetrl.gpus import gpu_type
+from hetrl.hardware import Path
 from hetrl.workload import Architecture
 
 CONTEXT = 880  # tokens per sequence where a layer's question names none: the mean of the Helix (ASPLOS'25) tables

@@ -29,7 +29,8 @@ from typing import Any
 import yaml
 
 from hetrl.errors import UsageError, nearest
-from hetrl.hardware import PHASES, GpuType, bytes_per_second, gpu_type, is_cpu
+from hetrl.gpus import PHASES, GpuType, gpu_type, is_cpu
+from hetrl.hardware import bytes_per_second
 
 FILE = "efficiencies.yaml"
 

@@ -18,7 +18,8 @@ from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import micro_batch_times, pipeline_seconds
-from hetrl.hardware import Device, Node, Site, Topology, gpu_type
+from hetrl.gpus import gpu_type
+from hetrl.hardware import Device, Node, Site, Topology
 from hetrl.workload import Architecture
 
 SHARDINGS = ("none", "optimizer", "full")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from hetrl.files import replace_json
-from hetrl.hardware import PHASES, gpu_catalogue
+from hetrl.gpus import PHASES, gpu_catalogue
 
 FORMAT = "hetrl-measured/1"
 Phase = Annotated[str, Field(pattern=f"^({'|'.join(PHASES)})$")]

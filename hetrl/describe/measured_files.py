@@ -14,7 +14,7 @@ from hetrl.describe.measured import Measured
 from hetrl.describe.measured_links import MeasuredLinks
 from hetrl.errors import UsageError
 from hetrl.files import read_json
-from hetrl.hardware import gpu_type
+from hetrl.gpus import gpu_type
 
 FRESH = timedelta(days=7)  # older files are flagged where they are used
 _KINDS: dict[str, tuple[type[Measured] | type[MeasuredLinks], str]] = {

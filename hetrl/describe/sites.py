@@ -12,7 +12,8 @@ from pydantic import AfterValidator, Field, model_validator
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
-from hetrl.hardware import ENGINES, GpuType, Link, Node, Site, Topology, gpu_type
+from hetrl.gpus import GpuType, gpu_type
+from hetrl.hardware import ENGINES, Link, Node, Site, Topology
 
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
 Way = Literal["direct", "ssh", "relay", "proxy"]

@@ -13,7 +13,18 @@ from itertools import pairwise
 from hetrl.errors import UsageError
 from hetrl.hardware import Topology
 from hetrl.plan.check_sites import repeated, site_violations
-from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Group, Plan, Replica, TaskPlan, nodes_of, sites_of
+from hetrl.plan.plan import (
+    IDLE_STATES,
+    RECOMPUTES,
+    SHARDINGS,
+    Group,
+    Plan,
+    Replica,
+    Stage,
+    TaskPlan,
+    nodes_of,
+    sites_of,
+)
 from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, TRAININGS, Architecture, Workload
 
 _CHOICES = {
@@ -61,10 +72,10 @@ def _replicas(name: str, task: TaskPlan) -> Iterator[tuple[str, Replica]]:
         yield f"{name}, replica {index}", replica
 
 
-def _stages(name: str, task: TaskPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _stages(name: str, task: TaskPlan) -> Iterator[tuple[str, Stage]]:
     for where, replica in _replicas(name, task):
         for index, stage in enumerate(replica.stages):
-            yield f"{where}, stage {index}", stage.devices
+            yield f"{where}, stage {index}", stage
 
 
 def _shape(plan: Plan, topology: Topology, workload: Workload) -> Iterator[str]:
@@ -78,7 +89,7 @@ def _shape(plan: Plan, topology: Topology, workload: Workload) -> Iterator[str]:
         if not task.replicas:
             yield f"{name}: has no replica"
         yield from (f"{where}: has no stage" for where, replica in _replicas(name, task) if not replica.stages)
-        yield from (f"{where}: has no device" for where, devices in _stages(name, task) if not devices)
+        yield from (f"{where}: has no device" for where, stage in _stages(name, task) if not stage.devices)
         yield from _unknown_devices(name, task.devices, topology)
     for index, group in enumerate(plan.groups):
         yield from _unknown_devices(f"group {index}", group.devices, topology)
@@ -202,16 +213,15 @@ def _layers(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
 
 def _recomputation(name: str, task: TaskPlan) -> Iterator[str]:
     """A number of layers is said only where whole layers are computed again, and the stage has as many."""
-    for where, replica in _replicas(name, task):
-        for index, stage in enumerate(replica.stages):
-            count, layers = stage.recompute_layers, stage.layers[1] - stage.layers[0]
-            if count is None:
-                continue
-            said = f"{where}, stage {index}: recompute_layers is {count}"
-            if task.recompute != "full":
-                yield f"{said}, and recompute is {task.recompute}, not full"
-            elif not 0 <= count <= layers:
-                yield f"{said}; the stage has {layers} layers"
+    for where, stage in _stages(name, task):
+        count, layers = stage.recompute_layers, stage.layers[1] - stage.layers[0]
+        if count is None:
+            continue
+        said = f"{where}: recompute_layers is {count}"
+        if task.recompute != "full":
+            yield f"{said}, and recompute is {task.recompute}, not full"
+        elif not 0 <= count <= layers:
+            yield f"{said}; the stage has {layers} layers"
 
 
 def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
@@ -228,19 +238,20 @@ def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
 
 
 def _tensor_parallel(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:
-    for where, devices in _stages(name, task):
-        if len(nodes := nodes_of(devices)) > 1:
+    for where, stage in _stages(name, task):
+        degree = len(stage.devices)
+        if len(nodes := nodes_of(stage.devices)) > 1:
             yield f"{where}: tensor parallelism spans the nodes {', '.join(nodes)}; it stays inside one"
-        if model.heads % len(devices):
-            yield f"{where}: {len(devices)} devices do not divide the {model.heads} attention heads of {model.name}"
-        elif task.engine == "megatron" and model.kv_heads % len(devices):
+        if model.heads % degree:
+            yield f"{where}: {degree} devices do not divide the {model.heads} attention heads of {model.name}"
+        elif task.engine == "megatron" and model.kv_heads % degree:
             # vLLM replicates key-value heads; Megatron splits them.
-            yield f"{where}: {len(devices)} devices do not divide the {model.kv_heads} key-value heads of {model.name}"
+            yield f"{where}: {degree} devices do not divide the {model.kv_heads} key-value heads of {model.name}"
 
 
 def _training_grid(name: str, task: TaskPlan) -> Iterator[str]:
     """Megatron's grid: one tensor-parallel degree for all stages, one layer split for all replicas."""
-    degrees = sorted({len(devices) for _, devices in _stages(name, task)})
+    degrees = sorted({len(stage.devices) for _, stage in _stages(name, task)})
     if len(degrees) > 1:
         yield f"{name}: its stages have {', '.join(map(str, degrees))} devices; training has one tensor parallelism"
     expected = [stage.layers for stage in task.replicas[0].stages]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from hetrl.hardware import gpu_catalogue, gpu_type
+from hetrl.gpus import gpu_catalogue, gpu_type
 from hetrl.plan.plan import Plan, site_of
 from hetrl.report.page import Mark, mark_of_device
 from hetrl.report.text import figure, spoken

@@ -14,14 +14,15 @@ from rich.text import Text
 
 from hetrl.cost.efficiency import Efficiency
 from hetrl.describe.measured import Measured
-from hetrl.hardware import Node, Site, Topology, gpu_type
+from hetrl.gpus import gpu_type
+from hetrl.hardware import Node, Site, Topology
 from hetrl.plan.plan import Plan
 from hetrl.report.rows import task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
 Phases = Mapping[str, Collection[str]]  # of GPU types: those whose speed is inferred, not measured
-_ALL: Phases = {}
+_NONE: Phases = {}
 
 
 def _uncalibrated(types: Phases) -> str:
@@ -30,7 +31,7 @@ def _uncalibrated(types: Phases) -> str:
     return f"* uncalibrated, no measurement stands behind: {named}"
 
 
-def sites_table(topology: Topology, uncalibrated: Phases = _ALL) -> RenderableType:
+def sites_table(topology: Topology, uncalibrated: Phases = _NONE) -> RenderableType:
     """Return a row per site and kind of node; GPU types in `uncalibrated` carry a star."""
     table = new_table("Sites", "site", "nodes", "GPUs", "memory", "network", "engines")
     starred: dict[str, Collection[str]] = {}
@@ -67,13 +68,22 @@ def links_table(topology: Topology) -> RenderableType:
 
 
 def phases_of(task: str) -> tuple[str, ...]:
-    """Return the phases that a task's seconds rest on (`hetrl.hardware.PHASES`)."""
+    """Return the phases that a task's seconds rest on (`hetrl.gpus.PHASES`)."""
     if task == ACTOR_GENERATION:
         return ("decode", "prefill")
     return ("training",) if task in TRAININGS else ("prefill",)
 
 
-def plan_table(plan: Plan, workload: Workload, topology: Topology, uncalibrated: Phases = _ALL) -> RenderableType:
+def _inferred(task: str, devices: Collection[str], topology: Topology, uncalibrated: Phases) -> dict[str, list[str]]:
+    """Return the GPU types among a task's devices of which a phase that it rests on is uncalibrated, with these."""
+    found: dict[str, list[str]] = {}
+    for gpu in sorted({topology.device_by_id[device].gpu for device in devices}):
+        if phases := [phase for phase in phases_of(task) if phase in uncalibrated.get(gpu, ())]:
+            found[gpu] = phases
+    return found
+
+
+def plan_table(plan: Plan, workload: Workload, topology: Topology, uncalibrated: Phases = _NONE) -> RenderableType:
     """Return a row per task and site: devices, TP×PP×DP, samples, predicted seconds.
 
     Seconds that rest on a phase of a GPU type in `uncalibrated` carry a star.
@@ -81,11 +91,9 @@ def plan_table(plan: Plan, workload: Workload, topology: Topology, uncalibrated:
     table = new_table("Plan", "task", "site", "devices", "TP×PP×DP", "samples", "predicted")
     previous, starred = "", defaultdict[str, dict[str, None]](dict)
     for row in task_rows(plan):
-        star = False
-        for gpu in sorted({topology.device_by_id[device].gpu for device in plan.tasks[row.task].devices}):
-            if inferred := [phase for phase in phases_of(row.task) if phase in uncalibrated.get(gpu, ())]:
-                starred[gpu] |= dict.fromkeys(inferred)
-                star = True
+        star = _inferred(row.task, plan.tasks[row.task].devices, topology, uncalibrated)
+        for gpu, phases in star.items():
+            starred[gpu] |= dict.fromkeys(phases)
         seconds = "" if row.seconds is None else f"{figure(row.seconds)} s{'*' if star else ''}"
         devices = ", ".join(name.split("/", 1)[1] for name in compact_devices(row.devices))
         name = spoken(row.task) if row.task != previous else ""

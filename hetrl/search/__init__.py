@@ -48,18 +48,9 @@ def solve(
     do what is asked, InfeasibleError where no plan can exist or none was found: it names the tightest constraint and
     the smallest remedy.
     """
-    if solver not in SOLVERS:
-        raise UsageError(f'unknown solver "{solver}"{nearest(solver, SOLVERS)}; known: {", ".join(sorted(SOLVERS))}')
-    if solver not in solvers_for(problem.objective):
-        raise UsageError(
-            f'solver "{solver}" plans for {THROUGHPUT} alone; for {problem.objective.kind} take planner.solver sha-ea'
-        )
-    if narrow and solver != "sha-ea":
-        raise UsageError(f'only sha-ea can be kept to the plan space of ilp; solver "{solver}" has its own')
-    if evaluations is not None and solver != "sha-ea":
-        raise UsageError(f'evaluations bound sha-ea alone; solver "{solver}" has none, or bounds them itself')
-    if processes > 1 and solver != "sha-ea":
-        raise UsageError(f'only sha-ea searches in several processes; solver "{solver}" has one')
+    _refuse_unknown(solver, problem.objective)
+    if solver != "sha-ea":
+        _refuse_options(solver, narrow=narrow, evaluations=evaluations, processes=processes)
     library()  # compiled now if it is not yet: that is no search
     began = time.monotonic()
     space = Space(problem, excluded=excluded)
@@ -78,6 +69,25 @@ def solve(
         plan = relax_recomputation(plan, problem.model)
     check(plan, problem.model)
     return plan
+
+
+def _refuse_unknown(solver: str, objective: Objective) -> None:
+    if solver not in SOLVERS:
+        raise UsageError(f'unknown solver "{solver}"{nearest(solver, SOLVERS)}; known: {", ".join(sorted(SOLVERS))}')
+    if solver not in solvers_for(objective):
+        raise UsageError(
+            f'solver "{solver}" plans for {THROUGHPUT} alone; for {objective.kind} take planner.solver sha-ea'
+        )
+
+
+def _refuse_options(solver: str, *, narrow: bool, evaluations: int | None, processes: int) -> None:
+    """Refuse what only sha-ea does, asked of another solver."""
+    if narrow:
+        raise UsageError(f'only sha-ea can be kept to the plan space of ilp; solver "{solver}" has its own')
+    if evaluations is not None:
+        raise UsageError(f'evaluations bound sha-ea alone; solver "{solver}" has none, or bounds them itself')
+    if processes > 1:
+        raise UsageError(f'only sha-ea searches in several processes; solver "{solver}" has one')
 
 
 SOLVERS: Mapping[str, Callable[[Space, float, Made], Found]] = {

@@ -38,12 +38,17 @@ def least_gb(space: Space, task: str) -> float:
 
     Offloaded or not, the weights, gradients and optimiser of a task are on the devices at once while it runs.
     """
-    workload = space.problem.workload
-    model, rates = model_of(task, workload), space.problem.efficiencies.rates(space.classes[0].gpu)
-    whole = StageShape(model, model.layers, True, True, has_language_head(task), 1, rates, workload.weight_bytes)
+    workload, whole = space.problem.workload, _whole(space, task)
     if task in TRAININGS:
         return sum(training_state_bytes(whole, 1, workload.gradient_dtype)) / 1e9
     return whole.parameters * workload.weight_bytes / 1e9
+
+
+def _whole(space: Space, task: str) -> StageShape:
+    """Return the task's model as one stage on one device; only its bytes are asked for, which no GPU type changes."""
+    workload, rates = space.problem.workload, space.problem.efficiencies.rates(space.classes[0].gpu)
+    model = model_of(task, workload)
+    return StageShape(model, model.layers, True, True, has_language_head(task), 1, rates, workload.weight_bytes)
 
 
 def _usable_gb(space: Space, kinds: list[int]) -> float:
@@ -100,8 +105,7 @@ def _sequence_gb(space: Space, task: str, kind: int) -> float:
     model, tokens = model_of(task, workload), float(workload.max_sequence_tokens)
     rates = space.problem.efficiencies.rates(own.gpu)
     if task == ACTOR_GENERATION:
-        cache = model.layers * model.kv_bytes_per_token_layer * workload.weight_bytes / 2
-        return tokens * cache / own.gpus_per_node / 1e9
+        return tokens * _whole(space, task).kv_bytes_per_token / own.gpus_per_node / 1e9
     widest = max(n for n in powers_of_two(own.gpus_per_node) if model.heads % n == 0 and model.kv_heads % n == 0)
     layer = StageShape(model, 1, False, False, False, widest, rates, workload.weight_bytes)
     if task in TRAININGS:

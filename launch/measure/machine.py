@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hetrl.describe.measured import Measured, Measurement, Skipped, file_name, gpu_of, write_measured
 from hetrl.errors import HetrlError, UsageError
-from hetrl.hardware import gpu_type
+from hetrl.gpus import gpu_type
 from launch.show import from_here, log_tail, telling_line
 
 DIRECTORY = Path("topology/measured")

@@ -20,7 +20,7 @@ import jinja2
 from hetrl.describe.inventory import Inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
-from hetrl.hardware import is_cpu
+from hetrl.gpus import is_cpu
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.report.text import ranges

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hetrl.describe.inventory import Inventory, NodeGroup, node_groups
 from hetrl.describe.sites import GATEWAY_MEMORY_GB, SiteFile
 from hetrl.errors import UsageError
-from hetrl.hardware import Node, is_cpu
+from hetrl.gpus import is_cpu
+from hetrl.hardware import Node
 
 MAX_ARRAY_SIZE = 1001  # of a cluster whose inventory is not known: Slurm's default (slurm.conf(5), MaxArraySize)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrl import hardware
+from hetrl import gpus
 from hetrl.cost.answers import decode_layer, generation, inference, prefill_layer, training
 from hetrl.cost.answers_sync import weight_sync
 from hetrl.cost.efficiency import Efficiencies, calibrated
@@ -149,11 +149,11 @@ def test_phases_that_nobody_measured_are_named() -> None:
 @contextmanager
 def board(monkeypatch: pytest.MonkeyPatch, gpu: str, **factors: float) -> Iterator[Efficiencies]:
     """Multiply figures of a GPU's data sheet for a while."""
-    catalogue = dict(hardware.gpu_catalogue())
+    catalogue = dict(gpus.gpu_catalogue())
     entry = catalogue[gpu]
     catalogue[gpu] = replace(entry, **{name: getattr(entry, name) * factor for name, factor in factors.items()})
     with monkeypatch.context() as patch:
-        patch.setattr(hardware, "gpu_catalogue", lambda: catalogue)
+        patch.setattr(gpus, "gpu_catalogue", lambda: catalogue)
         yield replace(calibrated())  # which remembers nothing of the other figures
 
 

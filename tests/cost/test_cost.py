@@ -40,7 +40,8 @@ from hetrl.cost.stages import place_all
 from hetrl.cost.training import Times, expected_largest, gradient_rings, pipeline_seconds
 from hetrl.cost.weight_sync import held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
-from hetrl.hardware import Device, Link, Node, Path, Site, Topology, gpu_catalogue
+from hetrl.gpus import gpu_catalogue
+from hetrl.hardware import Device, Link, Node, Path, Site, Topology
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.workload import Lengths, Workload, architecture
 from tests.plan.plan_cases import plan as whole_plan, topology as three_sites, workload as grpo

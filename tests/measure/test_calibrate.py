@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hetrl.cost.efficiency import FILE, calibrated, parse
-from hetrl.hardware import gpu_catalogue
+from hetrl.gpus import gpu_catalogue
 from hetrl.measure.calibrate import Point, document, fit, points_of, predicted, read_points, residuals, rounded
 from hetrl.workload import architecture_catalogue
 from launch.cli import main

@@ -39,13 +39,24 @@ from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, detach_hooks, gather_parameters
-from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of
-from hetrl.runtime.megatron.shards import Shards, to_rank_0
+from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of, scores_on_rank_0
+from hetrl.runtime.megatron.shards import Shards
 from hetrl.runtime.rl import losses
 from hetrl.runtime.wan.torch_world import start_world, stop_world
 from hetrl.runtime.wire import LossSettings
 
 __all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in megatron_model.DTYPES:
+        raise HetrlError(f'dtype "{name}" is not known; known: {", ".join(megatron_model.DTYPES)}')
+    return megatron_model.DTYPES[name]
+
+
+def _require_world(layout: Layout, rank: int) -> None:
+    if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (layout.world_size, rank):
+        raise HetrlError(f"rank {rank}: the layout needs a running world of {layout.world_size}; see start_world")
 
 
 class MegatronEngine:
@@ -74,15 +85,12 @@ class MegatronEngine:
         """
         self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
         megatron_model.check_layout(self.architecture, layout)
-        if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (layout.world_size, rank):
-            raise HetrlError(f"rank {rank}: the layout needs a running world of {layout.world_size}; see start_world")
-        if dtype not in megatron_model.DTYPES:
-            raise HetrlError(f'dtype "{dtype}" is not known; known: {", ".join(megatron_model.DTYPES)}')
-        megatron_cpu.install()
+        _require_world(layout, rank)
         self.layout, self.rank, self.settings = layout, rank, optimizer
         self.place = layout.coordinates(rank)
-        self.dtype = megatron_model.DTYPES[dtype]
+        self.dtype = _dtype(dtype)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        megatron_cpu.install()
         parallel_state.initialize_model_parallel(
             layout.tensor,
             layout.pipeline,
@@ -173,17 +181,7 @@ class MegatronEngine:
         self._require_weights()
         parts = parts_of(batch, self.layout)
         outputs = self._drive(batch, parts, lambda micro, x: self._logprobs(micro, x, temperature)[0], training=False)
-        scores = numpy.zeros(batch.tokens.shape, dtype=numpy.float32)
-        for replica, part in enumerate(parts):
-            order, width = [index for micro in part for index in micro], int(batch.lengths.max())
-            ours = None
-            if outputs and replica == self.place.replica and order:
-                ours = torch.cat([torch.nn.functional.pad(rows, (0, width - rows.shape[1])) for rows in outputs])
-            source = self.layout.rank_of(replica, self.layout.pipeline - 1, 0)
-            received = to_rank_0(ours, source, (len(order), width), torch.float32, self.device) if order else None
-            if received is not None:
-                scores[order, :width] = received.numpy()
-        scores[~batch.real] = 0.0
+        scores = scores_on_rank_0(outputs, batch, parts, self.layout, self.place.replica, self.device)
         return scores if self.rank == 0 else None
 
     def _logprobs(

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from numpy.typing import NDArray
 
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
 from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.shards import to_rank_0
 from hetrl.runtime.rl import balance, losses
 
 LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
@@ -62,6 +65,34 @@ def drive(
 def _report(function: LossFunction, micro: MicroBatch, hidden: torch.Tensor, non_loss_data: bool = False) -> Any:
     """Call `function` as megatron's schedule calls its loss function, with a flag that says what it already knows."""
     return function(micro, hidden)
+
+
+def scores_on_rank_0(
+    outputs: Sequence[torch.Tensor],
+    batch: TokenBatch,
+    parts: Sequence[Parts],
+    layout: Layout,
+    replica: int,
+    device: torch.device,
+) -> NDArray[numpy.float32]:
+    """Return the scores of all replicas' `parts` in the order of the batch, float32 [n, s]; of use on rank 0 alone.
+
+    `outputs` are those of this rank's `replica`, empty where it is not in the last stage (collective). Padding is 0.
+    """
+    scores = numpy.zeros(batch.tokens.shape, dtype=numpy.float32)
+    width = int(batch.lengths.max())
+    for other, part in enumerate(parts):
+        if not (order := [index for micro in part for index in micro]):
+            continue
+        ours = None
+        if outputs and other == replica:
+            ours = torch.cat([torch.nn.functional.pad(rows, (0, width - rows.shape[1])) for rows in outputs])
+        source = layout.rank_of(other, layout.pipeline - 1, 0)
+        received = to_rank_0(ours, source, (len(order), width), torch.float32, device)
+        if received is not None:
+            scores[order, :width] = received.numpy()
+    scores[~batch.real] = 0.0
+    return scores
 
 
 def mean_metrics(outputs: Sequence[losses.Sums], tokens: int, device: torch.device) -> dict[str, float]:

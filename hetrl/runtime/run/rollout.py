@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetrl.errors import HetrlError
-from hetrl.hardware import is_cpu
+from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.transport.member import Envelope, Member

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from hetrl.errors import HetrlError
-from hetrl.hardware import is_cpu
+from hetrl.gpus import is_cpu
 from hetrl.plan.plan import TaskPlan
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
