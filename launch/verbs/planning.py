@@ -111,7 +111,7 @@ def tell_solver(plan: Plan, planner: Planner) -> None:
 
     found = plan.solver
     print(f"planned with {found.name} in {found.seconds:.1f} s ({found.evaluations} evaluations)", file=sys.stderr)
-    wanted = min(planner.evaluations or ENOUGH, ENOUGH)
+    wanted = planner.evaluations or ENOUGH
     if found.name == "sha-ea" and found.evaluations < wanted and found.seconds >= planner.budget_seconds:
         print(
             f"notice: the clock ended the search after {found.evaluations:,} plans; the best may be far from what so "

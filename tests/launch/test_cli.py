@@ -157,6 +157,7 @@ def test_so_many_evaluations_give_the_same_plan_again(hetrl):
         ({"evaluations": 320, "seconds": 2.0}, None, False),  # the search ended by itself
         ({"evaluations": 200_000, "seconds": 30.2}, None, False),
         ({"evaluations": 320, "seconds": 30.2}, 300, False),
+        ({"evaluations": 200_000, "seconds": 30.2}, 500_000, True),  # fewer than were asked for
         ({"evaluations": 320, "seconds": 30.2, "name": "verl"}, None, False),
     ],
 )
@@ -164,7 +165,7 @@ def test_a_search_that_the_clock_ended_too_early_is_said(capsys, changes, wanted
     plan = quickstart_plan()
     plan = replace(plan, solver=replace(plan.solver, **{"name": "sha-ea", **changes}))
     tell_solver(plan, Planner(evaluations=wanted))
-    notice = "notice: the clock ended the search after 320 plans"
+    notice = f"notice: the clock ended the search after {changes['evaluations']:,} plans"
     assert (notice in capsys.readouterr().err) == said
 
 
