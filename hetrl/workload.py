@@ -27,6 +27,8 @@ CRITIC_TRAINING = "critic_training"
 INFERENCES = (REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE)
 TRAININGS = (ACTOR_TRAINING, CRITIC_TRAINING)
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
+# Each model that is trained: the task that trains it, and the one that takes every version of its weights.
+TRAINED = {"actor": (ACTOR_TRAINING, ACTOR_GENERATION), "critic": (CRITIC_TRAINING, CRITIC_INFERENCE)}
 HEAD_CHUNK_BYTES = 2**28  # of float32 logits, which our training engine makes chunk by chunk
 # What a step of a run takes besides its tasks: until the trainer has a batch; as a part of the actor's training, until
 # it has scored the batch.

@@ -14,7 +14,7 @@ from hetrl.errors import UsageError, nearest
 from hetrl.hardware import Node, Topology
 from hetrl.lengths import Lengths
 from hetrl.plan.plan import Replica, Stage, TaskPlan
-from hetrl.workload import Architecture, Workload
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, Architecture, Workload
 
 _WEIGHTS_SHARE = 0.6  # of a rollout GPU's memory: the rest is for keys and values
 
@@ -45,8 +45,8 @@ def weight_sync(
     costs = CostModel(topology, workload, (efficiencies or calibrated()).with_types(topology.described))
     trainer = TaskPlan("megatron", (Replica(1, _senders(model, topology, sources)),))
     generator = TaskPlan("vllm", tuple(Replica(1, (_receiver(model, costs, site),)) for site in targets))
-    routes = replace(weight_routes(trainer, generator), encoding=encoding)
-    cost = weight_sync_cost(routes, trainer, generator, costs, changed)
+    tasks = {ACTOR_TRAINING: trainer, ACTOR_GENERATION: generator}
+    cost = weight_sync_cost(replace(weight_routes(tasks), encoding=encoding), tasks, costs, changed=changed)
     share, usable = _fullest(model, generator, costs)
     return Answer(
         seconds=cost.seconds,

@@ -7,19 +7,21 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
-from hetrl.cost import formulas
+from hetrl.cost import cycle, formulas
 from hetrl.cost.charges import held_by_site, price_per_hour
 from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction
 from hetrl.cost.training import Cost, inference_cost, training_cost
-from hetrl.cost.weight_sync import SyncCost, weight_sync_cost
+from hetrl.cost.weight_sync import SyncCost, critic_seconds, trained_models, weight_sync_cost
 from hetrl.hardware import Topology, wire_seconds
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS, Workload
+from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS, Workload
 
+# What a version of each trained model's weights is called among the tasks.
 WEIGHT_SYNC = "weight_sync"
+SYNCS = {"actor": WEIGHT_SYNC, "critic": "critic_weight_sync"}
 _NOBODY: Mapping[Direction, int] = {}
 
 
@@ -36,21 +38,34 @@ class GroupTimes:
     rollouts: ReplicaSeconds | None = None
 
 
-def iteration_seconds(
-    groups: Sequence[GroupTimes], transfer: float, pause: float, workload: Workload, links: float = 0.0
-) -> float:
-    """Return the time between two weight versions (`formulas.iteration_seconds`)."""
+@dataclass(frozen=True)
+class Versions:
+    """The seconds of a version: the actor's `transfer` and `pause`; until the critic's inference has the critic's, and
+    that inference; and what crosses the busiest link in an iteration.
+    """
+
+    transfer: float
+    pause: float
+    critic: float = 0.0
+    valuing: float = 0.0
+    links: float = 0.0
+
+
+def iteration_seconds(groups: Sequence[GroupTimes], versions: Versions, workload: Workload) -> float:
+    """Return the time between two weight versions (`cycle.iteration_seconds`)."""
     own = max(range(len(groups)), key=lambda index: groups[index].generation)
     rollouts = groups[own].rollouts
-    return formulas.iteration_seconds(
+    return cycle.iteration_seconds(
         groups[own].generation,
         [group.inferences for group in groups],
         [group.trainings for group in groups],
         own,
         astuple(rollouts) if rollouts else (),
-        transfer,
-        pause,
-        links,
+        versions.transfer,
+        versions.pause,
+        versions.critic,
+        versions.valuing,
+        versions.links,
         workload.staleness if rollouts else 0,
         workload.samples_per_prompt,
         workload.samples,
@@ -85,18 +100,21 @@ def link_sharing(plan: Plan, alone: Mapping[str, Cost]) -> dict[Direction, int]:
 def predict(plan: Plan, model: CostModel) -> Predicted:
     """Return what the cost model says of a plan.
 
-    `tasks` has the seconds of each task and of `weight_sync`; `peak_memory_gb` those of each used device;
-    `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two sites (samples,
-    a few bytes per token, are left out). A plan over a missing link takes infinite time.
+    `tasks` has the seconds of each task and of each trained model's version (`SYNCS`); `peak_memory_gb` those of each
+    used device; `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two
+    sites (samples, a few bytes per token, are left out). A plan over a missing link takes infinite time.
     """
     price = price_per_hour(plan, model.topology)
-    costs, sync = task_costs(plan, model), sync_cost(plan, model)
-    seconds = plan_seconds(plan, costs, sync, model)
-    wan = _wan_bytes(costs, sync)
+    costs, syncs = task_costs(plan, model), sync_costs(plan, model)
+    seconds = plan_seconds(plan, costs, syncs, model)
+    wan = _wan_bytes(costs, syncs)
     return Predicted(
         iteration_seconds=seconds,
         samples_per_second=model.workload.samples / seconds,
-        tasks={**{name: cost.seconds for name, cost in costs.items()}, WEIGHT_SYNC: sync.seconds},
+        tasks={
+            **{name: cost.seconds for name, cost in costs.items()},
+            **{SYNCS[name]: cost.seconds for name, cost in syncs.items()},
+        },
         peak_memory_gb=peak_memory_gb(plan, model),
         wan_gb_per_iteration={f"{a}-{b}": moved / 1e9 for (a, b), moved in sorted(wan.items()) if moved > 0},
         gpu_hours_per_iteration=formulas.gpu_hours(sum(held_by_site(plan, model.topology).values()), 0.0, seconds),
@@ -114,25 +132,32 @@ def task_costs(plan: Plan, model: CostModel) -> dict[str, Cost]:
     return costs
 
 
-def sync_cost(plan: Plan, model: CostModel) -> SyncCost:
-    """Return the seconds and the bytes of the plan's weight sync."""
-    trainer, generator = plan.tasks[ACTOR_TRAINING], plan.tasks[ACTOR_GENERATION]
-    return weight_sync_cost(plan.weight_sync, trainer, generator, model)
+def sync_costs(plan: Plan, model: CostModel) -> dict[str, SyncCost]:
+    """Return the seconds and the bytes of a version of each trained model."""
+    trained = trained_models(plan.tasks)
+    return {name: weight_sync_cost(plan.weight_sync, plan.tasks, model, name) for name in trained}
 
 
-def plan_seconds(plan: Plan, costs: Mapping[str, Cost], sync: SyncCost, model: CostModel) -> float:
-    """Return the time of an iteration of a plan whose tasks and weight sync cost this."""
+def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost], model: CostModel) -> float:
+    """Return the time of an iteration of a plan whose tasks and weight versions cost this."""
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
     groups = [group_times(tasks, costs, model) for tasks in members]
-    wan = _wan_bytes(costs, sync)
+    valuing = 0.0
+    if "critic" in syncs:
+        valuing = costs[CRITIC_INFERENCE].seconds
+        valuing += switch_seconds(CRITIC_INFERENCE, plan.tasks[CRITIC_INFERENCE], model)
+    wan = _wan_bytes(costs, syncs)
     links = max((_link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
-    return iteration_seconds(groups, sync.transfer_seconds, sync.pause_seconds, model.workload, links)
+    actor = syncs["actor"]
+    versions = Versions(actor.transfer_seconds, actor.pause_seconds, critic_seconds(syncs), valuing, links)
+    return iteration_seconds(groups, versions, model.workload)
 
 
-def _wan_bytes(costs: Mapping[str, Cost], sync: SyncCost) -> dict[Direction, float]:
-    wan = defaultdict(float, sync.wan_bytes)
-    for cost in costs.values():
-        for direction, load in cost.wan_bytes.items():
+def _wan_bytes(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost]) -> dict[Direction, float]:
+    wan: defaultdict[Direction, float] = defaultdict(float)
+    moved = [*(cost.wan_bytes for cost in costs.values()), *(cost.wan_bytes for cost in syncs.values())]
+    for loads in moved:
+        for direction, load in loads.items():
             wan[direction] += load
     return dict(wan)
 

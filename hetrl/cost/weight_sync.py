@@ -1,23 +1,28 @@
-"""Seconds and bytes of sending new weights from the trainer's sites to the generation replicas."""
+"""Seconds and bytes of sending new weights from where they are trained to where they are used."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrl.cost import formulas
+from hetrl.cost.compute import has_language_head
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
-from hetrl.workload import ACTOR_TRAINING
+from hetrl.workload import TRAINED
 
 
 @dataclass(frozen=True)
 class SyncCost:
-    """`transfer_seconds` may be hidden behind generation in asynchronous mode; `pause_seconds` never."""
+    """What a version of one model's weights costs.
+
+    `transfer_seconds` may be hidden behind other tasks; `pause_seconds`, in which those who use the weights load them,
+    not behind theirs.
+    """
 
     transfer_seconds: float
     pause_seconds: float
@@ -25,36 +30,44 @@ class SyncCost:
 
     @property
     def seconds(self) -> float:
-        """Return the whole time from the last optimiser step to the first token of the next version."""
+        """Return the whole time from the last optimiser step to the first use of the next version."""
         return self.transfer_seconds + self.pause_seconds
 
 
-def weight_routes(training: TaskPlan, generation: TaskPlan) -> WeightSync:
-    """Return full synchronisation: each site with stages of the first replica sends them to each rollout site."""
-    sources = sites_of(stage.devices[0] for stage in training.replicas[0].stages)
-    targets = sites_of(generation.devices)
-    return WeightSync("full", tuple(Route(a, b) for a in sources for b in targets if a != b))
+def trained_models(tasks: Collection[str]) -> list[str]:
+    """Return the models that these tasks train and use: the actor, and the critic of PPO."""
+    return [model for model, pair in TRAINED.items() if all(task in tasks for task in pair)]
 
 
-def held_bytes(training: TaskPlan, model: CostModel) -> dict[str, float]:
-    """Return the weight bytes that each node (`site/node`) holds of the actor trainer's first replica."""
+def weight_routes(tasks: Mapping[str, TaskPlan]) -> WeightSync:
+    """Return full synchronisation: the sites of a training's first replica send to all that take its weights."""
+    routes = []
+    for model in trained_models(tasks):
+        trains, takes = (tasks[name] for name in TRAINED[model])
+        sources = sites_of(stage.devices[0] for stage in trains.replicas[0].stages)
+        routes += [Route(a, b, model=model) for a in sources for b in sites_of(takes.devices) if a != b]
+    return WeightSync("full", tuple(routes))
+
+
+def held_bytes(name: str, training: TaskPlan, model: CostModel) -> dict[str, float]:
+    """Return the weight bytes that each node (`site/node`) holds of the first replica of a training."""
     held: defaultdict[str, float] = defaultdict(float)
-    for stage, size in zip(training.replicas[0].stages, _stage_bytes(training, model), strict=True):
+    for stage, size in zip(training.replicas[0].stages, _stage_bytes(name, training, model), strict=True):
         held[node_of(stage.devices[0])] += size
     return dict(held)
 
 
-def _stage_bytes(training: TaskPlan, model: CostModel) -> list[float]:
+def _stage_bytes(name: str, training: TaskPlan, model: CostModel) -> list[float]:
     """Return the bytes that each stage of the first replica sends, of all its ranks together."""
     replica, workload = training.replicas[0], model.workload
-    actor = model_of(ACTOR_TRAINING, workload)
+    trained = model_of(name, workload)
     shapes = [
-        stage_shape(ACTOR_TRAINING, replica, index, model.rates(stage.devices[0]), workload)
+        stage_shape(name, replica, index, model.rates(stage.devices[0]), workload)
         for index, stage in enumerate(replica.stages)
     ]
     sizes = [shape.parameters * shape.tensor_parallel * workload.weight_bytes for shape in shapes]
-    if actor.tied_embeddings and len(sizes) > 1:
-        sizes[-1] -= actor.head_parameters * workload.weight_bytes  # the copy of the embedding is not sent
+    if has_language_head(name) and trained.tied_embeddings and len(sizes) > 1:
+        sizes[-1] -= trained.head_parameters * workload.weight_bytes  # the copy of the embedding is not sent
     return sizes
 
 
@@ -63,42 +76,56 @@ DELTA_INDEX_BYTES = 4  # of one changed weight's place, before compression
 
 def weight_sync_cost(
     sync: WeightSync,
-    training: TaskPlan,
-    generation: TaskPlan,
+    tasks: Mapping[str, TaskPlan],
     model: CostModel,
+    trained: str = "actor",
     changed: float | None = None,
 ) -> SyncCost:
-    """Return the time of one version: encode, every uplink once, fan-out inside the sites, load.
+    """Return the time of one version of a trained model: encode, every uplink once, fan-out inside the sites, load.
 
     `changed` is the measured share of weights that differ between two versions: a `delta` sends those, each with its
     index, and never more than the full set. Without a measurement a `delta` is priced like the full set.
 
     encode   the trainer's ranks copy their weights to host memory, all at once
     uplinks  the routes run at the same time; one uplink carries the sum of its routes
-    fan-out  a rollout node receives over its NIC what its own node does not hold, a node with weights sends them once
-             into its site; each node forwards, and the chunks overlap with the uplink
+    fan-out  a node that uses the weights receives over its NIC what its own node does not hold, a node with weights
+             sends them once into its site; each node forwards, and the chunks overlap with the uplink
     load     each device takes its share (weights/TP) from host memory, plus the fixed pause of a version
     """
     topology, workload = model.topology, model.workload
-    sizes, held = _stage_bytes(training, model), held_bytes(training, model)
+    trains, takes = TRAINED[trained]
+    training, users = tasks[trains], tasks[takes]
+    sizes, held = _stage_bytes(trains, training, model), held_bytes(trains, training, model)
     sent = 1.0
     if sync.encoding == "delta" and changed is not None:
         sent = min(changed * (workload.weight_bytes + DELTA_INDEX_BYTES) / workload.weight_bytes, 1.0)
     wan: defaultdict[Direction, float] = defaultdict(float)
     for route in sync.routes:
-        wan[route.source, route.target] += sent * sum(size for n, size in held.items() if site_of(n) == route.source)
-    devices = [topology.device_by_id[name] for name in (*training.devices, *generation.devices)]
+        if route.model == trained:
+            wan[route.source, route.target] += sent * sum(s for n, s in held.items() if site_of(n) == route.source)
+    devices = [topology.device_by_id[name] for name in (*training.devices, *users.devices)]
     stages = zip(training.replicas[0].stages, sizes, strict=True)
     encode = max(size / len(stage.devices) / model.rates(stage.devices[0]).host_bytes_per_s for stage, size in stages)
-    fan_out = sent * _fan_out_seconds(held, generation, topology)
+    fan_out = sent * _fan_out_seconds(held, users, topology)
     transfer = formulas.transfer_seconds(encode, _uplink_seconds(wan, devices, topology), fan_out)
-    return SyncCost(transfer, _pause_seconds(generation, sent * sum(sizes), model), dict(wan))
+    return SyncCost(transfer, _pause_seconds(users, sent * sum(sizes), model), dict(wan))
 
 
-def _fan_out_seconds(held: Mapping[str, float], generation: TaskPlan, topology: Topology) -> float:
-    """Return the slowest NIC, of rollout nodes and of nodes with weights (`formulas.interface_bytes`)."""
+def critic_seconds(costs: Mapping[str, SyncCost]) -> float:
+    """Return the seconds from the last optimiser step until the critic's inference has its weights; 0 without critic.
+
+    They follow the actor's, which generation waits for, where both take the same direction between two sites.
+    """
+    if "critic" not in costs:
+        return 0.0
+    shared = costs["actor"].wan_bytes.keys() & costs["critic"].wan_bytes.keys()
+    return (costs["actor"].transfer_seconds if shared else 0.0) + costs["critic"].seconds
+
+
+def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, topology: Topology) -> float:
+    """Return the slowest NIC, of nodes that use weights and of nodes that hold them (`formulas.interface_bytes`)."""
     total, times = sum(held.values()), [0.0]
-    nodes = nodes_of(generation.devices)
+    nodes = nodes_of(users.devices)
     for node in dict.fromkeys((*nodes, *held)):
         nic = bytes_per_second(topology.node_by_id[node].nic_gbps)
         forwards = any(site_of(other) == site_of(node) for other in nodes if other != node)
@@ -124,7 +151,7 @@ def _uplink_gbps(topology: Topology, device: Device) -> float:
     return min(node.nic_gbps, node.wan_gbps or node.nic_gbps)
 
 
-def _pause_seconds(generation: TaskPlan, total: float, model: CostModel) -> float:
+def _pause_seconds(users: TaskPlan, total: float, model: CostModel) -> float:
     """Return the longest pause of a replica: its largest share from host memory, plus the fixed time."""
-    replicas = ((model.rates(one.devices[0]), total / len(one.devices)) for one in generation.replicas)
+    replicas = ((model.rates(one.devices[0]), total / len(one.devices)) for one in users.replicas)
     return max(share / rates.host_bytes_per_s + rates.overhead.weight_version for rates, share in replicas)

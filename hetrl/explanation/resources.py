@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 from hetrl.cost.efficiency import Overhead, Rates
-from hetrl.cost.iteration import WEIGHT_SYNC, plan_seconds, predict, sync_cost, task_costs
+from hetrl.cost.iteration import SYNCS, plan_seconds, predict, sync_costs, task_costs
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import SyncCost
 from hetrl.hardware import Link, Site, Topology
@@ -120,7 +120,7 @@ def _slower_link(slow: Link) -> Callable[[Topology, float], Topology]:
 
 
 def attribution(plan: Plan, model: CostModel) -> dict[str, tuple[Part, ...]]:
-    """Return, for each task, `weight_sync` and `iteration`, the seconds of each resource, largest first.
+    """Return, for each task, weight sync and `iteration`, the seconds of each resource, largest first.
 
     They sum to the predicted seconds. Nothing for a time that is infinite.
     """
@@ -153,29 +153,29 @@ def _largest_first(parts: list[Part]) -> tuple[Part, ...]:
 
 
 def critical_path(plan: Plan, model: CostModel) -> tuple[Part, ...]:
-    """Return the seconds that each task and the weight sync add to the iteration, in the order of the plan.
+    """Return the seconds that each task and weight sync add to the iteration, in the order of the plan.
 
     A task of which nobody waits for the end adds 0; what moves state in and out of GPU memory is the last part. They
     sum to the iteration.
     """
-    costs, sync = task_costs(plan, model), sync_cost(plan, model)
-    total = plan_seconds(plan, costs, sync, model)
+    costs, syncs = task_costs(plan, model), sync_costs(plan, model)
+    total = plan_seconds(plan, costs, syncs, model)
+    trained = {SYNCS[name]: name for name in syncs}
     if not math.isfinite(total):
         return ()
 
     def scaled(name: str, factor: float) -> float:
-        if name == WEIGHT_SYNC:
+        if name in trained:
+            sync = syncs[trained[name]]
             transfer, pause = sync.transfer_seconds * factor, sync.pause_seconds * factor
             longer_sync = SyncCost(transfer, pause, _scaled(sync.wan_bytes, factor))
-            return plan_seconds(plan, costs, longer_sync, model)
+            return plan_seconds(plan, costs, {**syncs, trained[name]: longer_sync}, model)
         cost = costs[name]
         parts, moved = _scaled(cost.parts, factor), _scaled(cost.wan_bytes, factor)
         longer = replace(cost, seconds=cost.seconds * factor, parts=parts, wan_bytes=moved)
-        return plan_seconds(plan, {**costs, name: longer}, sync, model)
+        return plan_seconds(plan, {**costs, name: longer}, syncs, model)
 
-    found = [
-        Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, WEIGHT_SYNC)
-    ]
+    found = [Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, *trained)]
     rest = total - sum(part.seconds for part in found)
     return (*found, Part(MOVES, rest)) if rest > LEAST * total else tuple(found)
 

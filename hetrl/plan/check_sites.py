@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import combinations
 
 from hetrl.hardware import Topology
-from hetrl.plan.plan import Plan, site_of, sites_of
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TRAININGS
+from hetrl.plan.plan import Plan, Route, site_of, sites_of
+from hetrl.workload import ACTOR_TRAINING, TRAINED, TRAININGS
 
 
 def repeated(names: Iterable[str]) -> list[str]:
@@ -44,27 +45,43 @@ def _site_order(plan: Plan) -> Iterator[str]:
 
 
 def _weight_sync(plan: Plan, topology: Topology) -> Iterator[str]:
-    """Each site with stages of the trainer's first replica sends them over a link to each site that generates."""
+    """Routes for each model that is trained, and for no other."""
     if plan.weight_sync.encoding not in ("full", "delta"):
         yield f'weight_sync: encoding is full or delta, not "{plan.weight_sync.encoding}"'
-    sources = sites_of(plan.tasks[ACTOR_TRAINING].replicas[0].devices)
-    targets = sites_of(plan.tasks[ACTOR_GENERATION].devices)
-    there = Counter((route.source, route.target) for route in plan.weight_sync.routes)
     for route in plan.weight_sync.routes:
-        where = f"weight_sync, route {route.source} -> {route.target}"
+        if not {*TRAINED.get(route.model, (route.model,))} <= plan.tasks.keys():
+            yield f"weight_sync, {_named(route)}: the plan trains no {route.model}"
+    for model, tasks in TRAINED.items():
+        if {*tasks} <= plan.tasks.keys():
+            yield from _routes(model, plan, topology)
+
+
+def _named(route: Route) -> str:
+    return f"route {route.source} -> {route.target}" + (f" of the {route.model}" if route.model != "actor" else "")
+
+
+def _routes(model: str, plan: Plan, topology: Topology) -> Iterator[str]:
+    """Each site with stages of the training's first replica sends them over a link to each site that takes weights."""
+    trains, takes = TRAINED[model]
+    sources = sites_of(plan.tasks[trains].replicas[0].devices)
+    targets = sites_of(plan.tasks[takes].devices)
+    routes = [route for route in plan.weight_sync.routes if route.model == model]
+    there = Counter((route.source, route.target) for route in routes)
+    for route in routes:
+        where = f"weight_sync, {_named(route)}"
         if route.streams < 1:
             yield f"{where}: has {route.streams} streams; it needs at least one"
         if not topology.linked(route.source, route.target):
             yield f"{where}: the topology has no link between {route.source} and {route.target}"
         elif route.source not in sources or route.target not in targets:
-            yield f"{where}: weights go from {', '.join(sources)}, which train, to {', '.join(targets)}, which generate"
-    for (source, target), count in there.items():
-        if count > 1:
-            yield f"weight_sync, route {source} -> {target}: is there {count} times"
+            yield f"{where}: {trains} sends from {', '.join(sources)}, {takes} takes weights at {', '.join(targets)}"
+    for route in dict.fromkeys(replace(route, streams=1) for route in routes):
+        if (count := there[route.source, route.target]) > 1:
+            yield f"weight_sync, {_named(route)}: is there {count} times"
     for source in sources:
         for target in targets:
             if source != target and (source, target) not in there:
-                yield f"weight_sync: no route from {source}, which trains, to {target}, which generates"
+                yield f"weight_sync: no route from {source}, where {trains} is, to {target}, where {takes} is"
 
 
 def _links(plan: Plan, topology: Topology) -> Iterator[str]:

@@ -67,6 +67,7 @@ class _Route(Strict):
     source: Text = Field(alias="from")
     target: Text = Field(alias="to")
     streams: AtLeastOne = 1
+    model: Literal["actor", "critic"] = "actor"
 
 
 class _WeightSync(Strict):

@@ -165,16 +165,17 @@ class Solver:
 
 @dataclass(frozen=True)
 class Route:
-    """Weights travel from one site to another over so many streams."""
+    """The weights of a model (actor | critic) travel from one site to another over so many streams."""
 
     source: str
     target: str
     streams: int = 1
+    model: str = "actor"
 
 
 @dataclass(frozen=True)
 class WeightSync:
-    """How new weights reach the generation replicas: `encoding` is full or delta."""
+    """How new weights reach who uses them (`hetrl.workload.TRAINED`): `encoding` is full or delta."""
 
     encoding: str = "full"
     routes: tuple[Route, ...] = ()
@@ -182,7 +183,7 @@ class WeightSync:
 
 @dataclass(frozen=True)
 class Predicted:
-    """What the cost model says of the plan; seconds per task (and `weight_sync`), GB per device and per link.
+    """What the cost model says of the plan; seconds per task and weight sync, GB per device and per link.
 
     GPU-hours and price are those of all devices that the jobs hold (`hetrl.cost.charges`); None: no GPU has a price.
     """
@@ -231,7 +232,10 @@ class Plan:
             "tasks": {name: _plain(task) for name, task in self.tasks.items()},
             "weight_sync": {
                 "encoding": self.weight_sync.encoding,
-                "routes": [{"from": r.source, "to": r.target, "streams": r.streams} for r in self.weight_sync.routes],
+                "routes": [
+                    {"from": route.source, "to": route.target, "streams": route.streams, "model": route.model}
+                    for route in self.weight_sync.routes
+                ],
             },
             "site_order": list(self.site_order),
             "predicted": _plain(self.predicted),

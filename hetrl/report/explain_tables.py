@@ -8,7 +8,6 @@ from rich.console import Group as Stack, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetrl.cost.iteration import WEIGHT_SYNC
 from hetrl.cost.objective import SECONDS
 from hetrl.explanation import Explanation, Study
 from hetrl.explanation.memory import Memory
@@ -40,7 +39,7 @@ def _time_table(found: Explanation) -> Table:
     title = f"An iteration takes {figure(predicted.iteration_seconds)} s, as predicted by our model"
     table = new_table(title, "task", "alone", "adds", "waits for")
     adds = {part.name: part.seconds for part in found.path}
-    for name in (*found.plan.tasks, WEIGHT_SYNC):
+    for name in predicted.tasks:
         alone, added = predicted.tasks[name], adds.get(name)
         add_row(
             table,

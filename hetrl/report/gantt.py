@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hetrl.cost.iteration import WEIGHT_SYNC
+from hetrl.cost.iteration import SYNCS
 from hetrl.explanation.resources import ITERATION
 from hetrl.plan.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
@@ -126,7 +126,7 @@ def predicted_spans(plan: Plan) -> dict[str, Span]:
         start = max((span.end for span in spans.values()), default=0.0)
     trained = spans[ACTOR_TRAINING].end if ACTOR_TRAINING in spans and len(phases) == 1 else start
     rest = [(name, value) for name, value in seconds.items() if name not in spans and name != ITERATION]
-    return {**spans, **_one_after_the_other(trained, rest), ITERATION: Span(0.0, total)}
+    return {**spans, **{name: Span(trained, trained + value) for name, value in rest}, ITERATION: Span(0.0, total)}
 
 
 def measured_spans(seconds: Mapping[str, float]) -> dict[str, Span]:
@@ -148,11 +148,11 @@ def _one_after_the_other(start: float, tasks: Iterable[tuple[str, float]]) -> di
 
 
 def _ordered(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names in the order of the dataflow, unknown ones before the weight sync."""
-    left = list(names)
+    """Yield the names in the order of the dataflow, unknown ones before those of weights that travel."""
+    left, last = list(names), [*SYNCS.values()]
     yield from (name for name in _ORDER if name in left)
-    yield from (name for name in left if name not in (*_ORDER, WEIGHT_SYNC))
-    yield from (name for name in left if name == WEIGHT_SYNC)
+    yield from (name for name in left if name not in (*_ORDER, *last))
+    yield from (name for name in left if name in last)
 
 
 def _replica_rows(replicas: Mapping[str, Row], start: float) -> list[GanttRow]:

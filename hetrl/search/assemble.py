@@ -40,7 +40,7 @@ def plan_of(problem: Problem, groups: Sequence[Mapping[str, TaskPlan]], made: Ma
         ),
         groups=tuple(_group(group) for group in groups),
         tasks={name: tasks[name] for name in TASKS if name in tasks},
-        weight_sync=weight_routes(tasks[ACTOR_TRAINING], tasks[ACTOR_GENERATION]),
+        weight_sync=weight_routes(tasks),
         site_order=tuple(sites),
         predicted=Predicted(0.0, 0.0),  # filled in below: a prediction needs the plan
         solver=Solver(made.solver, made.seed, 0.0, 0),

@@ -5,6 +5,9 @@
     batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
               the inferences, each in its group's turn; then the trainings               (`pipelines`)
               then the weights travel and are loaded, and a version more is served       (`weights`)
+              the critic's follow the actor's where they share a direction between sites
+
+A group takes all tasks of a batch before those of the next one (`hetrl.cost.cycle`).
 
 A synchronous plan is one with max_staleness 0: nothing can start before the version that it waits for. Seconds of a
 decode step, of a pass over a stage and bytes of a transfer come from `hetrl.cost`; when things happen, and how they
@@ -13,12 +16,14 @@ wait for each other, from the play alone. Source of the admission rule: AReaL (a
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hetrl.cost.iteration import SYNCS
 from hetrl.cost.memory import task_footprints
 from hetrl.cost.model import CostModel
+from hetrl.cost.weight_sync import trained_models
 from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Clock, Process, Signal, Turn
 from hetrl.simulator.pipelines import Setting, inference, training
@@ -26,11 +31,10 @@ from hetrl.simulator.rollouts import Generation, PromptDraw
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
-from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
+from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS
 
 __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
 
-WEIGHT_SYNC = "weight_sync"
 STEADY = 0.01  # two windows of iterations that differ by less are steady
 MOST_ITERATIONS = 40  # with drawn lengths some plays are never steady
 
@@ -39,7 +43,7 @@ MOST_ITERATIONS = 40  # with drawn lengths some plays are never steady
 class Simulated:
     """What a simulation showed; seconds are means over the last, steady iterations.
 
-    `tasks` has the seconds in which each task ran (generation: its busiest replica) and those of `weight_sync`;
+    `tasks` has the seconds in which each task ran (generation: its busiest replica) and those of the weight syncs;
     `wan_gb` what crossed each link in an iteration; `trained` the numbers of the prompts of each iteration, `dropped`
     how many groups were too old to train on.
     """
@@ -61,6 +65,27 @@ def simulate(plan: Plan, model: CostModel, seed: int = 0, iterations: int | None
     return play.result()
 
 
+def _done() -> Signal:
+    """Return a signal that has fired."""
+    signal = Signal()
+    signal.fire()
+    return signal
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Samples on their way: the lengths of their responses, and the turns of the groups.
+
+    Groups have done the tasks of the batch before (`after`), of this one (`left`), and have so many to do (`open`).
+    """
+
+    number: int
+    lengths: Sequence[int]
+    after: Mapping[Turn, Signal]
+    left: Mapping[Turn, Signal]
+    open: Counter[Turn]
+
+
 class _Play:
     def __init__(self, plan: Plan, model: CostModel, seed: int, iterations: int | None) -> None:
         workload = model.workload
@@ -80,7 +105,9 @@ class _Play:
         self.turns = {name: turn for group in plan.groups for turn in [Turn()] for name in group.tasks}
         shares = len(next(group.tasks for group in plan.groups if ACTOR_GENERATION in group.tasks)) > 1
         self.generation = Generation(self.setting, plan.tasks[ACTOR_GENERATION], shares, seed, self._complete)
-        self.weights = WeightSync(self.setting, plan)
+        self.weights = {name: WeightSync(self.setting, plan, name) for name in trained_models(plan.tasks)}
+        self.valued = [_done()]  # [n]: the critic that n batches have trained is where its inference is
+        self.left: dict[Turn, Signal] = {turn: _done() for turn in self.turns.values()}  # the batch before, each group
         self._note_busy()
         if shares:
             clock.start(self._hold_turn())
@@ -106,9 +133,7 @@ class _Play:
 
     def _batches(self) -> Process:
         """Form a batch once there are enough groups and the last one leaves room; send it on its way."""
-        sent, served = Signal(), Signal()
-        sent.fire()
-        served.fire()
+        sent, served = _done(), _done()
         self._admit()
         while True:
             self._sweep()
@@ -121,7 +146,7 @@ class _Play:
             self.trained.append(tuple(numbers))
             lengths = [length for group in groups for length in group.lengths]
             before, sent, room = (sent, served), Signal(), Signal()
-            served = self.setting.clock.start(self._iteration(lengths, before, sent, room))
+            served = self.setting.clock.start(self._iteration(self._batch_of(lengths), before, sent, room))
             yield room
 
     def _sweep(self) -> None:
@@ -134,43 +159,73 @@ class _Play:
 
     # --- one iteration ---
 
-    def _iteration(self, lengths: Sequence[int], before: tuple[Signal, Signal], sent: Signal, room: Signal) -> Process:
+    def _batch_of(self, lengths: Sequence[int]) -> _Batch:
+        """Let every group do the tasks of a batch after those of the batch before."""
+        names = [name for name in (*INFERENCES, *TRAININGS) if name in self.plan.tasks]
+        left = {self.turns[name]: Signal() for name in names}
+        batch = _Batch(len(self.valued) - 1, lengths, self.left, left, Counter(self.turns[name] for name in names))
+        self.left = left
+        self.valued.append(Signal())
+        return batch
+
+    def _iteration(self, batch: _Batch, before: tuple[Signal, Signal], sent: Signal, room: Signal) -> Process:
         """Train a batch and serve a version; `before`: the last version was sent, was served.
 
         There is `room` for the next batch once this one has passed its first station.
         """
         for kind in (INFERENCES, TRAININGS):
             if names := [name for name in kind if name in self.plan.tasks]:
-                yield from [self._start(name, lengths) for name in names]
+                yield from [self._start(name, batch) for name in names]
                 room.fire()
+        self.setting.clock.start(self._send_critic(batch.number, sent))
         yield before[0]
         began = self.setting.clock.now
-        yield from self.weights.transfer()
+        yield from self.weights["actor"].transfer()
         sent.fire()
         yield before[1]
-        replicas = self.plan.tasks[ACTOR_GENERATION].replicas
-        yield from self.generation.load([self.weights.load_seconds(replica) for replica in replicas])
-        self.seconds[WEIGHT_SYNC].append(self.setting.clock.now - began)
+        yield from self.generation.load(self.weights["actor"].load_seconds())
+        self.seconds[SYNCS["actor"]].append(self.setting.clock.now - began)
         self.version += 1
         self._serve()
         self._admit()
 
-    def _start(self, name: str, lengths: Sequence[int]) -> Signal:
+    def _send_critic(self, number: int, sent: Signal) -> Process:
+        """Bring the critic's weights to its inference, behind the actor's (`sent`) where they share a direction."""
+        if "critic" not in self.weights:
+            return
+        critic = self.weights["critic"]
+        if critic.directions & self.weights["actor"].directions:
+            yield sent
+        yield self.valued[number]
+        began = self.setting.clock.now
+        yield from critic.transfer()
+        yield max(critic.load_seconds())
+        self.seconds[SYNCS["critic"]].append(self.setting.clock.now - began)
+        self.valued[number + 1].fire()
+
+    def _start(self, name: str, batch: _Batch) -> Signal:
         """Let a task run in its group's turn; the signal fires when it has run, before it leaves its devices."""
         ran = Signal()
-        self.setting.clock.start(self._task(name, lengths, ran))
+        self.setting.clock.start(self._task(name, batch, ran))
         return ran
 
-    def _task(self, name: str, lengths: Sequence[int], ran: Signal) -> Process:
-        yield self.turns[name].take()
+    def _task(self, name: str, batch: _Batch, ran: Signal) -> Process:
+        turn = self.turns[name]
+        yield batch.after[turn]
+        if name == CRITIC_INFERENCE:
+            yield self.valued[max(batch.number - self.staleness, 0)]
+        yield turn.take()
         yield from self._switch(name, "reload")
         began, task = self.setting.clock.now, self.plan.tasks[name]
         body = training if name in TRAININGS else inference
-        yield from body(self.setting, name, task, lengths)
+        yield from body(self.setting, name, task, batch.lengths)
         self.seconds[name].append(self.setting.clock.now - began)
         ran.fire()
         yield from self._switch(name, "offload")
-        self.turns[name].give()
+        turn.give()
+        batch.open[turn] -= 1
+        if not batch.open[turn]:
+            batch.left[turn].fire()
 
     def _switch(self, name: str, what: str) -> Process:
         """Move an offloaded task's state over PCIe, one way."""

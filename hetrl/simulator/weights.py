@@ -1,8 +1,8 @@
 """A version of the weights on its way: encoded on the trainer, over the uplinks, from node to node, loaded.
 
 each node that holds weights of the first replica copies them to host memory, in chunks
-each chunk, once copied: to the rollout nodes of each site, from node to node (over a link once per site)
-a replica that has everything loads it between two decode steps
+each chunk, once copied: to the nodes of each site that use the weights, from node to node (over a link once per site)
+a replica that has everything loads it: rollouts between two decode steps
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from hetrl.cost.weight_sync import held_bytes
 from hetrl.hardware import Device
-from hetrl.plan.plan import Plan, Replica
+from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Process
 from hetrl.simulator.pipelines import Setting
 from hetrl.simulator.wires import Channel, gateways
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING
+from hetrl.workload import TRAINED
 
 CHUNKS = 16  # of what a node holds: enough that copying, sending and forwarding overlap
 
@@ -32,29 +32,32 @@ class _Source:
 
 
 class WeightSync:
-    """Sends versions, one after another."""
+    """Sends the versions of a trained model, one after another."""
 
-    def __init__(self, setting: Setting, plan: Plan) -> None:
+    def __init__(self, setting: Setting, plan: Plan, trained: str) -> None:
         """Lay out the ways of a plan: the routes between sites, and inside a site every node."""
         self._setting = setting
-        self._held = held_bytes(plan.tasks[ACTOR_TRAINING], setting.model)
+        trains, self._takes = TRAINED[trained][0], plan.tasks[TRAINED[trained][1]]
+        training = plan.tasks[trains]
+        self._held = held_bytes(trains, training, setting.model)
         devices = setting.model.topology.device_by_id
-        trainer = [devices[name] for name in plan.tasks[ACTOR_TRAINING].replicas[0].devices]
-        self._trainers = [devices[name] for name in plan.tasks[ACTOR_TRAINING].devices]
-        rollouts: dict[str, dict[str, Device]] = {}
-        for name in plan.tasks[ACTOR_GENERATION].devices:
-            rollouts.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
-        allowed = {(one.source, one.target) for one in plan.weight_sync.routes}
+        trainer = [devices[name] for name in training.replicas[0].devices]
+        self._trainers = [devices[name] for name in training.devices]
+        users: dict[str, dict[str, Device]] = {}
+        for name in self._takes.devices:
+            users.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
+        allowed = {(one.source, one.target) for one in plan.weight_sync.routes if one.model == trained}
+        self.directions = allowed
         self._sources = []
         for node, size in self._held.items():
             members = tuple(device for device in trainer if device.node_id == node)
             here = members[0].site
-            targets = [list(nodes.values()) for s, nodes in rollouts.items() if s == here or (here, s) in allowed]
+            targets = [list(nodes.values()) for s, nodes in users.items() if s == here or (here, s) in allowed]
             chains = tuple(self._chain(members[0], nodes) for nodes in targets)
             self._sources.append(_Source(members, size, chains))
 
     def _chain(self, source: Device, nodes: Sequence[Device]) -> tuple[Channel, ...]:
-        """Return the ways from a node to all of a site's rollout nodes, each forwarding to the next."""
+        """Return the ways from a node to all of a site's nodes that use the weights, each forwarding to the next."""
         nodes = [node for node in nodes if (node.site, node.node) != (source.site, source.node)]
         if not nodes:
             return ()
@@ -66,7 +69,7 @@ class WeightSync:
         return tuple(Channel(self._setting.network, a, b, "weights") for a, b in pairwise(ordered))
 
     def transfer(self) -> Process:
-        """Bring one version to the host memory of every rollout node."""
+        """Bring one version to the host memory of every node that uses it."""
         clock = self._setting.clock
         yield from [clock.start(self._copy(source)) for source in self._sources]
 
@@ -80,11 +83,12 @@ class WeightSync:
             arrived += [clock.start(_forward(chain, chunk)) for chain in source.chains]
         yield from arrived
 
-    def load_seconds(self, replica: Replica) -> float:
-        """Return the pause of one replica for one version: its ranks' shares from host memory, and the fixed time."""
-        gpu = self._setting.model.rates(replica.devices[0])
-        share = sum(self._held.values()) / len(replica.devices)
-        return share / gpu.host_bytes_per_s + gpu.overhead.weight_version
+    def load_seconds(self) -> list[float]:
+        """Return the pause of each replica for one version: its ranks' shares from host memory, and the fixed time."""
+        gpus = [self._setting.model.rates(replica.devices[0]) for replica in self._takes.replicas]
+        shares = [sum(self._held.values()) / len(replica.devices) for replica in self._takes.replicas]
+        pairs = zip(gpus, shares, strict=True)
+        return [share / gpu.host_bytes_per_s + gpu.overhead.weight_version for gpu, share in pairs]
 
 
 def _forward(chain: Sequence[Channel], size: float) -> Process:

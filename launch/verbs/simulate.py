@@ -61,7 +61,7 @@ def _table(found: Simulated, plan: Plan) -> Table:
     for name in ("predicted", "simulated", "predicted / simulated"):
         table.add_column(name, justify="right")
     predicted = plan.predicted
-    rows = [(name, predicted.tasks.get(name, 0.0), found.tasks[name]) for name in (*plan.tasks, "weight_sync")]
+    rows = [(name, predicted.tasks.get(name, 0.0), found.tasks[name]) for name in found.tasks]
     for name, before, seconds in [*rows, ("iteration", predicted.iteration_seconds, found.iteration_seconds)]:
         table.add_row(name, f"{before:.3g}", f"{seconds:.3g}", f"{before / seconds:.2f}" if seconds else "")
     return table

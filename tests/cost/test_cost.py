@@ -25,7 +25,7 @@ from hetrl.cost.generation import (
     replica_seconds,
     step_seconds,
 )
-from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_prediction
+from hetrl.cost.iteration import GroupTimes, Versions, iteration_seconds, predict, with_prediction
 from hetrl.cost.memory import (
     inference_active_bytes,
     peak_memory_gb,
@@ -38,11 +38,11 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import place_all
 from hetrl.cost.training import Times, expected_largest, gradient_rings, pipeline_seconds
-from hetrl.cost.weight_sync import held_bytes, weight_routes, weight_sync_cost
+from hetrl.cost.weight_sync import critic_seconds, held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_catalogue
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology
-from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
+from hetrl.plan.plan import Plan, Replica, Route, Stage, TaskPlan
 from hetrl.workload import Lengths, Workload, architecture
 from tests.plan.plan_cases import plan as whole_plan, topology as three_sites, workload as grpo
 
@@ -232,7 +232,8 @@ def test_inside_a_site_a_version_takes_the_nic_and_the_way_from_host_memory() ->
     workload, model = grpo(), grpo().actor
     trainer = TaskPlan("megatron", (Replica(64, (Stage(("a/n0/0",), (0, 28)),)),))
     generator = TaskPlan("vllm", (Replica(64, (Stage(("a/n1/0", "a/n1/1"), (0, 28)),)),))
-    cost = weight_sync_cost(weight_routes(trainer, generator), trainer, generator, CostModel(topology, workload))
+    tasks = {"actor_training": trainer, "actor_generation": generator}
+    cost = weight_sync_cost(weight_routes(tasks), tasks, CostModel(topology, workload))
     size = model.parameters * 2
     assert cost.wan_bytes == {}
     assert cost.transfer_seconds == pytest.approx(size / 1e9)  # 8 gbps: 1 GB/s
@@ -248,15 +249,15 @@ def test_a_node_receives_the_weights_that_it_does_not_hold() -> None:
 
     def seconds(trainer: TaskPlan, *rollouts: str) -> float:
         generator = TaskPlan("vllm", tuple(Replica(32, (Stage((device,), (0, 28)),)) for device in rollouts))
-        routes = weight_routes(trainer, generator)
-        return weight_sync_cost(routes, trainer, generator, CostModel(topology, workload)).transfer_seconds
+        tasks = {"actor_training": trainer, "actor_generation": generator}
+        return weight_sync_cost(weight_routes(tasks), tasks, CostModel(topology, workload)).transfer_seconds
 
     size = workload.actor.parameters * 2
     copied = size / rates("a100-80gb").host_bytes_per_s
     assert seconds(whole, "a/n0/1") == pytest.approx(copied)  # on the trainer's own node: no network
     assert seconds(whole, "a/n0/1", "a/n1/0") == pytest.approx(size / 1e9)
-    held = max(held_bytes(halves, CostModel(topology, workload)).values())
-    assert sum(held_bytes(halves, CostModel(topology, workload)).values()) == size
+    held = max(held_bytes("actor_training", halves, CostModel(topology, workload)).values())
+    assert sum(held_bytes("actor_training", halves, CostModel(topology, workload)).values()) == size
     assert seconds(halves, "a/n0/1", "a/n1/1") == pytest.approx(held / 1e9)
     assert seconds(halves, "a/n2/0") == pytest.approx(size / 1e9)
 
@@ -359,10 +360,9 @@ def test_a_device_holds_all_residents_and_the_largest_active_set() -> None:
 
 def test_weights_cross_each_link_once_and_the_slowest_counts() -> None:
     plan, workload, topology = whole_plan(), grpo(), three_sites()
-    trainer, generator = plan.tasks["actor_training"], plan.tasks["actor_generation"]
-    routes = weight_routes(trainer, generator)
+    routes = weight_routes(plan.tasks)
     assert [(route.source, route.target) for route in routes.routes] == [("alps", "jsc"), ("alps", "lab")]
-    cost = weight_sync_cost(routes, trainer, generator, CostModel(topology, workload))
+    cost = weight_sync_cost(routes, plan.tasks, CostModel(topology, workload))
     size = workload.actor.parameters * 2
     assert cost.wan_bytes == {("alps", "jsc"): size, ("alps", "lab"): size}
     assert cost.transfer_seconds == pytest.approx(0.04 + size * 8 / 0.9e9)
@@ -375,13 +375,52 @@ def _workload(**changes: object) -> Workload:
 def test_a_synchronous_iteration_is_the_sum_of_its_stations() -> None:
     groups = [GroupTimes(10, 0, 0), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
     sync = _workload(mode="sync", max_staleness=0)
-    assert iteration_seconds(groups, 5, 1, sync) == 10 + 4 + 20 + 5 + 1
-    assert iteration_seconds(groups, 5, 1, _workload(mode="async", max_staleness=0)) == 40
+    assert iteration_seconds(groups, Versions(5, 1), sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds(groups, Versions(5, 1), _workload(mode="async", max_staleness=0)) == 40
+
+
+def test_values_wait_for_the_critic_where_it_arrives_behind_the_samples() -> None:
+    groups = [GroupTimes(10, 0, 0), GroupTimes(0, 4, 20)]
+    sync = _workload(mode="sync", max_staleness=0)
+    assert iteration_seconds(groups, Versions(5, 1, critic=15, valuing=4), sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds(groups, Versions(5, 1, critic=60, valuing=4), sync) == 60 + 4 + 20
+    ahead = replace(sync, mode="async", max_staleness=1)
+    rollouts = ReplicaSeconds(whole=12, busy=10, prompt=12, last=12)
+    groups[0] = replace(groups[0], rollouts=rollouts)
+    assert (
+        iteration_seconds(groups, Versions(5, 1, critic=40, valuing=4), ahead) == 40
+    )  # the next one must be sent, too
+    assert iteration_seconds(groups, Versions(5, 1, critic=38, valuing=38), ahead) == (38 + 38 + 20) / 2
+
+
+def test_the_critic_is_sent_where_its_inference_lies_apart_from_its_training() -> None:
+    topology = Topology(
+        tuple(Site(name, (Node("n", "a100-80gb", 2, nic_gbps=100),)) for name in ("a", "b")), (Link(("a", "b"), 10, 8),)
+    )
+    workload = replace(grpo(), algorithm="ppo", critic=architecture("qwen2.5-7b"))
+    whole = (Replica(64, (Stage(("a/n/0",), (0, 28)),)),)
+    tasks = {
+        "actor_generation": TaskPlan("vllm", whole),
+        "actor_training": TaskPlan("megatron", whole),
+        "critic_training": TaskPlan("megatron", whole),
+        "critic_inference": TaskPlan("megatron", (Replica(64, (Stage(("b/n/0",), (0, 28)),)),)),
+    }
+    routes, model = weight_routes(tasks), CostModel(topology, workload)
+    assert routes.routes == (Route("a", "b", model="critic"),)
+    costs = {name: weight_sync_cost(routes, tasks, model, name) for name in ("actor", "critic")}
+    size = workload.critic.parameters - workload.critic.head_parameters + workload.critic.hidden  # one value per token
+    assert costs["actor"].wan_bytes == {}
+    assert costs["critic"].wan_bytes == {("a", "b"): 2 * size}
+    assert critic_seconds(costs) == pytest.approx(0.01 + 2 * size / 1e9 + costs["critic"].pause_seconds)
+    tasks["actor_generation"] = tasks["critic_inference"]
+    costs["actor"] = weight_sync_cost(weight_routes(tasks), tasks, model)  # both over one link: one after the other
+    assert critic_seconds(costs) == pytest.approx(costs["actor"].transfer_seconds + costs["critic"].seconds)
 
 
 def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
     def seconds(groups: list[GroupTimes], transfer: float = 1.0, staleness: int = 9, links: float = 0.0) -> float:
-        return iteration_seconds(groups, transfer, 1, _workload(mode="async", max_staleness=staleness), links)
+        versions = Versions(transfer, 1, links=links)
+        return iteration_seconds(groups, versions, _workload(mode="async", max_staleness=staleness))
 
     rollouts = ReplicaSeconds(whole=12, busy=10, prompt=12, last=12, refill=2)
     groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
@@ -400,14 +439,14 @@ def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -
     groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20)]
     for staleness in (1, 2, 4):
         workload = _workload(mode="async", max_staleness=staleness)
-        period = iteration_seconds(groups, 7, 0, workload)
+        period = iteration_seconds(groups, Versions(7, 0), workload)
         assert period * (1 + staleness) == pytest.approx(100 + 3 + 20 + 7)
 
 
 def test_batches_in_turns_need_not_wait_for_the_longest() -> None:
     workload = _workload(mode="async", max_staleness=1, samples=16)  # two prompts: one waits for the other
     rollouts = ReplicaSeconds(whole=100, busy=10, prompt=50, last=100)
-    period = iteration_seconds([GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 0, 20)], 0, 0, workload)
+    period = iteration_seconds([GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 0, 20)], Versions(0, 0), workload)
     assert period * (2 - 1 / 4) == pytest.approx(50 + 20)
 
 
@@ -535,12 +574,11 @@ def test_an_engine_is_the_one_of_the_points_unless_it_is_named() -> None:
 
 def test_a_delta_sends_what_changed_with_its_index_and_never_more_than_all() -> None:
     plan, workload, topology = whole_plan(), grpo(), three_sites()
-    trainer, generator = plan.tasks["actor_training"], plan.tasks["actor_generation"]
     size = workload.actor.parameters * 2
-    delta = replace(weight_routes(trainer, generator), encoding="delta")
+    delta = replace(weight_routes(plan.tasks), encoding="delta")
 
     def crossing(changed: float | None) -> float:
-        cost = weight_sync_cost(delta, trainer, generator, CostModel(topology, workload), changed)
+        cost = weight_sync_cost(delta, plan.tasks, CostModel(topology, workload), changed=changed)
         return cost.wan_bytes["alps", "lab"]
 
     assert crossing(None) == size

@@ -12,11 +12,13 @@ import pytest
 
 from hetrl.hardware import Link, Topology
 from hetrl.plan.check import violations
+from hetrl.plan.check_sites import site_violations
 from hetrl.plan.plan import Group, Plan, Replica, Route, Stage
 from tests.plan.plan_cases import FIRST, OTHER_FIRST, OTHER_SECOND, SECOND, plan, topology, workload
 from tests.plan.plan_changes import Change, algorithm, both, group, replicas, samples, task
 
 TRAINING, GENERATION = "actor_training", "actor_generation"
+CRITICS = Route("alps", "jsc", model="critic")
 REFERENCE, REWARD = "reference_inference", "reward_inference"
 
 
@@ -206,11 +208,15 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     ),
     "route from where no weights are": (
         routes(("alps", "jsc"), ("alps", "lab"), ("jsc", "lab")),
-        ("route jsc -> lab: weights go from alps, which train, to jsc, lab, which generate",),
+        ("route jsc -> lab: actor_training sends from alps, actor_generation takes weights at jsc, lab",),
     ),
     "route to where nothing generates": (
         both(one_replica(GENERATION, (("lab/l4-0/0",), (0, 28))), routes(("alps", "jsc"), ("alps", "lab"))),
-        ("route alps -> jsc: weights go from alps, which train, to lab, which generate",),
+        ("route alps -> jsc: actor_training sends from alps, actor_generation takes weights at lab",),
+    ),
+    "route of a model that is not trained": (
+        lambda p: replace(p, weight_sync=replace(p.weight_sync, routes=(*p.weight_sync.routes, CRITICS))),
+        ("weight_sync, route alps -> jsc of the critic: the plan trains no critic",),
     ),
     "unknown encoding": (lambda p: replace(p, weight_sync=replace(p.weight_sync, encoding="zip")), ("encoding", "zip")),
     "algorithm kind": (algorithm(kind="ppo"), ("algorithm.kind", "ppo", "grpo")),
@@ -293,7 +299,7 @@ def test_training_over_sites_needs_each_pair_linked() -> None:
     spread = routes(("alps", "jsc"), ("lab", "jsc"))(spread)
     assert violations(spread, topology(), workload()) == []
     (line,) = violations(routes(("alps", "jsc"))(spread), topology(), workload())
-    assert line == "weight_sync: no route from lab, which trains, to jsc, which generates"
+    assert line == "weight_sync: no route from lab, where actor_training is, to jsc, where actor_generation is"
     without = linked(*(link for link in topology().links if set(link.between) != {"jsc", "lab"}))
     assert violations(spread, without, workload()) == [
         "weight_sync, route lab -> jsc: the topology has no link between lab and jsc",
@@ -308,3 +314,18 @@ def test_megatron_splits_key_value_heads_and_vllm_replicates_them() -> None:
     for line in lines:
         assert line.startswith(f"{TRAINING}, ")
         assert line.endswith("2 devices do not divide the 1 key-value heads of qwen3-1.7b")
+
+
+def test_the_critic_has_routes_of_its_own() -> None:
+    whole = plan()
+    tasks = {**whole.tasks, "critic_training": whole.tasks[TRAINING], "critic_inference": whole.tasks[GENERATION]}
+    apart = replace(whole, tasks=tasks)
+    missing = [*site_violations(apart, topology())]
+    assert missing == [
+        f"weight_sync: no route from alps, where critic_training is, to {site}, where critic_inference is"
+        for site in ("jsc", "lab")
+    ]
+    both_routes = (*whole.weight_sync.routes, CRITICS, replace(CRITICS, target="lab"))
+    assert not [
+        *site_violations(replace(apart, weight_sync=replace(whole.weight_sync, routes=both_routes)), topology())
+    ]

@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Callable, Sequence
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def groups(draw: st.DrawFn) -> tuple[Any, ...]:
     count = draw(st.integers(1, 6))
     inferences, trainings = (draw(st.lists(seconds, min_size=count, max_size=count)) for _ in range(2))
     own, transfer = draw(st.integers(0, count - 1)), draw(st.one_of(seconds, st.just(float("inf"))))
-    rest = (transfer, draw(seconds), draw(seconds), draw(st.integers(0, 8)))
+    rest = (transfer, *(draw(seconds) for _ in range(4)), draw(st.integers(0, 8)))
     return draw(positive), inferences, trainings, own, draw(rollouts), *rest, *draw(batches)
 
 
@@ -94,16 +95,9 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "steady_seconds": pairs(counts, positive),
     "interface_bytes": st.tuples(moved, moved, flags, flags),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
-    "least_running": st.tuples(st.floats(1, 9), positive, seconds, seconds),
     "waiting_share": batches,
-    "admitted_period": st.builds(
-        lambda stopped, rest, own, staleness, batch: (stopped, rest, own, staleness, *batch),
-        seconds,
-        seconds,
-        rollouts,
-        st.integers(1, 8),
-        batches,
-    ),
+    "running_seconds": st.tuples(positive, st.integers(1, 9), *[seconds] * 6),
+    "least_period": st.tuples(positive, seconds, st.floats(0, 0.5), seconds, st.integers(2, 9), *[seconds] * 6),
     "iteration_seconds": groups(),
     "deal_remainders": remainders(),
     "held_devices": st.tuples(counts, counts, counts, flags),
@@ -136,7 +130,7 @@ def compiled(formula: Formula, *arguments: Any) -> Any:
     return kept[-1][:value].tolist() if returned in SEQUENCES else value
 
 
-@pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.__name__)
+@pytest.mark.parametrize("formula", [*chain(*FORMULAS.values())], ids=lambda formula: formula.__name__)
 def test_both_languages_say_the_same(formula: Formula) -> None:
     @settings(max_examples=300)
     @given(CASES[formula.__name__])
@@ -146,11 +140,12 @@ def test_both_languages_say_the_same(formula: Formula) -> None:
     same()
 
 
-def test_both_files_define_the_same_formulas_in_one_order_with_the_same_arguments() -> None:
-    header = (SOURCES / "formulas.h").read_text()
+@pytest.mark.parametrize("module", FORMULAS)
+def test_both_files_define_the_same_formulas_in_one_order_with_the_same_arguments(module: str) -> None:
+    header = (SOURCES / f"{module}.h").read_text()
     found = re.findall(r"^(?:inline )?\w+ (\w+)\(([^)]*)\) \{", header, re.MULTILINE)
     theirs = [(name, [part.split()[-1].lstrip("&") for part in given.split(",")]) for name, given in found]
-    assert theirs == [(formula.__name__, _arguments(formula)) for formula in FORMULAS]
+    assert theirs == [(formula.__name__, _arguments(formula)) for formula in FORMULAS[module]]
 
 
 def _arguments(formula: Formula) -> list[str]:

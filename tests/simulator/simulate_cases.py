@@ -7,6 +7,7 @@ from typing import Any
 
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import Placed, place
+from hetrl.cost.weight_sync import weight_routes
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from hetrl.simulator.events import Clock
@@ -64,3 +65,20 @@ def trained_seconds(plan: Plan, topology: Topology, workload: Workload) -> tuple
 
 def stages_of(plan: Plan, topology: Topology, workload: Workload) -> tuple[Placed, ...]:
     return place("actor_training", plan.tasks["actor_training"].replicas[0], CostModel(topology, workload))
+
+
+def plan_with_critic(workload: Workload) -> Plan:
+    """Train actor and critic at a, generate there, value at b: the critic's weights alone cross the link."""
+    whole = small_plan(workload, ONE_STAGE)
+    rollouts = [(Stage((f"a/n0/{2 + index}",), (0, 28)),) for index in range(2)]
+    tasks = {
+        "actor_generation": replace(
+            whole.tasks["actor_generation"],
+            replicas=tuple(Replica(workload.samples // 2, one, 20.0, 64) for one in rollouts),
+        ),
+        "actor_training": whole.tasks["actor_training"],
+        "critic_training": TaskPlan("megatron", (Replica(workload.samples, (Stage(("a/n0/1",), (0, 28)),)),)),
+        "critic_inference": TaskPlan("megatron", (Replica(workload.samples, (Stage(("b/n0/0",), (0, 28)),)),)),
+    }
+    groups = tuple(Group((name,), task.devices) for name, task in tasks.items())
+    return replace(whole, tasks=tasks, groups=groups, weight_sync=weight_routes(tasks))

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import prompts_seconds, server_of, step_seconds
+from hetrl.cost.iteration import predict
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import place
 from hetrl.cost.training import forward_pass_seconds, micro_batch_times
@@ -26,6 +27,7 @@ from tests.simulator.simulate_cases import (
     ACROSS,
     ONE_STAGE,
     TWO_STAGES,
+    plan_with_critic,
     small_plan,
     small_workload,
     stages_of,
@@ -58,6 +60,20 @@ def test_an_iteration_of_one_stage_is_the_sum_of_its_phases() -> None:
     expected = overhead.generation_call + generation + trained + transfer + load
     assert found.iteration_seconds == pytest.approx(expected)
     assert found.wan_gb == pytest.approx({"a-b": size / 1e9})
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_values_wait_for_the_critic_that_crosses_a_slow_link(staleness: int) -> None:
+    mode = "async" if staleness else "sync"
+    workload = small_workload(algorithm="ppo", critic=architecture("qwen3-1.7b"), mode=mode, max_staleness=staleness)
+    model = CostModel(two_sites(), workload)
+    plan = plan_with_critic(workload)
+    predicted, found = predict(plan, model), simulate(plan, model)
+    size = predicted.wan_gb_per_iteration["a-b"]
+    assert size > 3
+    assert found.wan_gb["a-b"] > size / 2  # the last versions are still on their way
+    assert found.iteration_seconds > size * 8  # at 1 Gbps
+    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.02)
 
 
 def test_staleness_zero_equals_sync() -> None:

@@ -10,9 +10,10 @@ import ctypes
 from collections.abc import Callable
 from functools import cache, wraps
 from inspect import isfunction
+from itertools import chain
 from typing import Annotated, Any, TypeVar, get_origin
 
-from hetrl.cost import formulas, objective
+from hetrl.cost import cycle, formulas, objective
 from hetrl.search.core import build, encoding, ilp_states, tables_serving, workspace
 from hetrl.search.core.ilp_states import Fixed
 from hetrl.search.core.records import (
@@ -39,7 +40,10 @@ from hetrl.search.core.workspace import Parts, Population, Room
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _functions: dict[str, Any] = {}
-FORMULAS = tuple(one for one in vars(formulas).values() if isfunction(one))  # each has its twin in formulas.h
+FORMULAS = {  # each function has its twin in formulas.h or cycle.h
+    module.__name__.split(".")[-1]: tuple(one for one in vars(module).values() if isfunction(one))
+    for module in (formulas, cycle)
+}
 
 
 def _compiled(function: Function) -> Function:
@@ -195,7 +199,7 @@ def choose_states(
 def _constants() -> dict[str, int | float]:
     """Return the numbers that both languages know by the same name."""
     named: dict[str, Any] = {}
-    for module in (formulas, encoding, ilp_states, tables_serving, workspace):
+    for module in (formulas, cycle, encoding, ilp_states, tables_serving, workspace):
         named |= {name: number for name, number in vars(module).items() if type(number) in (int, float)}
     named["MAX_STAGES"] = MAX_STAGES
     for kind in (objective.THROUGHPUT, objective.COST):
@@ -223,7 +227,7 @@ def header() -> str:
         for name, number in _constants().items()
     ]
     structs = dict.fromkeys(part for record in (Tables, Room, Parts, Population, Fixed) for part in records_in(record))
-    prototypes = [_prototype(function) for function in (*_functions.values(), *FORMULAS)]
+    prototypes = [_prototype(function) for function in (*_functions.values(), *chain(*FORMULAS.values()))]
     return "\n".join(
         [
             '// Written by `functions.py` from the Python sources.\n#pragma once\n\n#include "array.h"\n',

@@ -17,13 +17,14 @@ import numpy as np
 
 from hetrl.cost.network import NO_PATH, path
 from hetrl.cost.stages import model_of
+from hetrl.cost.weight_sync import trained_models
 from hetrl.hardware import Node, Path, Topology, bytes_per_second
 from hetrl.search.core.records import Flags1, Flags2, Floats1, Floats2, Ints1
 from hetrl.search.core.tables_objective import ObjectiveTables, objective_tables
 from hetrl.search.core.tables_serving import Rows, ServingTables, serving_tables
 from hetrl.search.core.tables_training import MAX_STAGES, TrainingTables, training_tables
 from hetrl.search.space import Space
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAININGS
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, INFERENCES, TRAINED, TRAININGS
 
 __all__ = ["MAX_STAGES", "Tables", "make_tables"]
 
@@ -53,6 +54,8 @@ class Tables(NamedTuple):
     is_inference: Flags1  # [t]
     generation: int  # the task's index
     trainer: int
+    trained: Ints1  # [m] the task that trains each model that is trained: the actor, then the critic
+    takes: Ints1  # [m] the task that takes its weights
     layers: Ints1  # [t] of the task's model
     site: Ints1  # [c]
     per_node: Ints1  # [c]
@@ -80,6 +83,7 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
     serving, rows = serving_tables(space)
     gpus = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     sites = [site.name for site in topology.sites]
+    versions = [TRAINED[name] for name in trained_models(workload.tasks)]
     nodes = [topology.node_by_id[f"{some[0][0].site}/{some[0][0].node}"] for some in space.nodes]
     tables = Tables(
         tasks=len(workload.tasks),
@@ -89,6 +93,8 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
         is_inference=np.array([name in INFERENCES for name in workload.tasks]),
         generation=workload.tasks.index(ACTOR_GENERATION),
         trainer=workload.tasks.index(ACTOR_TRAINING),
+        trained=np.array([workload.tasks.index(trains) for trains, _ in versions], np.int64),
+        takes=np.array([workload.tasks.index(takes) for _, takes in versions], np.int64),
         layers=np.array([model_of(name, workload).layers for name in workload.tasks], np.int64),
         site=np.array([sites.index(kind.site) for kind in space.classes], np.int64),
         per_node=np.array([kind.gpus_per_node for kind in space.classes], np.int64),

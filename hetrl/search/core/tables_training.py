@@ -63,7 +63,7 @@ class TrainingTables(NamedTuple):
     update_bytes: float  # per parameter of a shard, during an update
     weight_bytes: float  # per parameter
     gradient_bytes: float  # per parameter, in the reduction
-    tied_bytes: float  # of the actor's second copy of a tied embedding, in a pipeline
+    tied_bytes: Floats1  # [t] of the second copy of a tied embedding, in a pipeline
     micro_batches: Ints1  # [m] sizes to choose from
     most_tensor: Ints1  # [t] largest k that divides heads and key-value heads
     samples: int
@@ -99,7 +99,6 @@ def training_tables(space: Space) -> TrainingTables:
     steps = workload.optimizer_steps_per_iteration
     most = max(sum(space.sizes), MAX_STAGES, workload.samples)  # replicas, stages, micro-batches
     shape = _shape(space, TRAININGS[0])
-    model = shape.architecture
     return TrainingTables(
         both=both,
         forward=forward,
@@ -115,7 +114,7 @@ def training_tables(space: Space) -> TrainingTables:
         update_bytes=update_bytes(shape, 1, workload.gradient_dtype) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
         gradient_bytes=float(gradient_bytes(workload.gradient_dtype, workload.weight_bytes)),
-        tied_bytes=float(model.head_parameters * workload.weight_bytes if model.tied_embeddings else 0),
+        tied_bytes=np.array([_tied_bytes(name, workload) for name in workload.tasks]),
         micro_batches=np.array(sizes, np.int64),
         most_tensor=most_tensor,
         samples=workload.samples,
@@ -139,6 +138,12 @@ def _shape(space: Space, name: str) -> StageShape:
     workload = space.problem.workload
     rates = space.problem.efficiencies.rates(space.classes[0].gpu)
     return StageShape(model_of(name, workload), 0, True, True, has_language_head(name), 1, rates, workload.weight_bytes)
+
+
+def _tied_bytes(task: str, workload: Workload) -> float:
+    model = model_of(task, workload)
+    tied = model.tied_embeddings and has_language_head(task)
+    return float(model.head_parameters * workload.weight_bytes if tied else 0)
 
 
 def _ranks(space: Space, tensors: int) -> Iterator[tuple[int, int, StageShape]]:

@@ -22,7 +22,7 @@ UNFIT = 2 * INFEASIBLE  # from here on of plans that their devices or links do n
 class Parts(NamedTuple):
     """The tasks (t) of one candidate, each by itself: a change is valued by what it touched.
 
-    Classes c, directions d between sites, stages i of the trainer's first replica.
+    Classes c, directions d between sites, models m that are trained, stages i of the first replica of their training.
 
     All lie in the two flat arrays, which are what is copied from candidate to candidate.
     """
@@ -39,16 +39,16 @@ class Parts(NamedTuple):
     links: Ints1  # [t] how many directions a training uses
     direction: Ints2  # [t, d] from site x sites + to site
     direction_bytes: Floats2  # [t, d] of an iteration
-    stage_kind: Ints1  # [i] the class, -1 behind the last stage
-    stage_node: Ints1  # [i] the node among those of its group in the class
-    node_bytes: Floats1  # [i] weights that the stage's node holds; 0 where an earlier stage is on the same node
-    site_bytes: Floats1  # [i] the same for its site
-    version: Floats1  # [2] bytes of all weights, seconds in which the ranks copy them to host memory
+    stage_kind: Ints2  # [m, i] the class, -1 behind the last stage
+    stage_node: Ints2  # [m, i] the node among those of its group in the class
+    node_bytes: Floats2  # [m, i] weights that the stage's node holds; 0 where an earlier stage is on the same node
+    site_bytes: Floats2  # [m, i] the same for its site
+    version: Floats2  # [m, 2] bytes of all weights, seconds in which the ranks copy them to host memory
 
 
 def make_parts(tables: Tables) -> Parts:
     """Return room for one candidate."""
-    tasks, kinds = tables.tasks, tables.classes
+    tasks, kinds, models = tables.tasks, tables.classes, tables.trained.size
     directions = min(tables.sites * (tables.sites - 1), 2 * MAX_STAGES * (kinds + MAX_STAGES)) + 1
     shapes: dict[str, tuple[int, ...]] = {
         "seconds": (tasks,),
@@ -58,16 +58,16 @@ def make_parts(tables: Tables) -> Parts:
         "peak_gb": (tasks, kinds),
         "host_gb": (tasks, kinds),
         "direction_bytes": (tasks, directions),
-        "node_bytes": (MAX_STAGES,),
-        "site_bytes": (MAX_STAGES,),
-        "version": (2,),
+        "node_bytes": (models, MAX_STAGES),
+        "site_bytes": (models, MAX_STAGES),
+        "version": (models, 2),
     }
     integers: dict[str, tuple[int, ...]] = {
         "runs": (tasks, kinds),
         "links": (tasks,),
         "direction": (tasks, directions),
-        "stage_kind": (MAX_STAGES,),
-        "stage_node": (MAX_STAGES,),
+        "stage_kind": (models, MAX_STAGES),
+        "stage_node": (models, MAX_STAGES),
     }
     floats, float_views = _views(shapes, np.float64)
     ints, int_views = _views(integers, np.int64)

@@ -1,7 +1,7 @@
 // The vector of `hetrl.search.core.encoding`, and the vectors that are legal.
 #pragma once
 
-#include "formulas.h"
+#include "cycle.h"
 
 // A vector's parts; they share its memory.
 struct View {

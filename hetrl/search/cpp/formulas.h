@@ -122,50 +122,6 @@ double transfer_seconds(double encode, double uplinks, double fan_out) {
     return std::max({encode, uplinks, fan_out});
 }
 
-double least_running(double ways, double needed, double stopped, double rest) {
-    const double linear = ways * stopped - rest - needed;
-    return (std::sqrt(linear * linear + 4 * ways * needed * stopped) - linear) / (2 * ways);
-}
-
-double waiting_share(Int samples_per_prompt, Int samples) {
-    return (1 - double(samples_per_prompt) / double(samples)) / 2;
-}
-
-double admitted_period(double stopped, double rest, const Floats& rollouts, Int staleness, Int samples_per_prompt,
-                       Int samples) {
-    const double ways = 1.0 + double(staleness);
-    const double waiting = waiting_share(samples_per_prompt, samples);
-    const double running = std::min({least_running(ways, rollouts[LAST], stopped, rest),
-                                     least_running(ways - waiting, rollouts[PROMPT], stopped, rest),
-                                     std::max(least_running(ways, rollouts[WHOLE], stopped, rest), rollouts[WHOLE])});
-    return stopped + std::max(running, rollouts[BUSY]);
-}
-
-double iteration_seconds(double generation, const Floats& inferences, const Floats& trainings, Int own,
-                         const Floats& rollouts, double transfer, double pause, double links, Int staleness,
-                         Int samples_per_prompt, Int samples) {
-    const double inference = *std::max_element(inferences.begin(), inferences.end());
-    const double training = *std::max_element(trainings.begin(), trainings.end());
-    if (staleness == 0) {
-        return generation + inference + training + transfer + pause;
-    }
-    if (std::isinf(inference + training + transfer)) {
-        return INFINITE;
-    }
-    const double own_inference = inferences[own], own_training = trainings[own];
-    Int stops = Int(own_inference > 0) + Int(own_training > 0);
-    if (stops == 2 && own_inference == inference) {
-        stops = 1;
-    }
-    const double stopped = own_inference + own_training + pause + double(stops) * rollouts[REFILL];
-    const double rest = inference - own_inference + training - own_training + transfer;
-    double least = std::max({generation + stopped, transfer, links, generation + own_inference + own_training});
-    for (Int group = 0; group < inferences.size(); ++group) {
-        least = std::max(least, inferences[group] + trainings[group]);
-    }
-    return std::max(least, admitted_period(stopped, rest, rollouts, staleness, samples_per_prompt, samples));
-}
-
 Int deal_remainders(const Ints& remainders, Int size, Int nodes, const Ints& found) {
     const Int groups = remainders.size(), most = clamp(nodes, 0, groups);
     Local<Int> rooms(most, size);

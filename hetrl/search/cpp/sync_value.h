@@ -9,8 +9,30 @@ struct Sync {
     double pause;     // seconds: load
 };
 
-// Return whether a class has rollout replicas (`runs` by class) and is the first of its site that has.
-inline bool first_rollouts(Int kind, const Ints& runs, const Ints& site) {
+// The version of a trained model: who trains it, who takes it, and what its first replica holds.
+struct Version {
+    Int m, trains, takes;
+    Ints runs, trained;  // units of both by class
+    Ints stage_kind, stage_node;
+    Floats node_bytes, site_bytes, bytes;
+};
+
+inline Version version_of(Int m, const Tables& tables, const Parts& parts) {
+    const Int trains = tables.trained[m], takes = tables.takes[m];
+    return {m,
+            trains,
+            takes,
+            parts.runs[takes],
+            parts.runs[trains],
+            parts.stage_kind[m],
+            parts.stage_node[m],
+            parts.node_bytes[m],
+            parts.site_bytes[m],
+            parts.version[m]};
+}
+
+// Return whether a class uses the weights (`runs` by class) and is the first of its site that does.
+inline bool first_user(Int kind, const Ints& runs, const Ints& site) {
     for (Int before = 0; before < kind; ++before) {
         if (site[before] == site[kind] && runs[before] > 0) {
             return false;
@@ -26,15 +48,14 @@ struct Way {
 };
 
 // Return the path between the best-connected nodes of two sites: the gateways of a version stand there.
-inline Way best_way(Int source, Int target, const Tables& tables, const Parts& parts) {
-    const Ints rollouts = parts.runs[tables.generation], trains = parts.runs[tables.trainer];
+inline Way best_way(Int source, Int target, const Version& sent, const Tables& tables) {
     Way best{INFINITE, INFINITE};
     for (Int a = 0; a < tables.classes; ++a) {
-        if (tables.site[a] != source || (rollouts[a] == 0 && trains[a] == 0)) {
+        if (tables.site[a] != source || (sent.runs[a] == 0 && sent.trained[a] == 0)) {
             continue;
         }
         for (Int b = 0; b < tables.classes; ++b) {
-            const bool used = tables.site[b] == target && (rollouts[b] > 0 || trains[b] > 0);
+            const bool used = tables.site[b] == target && (sent.runs[b] > 0 || sent.trained[b] > 0);
             if (used && tables.network.byte[a][b] < best.byte) {
                 best = {tables.network.byte[a][b], tables.network.delay[a][b]};
             }
@@ -43,76 +64,87 @@ inline Way best_way(Int source, Int target, const Tables& tables, const Parts& p
     return best;
 }
 
-// Return the slowest of: each link alone; each source's uplink with all that leaves it through its best node.
-inline double uplink_seconds(const Tables& tables, const Parts& parts) {
-    const Ints rollouts = parts.runs[tables.generation], trains = parts.runs[tables.trainer];
-    double slowest = 0.0;
-    for (Int i = 0; i < parts.site_bytes.size(); ++i) {
-        const double moved = parts.site_bytes[i];
-        if (moved == 0) {
+// Call with source site, target site and bytes of each direction that a version takes between sites.
+template <typename Call>
+inline void each_route(const Version& sent, const Tables& tables, const Call& call) {
+    for (Int i = 0; i < sent.site_bytes.size(); ++i) {
+        if (sent.site_bytes[i] == 0) {
             continue;
         }
-        const Int source = tables.site[parts.stage_kind[i]];
-        double leaving = 0.0, best = INFINITE;
+        const Int source = tables.site[sent.stage_kind[i]];
         for (Int kind = 0; kind < tables.classes; ++kind) {
-            if (tables.site[kind] == source) {
-                if (rollouts[kind] > 0 || trains[kind] > 0) {
-                    best = std::min(best, tables.network.uplink[kind]);
-                }
-            } else if (first_rollouts(kind, rollouts, tables.site)) {
-                const Way way = best_way(source, tables.site[kind], tables, parts);
-                slowest = std::max(slowest, way.delay + moved * way.byte);
-                leaving += moved;
+            if (tables.site[kind] != source && first_user(kind, sent.runs, tables.site)) {
+                call(source, tables.site[kind], sent.site_bytes[i]);
             }
         }
-        if (leaving > 0) {
-            slowest = std::max(slowest, leaving * best);
+    }
+}
+
+// Return the slowest of: each link alone; each source's uplink with all that leaves it through its best node.
+inline double uplink_seconds(const Version& sent, const Tables& tables) {
+    double slowest = 0.0;
+    Local<double> leaving(tables.sites, 0.0), best(tables.sites, INFINITE);
+    for (Int kind = 0; kind < tables.classes; ++kind) {
+        if (sent.runs[kind] > 0 || sent.trained[kind] > 0) {
+            double& uplink = best[tables.site[kind]];
+            uplink = std::min(uplink, tables.network.uplink[kind]);
+        }
+    }
+    each_route(sent, tables, [&](Int source, Int target, double moved) {
+        const Way way = best_way(source, target, sent, tables);
+        slowest = std::max(slowest, way.delay + moved * way.byte);
+        leaving[source] += moved;
+    });
+    for (Int site = 0; site < tables.sites; ++site) {
+        if (leaving[site] > 0) {
+            slowest = std::max(slowest, leaving[site] * best[site]);
         }
     }
     return slowest;
 }
 
-// Return how many nodes of a class have rollout replicas: they fill the group's nodes in order.
-inline Int rollout_nodes(Int kind, const View& x, const Tables& tables, const Parts& parts) {
+// Return how many nodes of a class use the weights: replicas fill the group's nodes in order.
+inline Int user_nodes(Int kind, const Version& sent, const View& x, const Tables& tables) {
     const ServingTables& serving = tables.serving;
-    const Int generation = tables.generation, option = x.classes[generation][kind], runs = parts.runs[generation][kind];
-    if (serving.nodes[generation][kind][option] > 1) {
-        return runs * serving.nodes[generation][kind][option];
+    const Int takes = sent.takes, option = x.classes[takes][kind], runs = sent.runs[kind];
+    if (serving.nodes[takes][kind][option] > 1) {
+        return runs * serving.nodes[takes][kind][option];
     }
-    const Int size = tables.per_node[kind], per_node = size / ranks_of(generation, kind, option, tables);
-    const Int whole = x.devices[x.group[generation]][kind] / size;
+    const Int size = tables.per_node[kind], per_node = size / ranks_of(takes, kind, option, tables);
+    const Int whole = x.devices[x.group[takes]][kind] / size;
     return runs <= whole * per_node ? (runs + per_node - 1) / per_node : whole + 1;
 }
 
-// Return whether the node of stage i is one of so many rollout nodes of its class.
+// Return whether the node of stage i is one of so many nodes of its class that use the weights.
 //
 // Inside one group both count the same nodes. Different groups meet only where their remainders share a node.
-inline bool generates_too(Int i, Int nodes, const View& x, const Tables& tables, const Parts& parts) {
-    const Int kind = parts.stage_kind[i], node = parts.stage_node[i], size = tables.per_node[kind];
-    const Int trainer = x.group[tables.trainer], generator = x.group[tables.generation];
-    if (trainer == generator) {
+inline bool takes_too(Int i, Int nodes, const Version& sent, const View& x, const Tables& tables) {
+    const Int kind = sent.stage_kind[i], node = sent.stage_node[i], size = tables.per_node[kind];
+    const Int trainer = x.group[sent.trains], user = x.group[sent.takes];
+    if (trainer == user) {
         return node < nodes;
     }
-    if (node < x.devices[trainer][kind] / size || nodes <= x.devices[generator][kind] / size) {
+    if (node < x.devices[trainer][kind] / size || nodes <= x.devices[user][kind] / size) {
         return false;  // one of them is a whole node
     }
-    return remainder_node(trainer, kind, x.devices, size) == remainder_node(generator, kind, x.devices, size);
+    return remainder_node(trainer, kind, x.devices, size) == remainder_node(user, kind, x.devices, size);
 }
 
-// Return the slowest interface: a rollout node receives what it lacks, one with weights sends them to its site.
-inline double fan_out_seconds(const View& x, const Tables& tables, const Parts& parts) {
-    const Ints runs = parts.runs[tables.generation];
-    const Floats &nic = tables.network.nic, &held = parts.node_bytes;
-    const double total = parts.version[0];
+// Return the slowest interface: a node that uses weights receives what it lacks, one with weights sends them to its
+// site.
+inline double fan_out_seconds(const Version& sent, const View& x, const Tables& tables) {
+    const Ints& runs = sent.runs;
+    const Floats &nic = tables.network.nic, &held = sent.node_bytes;
+    const double total = sent.bytes[0];
     double slowest = 0.0;
     for (Int kind = 0; kind < tables.classes; ++kind) {
         if (runs[kind] == 0) {
             continue;
         }
-        const Int nodes = rollout_nodes(kind, x, tables, parts);
+        const Int nodes = user_nodes(kind, sent, x, tables);
         Int with_weights = 0;
         for (Int i = 0; i < held.size(); ++i) {
-            if (held[i] > 0 && parts.stage_kind[i] == kind && generates_too(i, nodes, x, tables, parts)) {
+            if (held[i] > 0 && sent.stage_kind[i] == kind && takes_too(i, nodes, sent, x, tables)) {
                 ++with_weights;
                 slowest = std::max(slowest, interface_bytes(total, held[i], true, false) * nic[kind]);
             }
@@ -125,12 +157,12 @@ inline double fan_out_seconds(const View& x, const Tables& tables, const Parts& 
         if (held[i] == 0) {
             continue;
         }
-        const Int here = parts.stage_kind[i];
+        const Int here = sent.stage_kind[i];
         Int others = 0;
         for (Int kind = 0; kind < tables.classes; ++kind) {
             if (tables.site[kind] == tables.site[here] && runs[kind] > 0) {
-                const Int nodes = rollout_nodes(kind, x, tables, parts);
-                others += nodes - (kind == here && generates_too(i, nodes, x, tables, parts));
+                const Int nodes = user_nodes(kind, sent, x, tables);
+                others += nodes - (kind == here && takes_too(i, nodes, sent, x, tables));
             }
         }
         if (others > 0) {
@@ -140,16 +172,32 @@ inline double fan_out_seconds(const View& x, const Tables& tables, const Parts& 
     return slowest;
 }
 
-inline Sync sync_seconds(const View& x, const Tables& tables, const Parts& parts) {
-    const Int generation = tables.generation;
+// Return the seconds of a version of model m.
+inline Sync sync_seconds(Int m, const View& x, const Tables& tables, const Parts& parts) {
+    const Version sent = version_of(m, tables, parts);
     double pause = 0.0;
     for (Int kind = 0; kind < tables.classes; ++kind) {
-        if (parts.runs[generation][kind] > 0) {
-            const Int ranks = ranks_of(generation, kind, x.classes[generation][kind], tables);
-            const double load = parts.version[0] / double(ranks) * tables.host_byte[kind];
+        if (sent.runs[kind] > 0) {
+            const Int ranks = ranks_of(sent.takes, kind, x.classes[sent.takes][kind], tables);
+            const double load = sent.bytes[0] / double(ranks) * tables.host_byte[kind];
             pause = std::max(pause, load + tables.version_seconds[kind]);
         }
     }
-    const double uplinks = uplink_seconds(tables, parts), fan_out = fan_out_seconds(x, tables, parts);
-    return {transfer_seconds(parts.version[1], uplinks, fan_out), pause};
+    const double uplinks = uplink_seconds(sent, tables), fan_out = fan_out_seconds(sent, x, tables);
+    return {transfer_seconds(sent.bytes[1], uplinks, fan_out), pause};
+}
+
+// Return the seconds until the critic's inference has the critic's weights, which follow the actor's (in `transfer`
+// seconds) where both take a direction between two sites; 0 without a critic.
+inline double critic_seconds(double transfer, const View& x, const Tables& tables, const Parts& parts) {
+    if (tables.trained.size() < 2) {
+        return 0.0;
+    }
+    bool shared = false;
+    each_route(version_of(0, tables, parts), tables, [&](Int source, Int target, double) {
+        each_route(version_of(1, tables, parts), tables,
+                   [&](Int from, Int to, double) { shared = shared || (from == source && to == target); });
+    });
+    const Sync critic = sync_seconds(1, x, tables, parts);
+    return (shared ? transfer : 0.0) + critic.transfer + critic.pause;
 }

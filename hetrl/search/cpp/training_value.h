@@ -131,32 +131,35 @@ inline void add_activations(const Training& training, const Cohorts& cohorts, co
     }
 }
 
-// Take note of where the trainer's first replica holds which weights: they are sent from there.
+// Take note of where the first replica holds which weights of the model it trains: they are sent from there.
 inline void note_first_replica(const Training& training, const Cohorts& cohorts, const Parts& parts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const double ranks = double(Int(1) << choice[TENSOR]);
-    fill(parts.stage_kind, Int(-1));
-    fill(parts.node_bytes, 0.0);
-    fill(parts.site_bytes, 0.0);
-    fill(parts.version, 0.0);
+    const Int m = std::find(tables.trained.begin(), tables.trained.end(), task) - tables.trained.begin();
+    const Ints kinds = parts.stage_kind[m], nodes = parts.stage_node[m];
+    const Floats node_bytes = parts.node_bytes[m], site_bytes = parts.site_bytes[m], version = parts.version[m];
+    fill(kinds, Int(-1));
+    fill(node_bytes, 0.0);
+    fill(site_bytes, 0.0);
+    fill(version, 0.0);
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const Int kind = cohorts.kind[0][i];
-        parts.stage_kind[i] = kind;
-        parts.stage_node[i] = cohorts.offset[0][i] / training.units_per_node(kind);
+        kinds[i] = kind;
+        nodes[i] = cohorts.offset[0][i] / training.units_per_node(kind);
         double share = stage_parameters(training, i, double(cohorts.layers[i])) * tables.training.weight_bytes;
         if (i > 0 && i == choice[PIPELINE] - 1) {  // the copy of a tied embedding is not sent
-            share -= tables.training.tied_bytes / ranks;
+            share -= tables.training.tied_bytes[task] / ranks;
         }
-        parts.version[0] += share * ranks;
-        parts.version[1] = std::max(parts.version[1], share * tables.host_byte[kind]);
+        version[0] += share * ranks;
+        version[1] = std::max(version[1], share * tables.host_byte[kind]);
         Int same_node = i, same_site = i;
         for (Int j = i - 1; j >= 0; --j) {
-            const Int before = parts.stage_kind[j];
-            same_node = before == kind && parts.stage_node[j] == parts.stage_node[i] ? j : same_node;
+            const Int before = kinds[j];
+            same_node = before == kind && nodes[j] == nodes[i] ? j : same_node;
             same_site = tables.site[before] == tables.site[kind] ? j : same_site;
         }
-        parts.node_bytes[same_node] += share * ranks;
-        parts.site_bytes[same_site] += share * ranks;
+        node_bytes[same_node] += share * ranks;
+        site_bytes[same_site] += share * ranks;
     }
 }
 
@@ -218,9 +221,7 @@ inline Int value_training(Int task, const Genes& devices, const Genes& order, co
     hold_memory(training, cohorts, parts);
     share_by_pipelines(training, cohorts);
     add_activations(training, cohorts, parts);
-    if (task == tables.trainer) {
-        note_first_replica(training, cohorts, parts);
-    }
+    note_first_replica(training, cohorts, parts);
     parts.seconds[task] = training_seconds(training, cohorts, parts, task, true);
     return found;
 }

@@ -63,7 +63,7 @@ inline double memory_excess(const View& x, const Tables& tables, const Parts& pa
 // Return whether the controller's site reaches every used one, and a training's sites and weights each other.
 inline bool all_joined(const Tables& tables, const Parts& parts) {
     const auto& linked = tables.network.linked;
-    const Int lead = tables.site[parts.stage_kind[0]];
+    const Int lead = tables.site[parts.stage_kind[0][0]];
     for (Int kind = 0; kind < tables.classes; ++kind) {
         const Int site = tables.site[kind];
         for (Int task = 0; task < tables.tasks; ++task) {
@@ -73,9 +73,12 @@ inline bool all_joined(const Tables& tables, const Parts& parts) {
             if (!linked[lead][site]) {
                 return false;
             }
-            for (Int i = 0; task == tables.generation && i < parts.stage_kind.size(); ++i) {
-                if (parts.stage_kind[i] >= 0 && !linked[tables.site[parts.stage_kind[i]]][site]) {
-                    return false;
+            for (Int m = 0; m < tables.takes.size(); ++m) {
+                for (Int i = 0; task == tables.takes[m] && i < MAX_STAGES; ++i) {
+                    const Int stage = parts.stage_kind[m][i];
+                    if (stage >= 0 && !linked[tables.site[stage]][site]) {
+                        return false;
+                    }
                 }
             }
             for (Int other = 0; tables.is_training[task] && other < kind; ++other) {
@@ -112,22 +115,14 @@ inline void slow_down(const Genes& vector, const Tables& tables, const Room& roo
 // Return the time of all that crosses the busiest link in an iteration, in one direction: trainings and weights.
 inline double busiest_link(const Tables& tables, const Parts& parts) {
     Local<double> load(tables.sites * tables.sites, 0.0);
-    const Ints rollouts = parts.runs[tables.generation];
     for (Int task = 0; task < tables.tasks; ++task) {
         for (Int d = 0; d < parts.links[task]; ++d) {
             load[parts.direction[task][d]] += parts.direction_bytes[task][d];
         }
     }
-    for (Int i = 0; i < parts.stage_kind.size(); ++i) {
-        if (parts.site_bytes[i] == 0) {
-            continue;
-        }
-        const Int source = tables.site[parts.stage_kind[i]];
-        for (Int kind = 0; kind < tables.classes; ++kind) {
-            if (tables.site[kind] != source && first_rollouts(kind, rollouts, tables.site)) {
-                load[source * tables.sites + tables.site[kind]] += parts.site_bytes[i];
-            }
-        }
+    for (Int m = 0; m < tables.trained.size(); ++m) {
+        each_route(version_of(m, tables, parts), tables,
+                   [&](Int source, Int target, double moved) { load[source * tables.sites + target] += moved; });
     }
     double slowest = 0.0;
     for (Int a = 0; a < tables.sites; ++a) {
@@ -140,7 +135,8 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
 
 // Return the seconds between two weight versions: `hetrl.cost.iteration.plan_seconds`.
 inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
-    const Sync sync = sync_seconds(x, tables, parts);
+    const Sync sync = sync_seconds(0, x, tables, parts);
+    const double critic = critic_seconds(sync.transfer, x, tables, parts);
     const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
     Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0);
     for (Int task = 0; task < tables.tasks; ++task) {
@@ -151,10 +147,14 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
             inferences[x.group[task]] += seconds;
         }
     }
+    double valuing = 0.0;
+    if (tables.takes.size() > 1) {
+        valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
+    }
     const double links = tables.staleness > 0 ? busiest_link(tables, parts) : 0.0;
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
-                             sync.transfer, sync.pause, links, tables.staleness, tables.samples_per_prompt,
-                             tables.training.samples);
+                             sync.transfer, sync.pause, critic, valuing, links, tables.staleness,
+                             tables.samples_per_prompt, tables.training.samples);
 }
 
 // Set `room.result` to what the objective wants least and the seconds of an iteration; see

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetrl.cost.formulas import waiting_share
+from hetrl.cost.cycle import waiting_share
 from hetrl.search.core.encoding import CHOICES, views
 from hetrl.search.core.functions import value_options
 from hetrl.search.core.ilp_states import BLOCKS, CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRANSFER

@@ -1,0 +1,149 @@
+"""The time between two weight versions: how the tasks of an iteration, and the iterations, follow one another.
+
+As in `hetrl.cost.formulas`, each function is here once for Python and once, alike, in `search/cpp/cycle.h`.
+
+In mode async iterations overlap. Their timetable repeats itself every `period`; a group takes all tasks of a batch
+before those of the next one, in the order inferences, trainings. Of all orders this one has the shortest way of a
+batch: its trainings start when its last inference ends, and every period that holds the tasks of each group is long
+enough for it (an inference of the next batch comes behind an older training without delaying its own batch, since the
+two fit into a period). What remains is generation, which runs whenever the others of its group do not. From the end of
+a batch's generation on:
+
+    0                 inference             + training               + transfer + pause = latency
+    | inferences of all groups | trainings of all groups | weights travel, are loaded | a later batch may start
+      own_inference              own_training                           pause
+      generation of further batches stands still for these three; they come again a period later
+
+Source: cyclic scheduling of a repeated task graph (Hanen and Munier, 1995); the admission rule is AReaL's (arXiv
+2505.24298, section 5.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+ROUNDS = 100  # towards a period: each is below it, and most periods are met by the second one
+SETTLED = 1e-12  # relative
+
+
+def waiting_share(samples_per_prompt: int, samples: int) -> float:
+    """Return which part of a period a prompt's samples wait until their batch is full: half of it without its own.
+
+    (1 - 1/n) / 2 of n prompts per batch, where batches fill up with whatever ends first (Little's law).
+    """
+    return (1 - samples_per_prompt / samples) / 2
+
+
+def running_seconds(
+    period: float,
+    batches: int,
+    latency: float,
+    inference: float,
+    own_inference: float,
+    own_training: float,
+    pause: float,
+    refill: float,
+) -> float:
+    """Return for how long generation runs while a batch is under way in it.
+
+    A batch may start `latency` after the end of another one's generation, with the version that this one gave, and ends
+    `batches` periods after it. In between generation stands still for its group's tasks of the batches between, and for
+    their pauses. The `refill` of its cache follows each stop; one that is followed by the next at once has none.
+    """
+    first = max(inference + own_training - period, 0.0)  # the older batch's training goes before
+    together = own_training > 0 and own_inference == inference
+    stop = own_inference + (refill if own_inference > 0 and not together else 0.0)
+    later_stop = own_training + (refill if own_training > 0 else 0.0)
+    found = batches * period - latency
+    for batch in range(batches):
+        begins = batch * period
+        found -= max(begins + first + stop - max(begins + first, latency), 0.0)
+        found -= max(begins + inference + later_stop - max(begins + inference, latency), 0.0)
+        found -= max(begins + latency - max(begins + latency - pause, latency), 0.0)
+    return found
+
+
+def least_period(
+    least: float,
+    needed: float,
+    waiting: float,
+    stopped: float,
+    batches: int,
+    latency: float,
+    inference: float,
+    own_inference: float,
+    own_training: float,
+    pause: float,
+    refill: float,
+) -> float:
+    """Return the least period, from `least` on, in which a batch is generated.
+
+    running_seconds >= needed + waiting x (period - stopped): what its samples take in generation that runs, and the
+    part of a period for which a prompt waits for others (`waiting_share`). The difference grows by at most `batches` -
+    `waiting` with a second more, so that no step passes the least period.
+    """
+    period = least
+    for _ in range(ROUNDS):
+        running = running_seconds(period, batches, latency, inference, own_inference, own_training, pause, refill)
+        lacking = needed + waiting * (period - stopped) - running
+        if lacking <= SETTLED * period:
+            break
+        period += lacking / (batches - waiting)
+    return period
+
+
+def iteration_seconds(
+    generation: float,
+    inferences: Sequence[float],
+    trainings: Sequence[float],
+    own: int,
+    rollouts: Sequence[float],
+    transfer: float,
+    pause: float,
+    critic: float,
+    valuing: float,
+    links: float,
+    staleness: int,
+    samples_per_prompt: int,
+    samples: int,
+) -> float:
+    """Return the time between two weight versions, from the seconds of each group; group `own` generates.
+
+    The actor's weights travel for `transfer` and are loaded in `pause`; the critic's are there `critic` after the
+    trainings (0: no critic), and its inference takes `valuing`. `rollouts` are the fields of
+    `hetrl.cost.generation.ReplicaSeconds`, in order.
+
+    sync:  max(transfer + pause + T_gen + max_g sum inferences, critic + valuing) + max_g sum trainings
+    async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
+           than a version's transfer, or than what crosses the busiest link (`links`), since versions follow one
+           another; in which 1 + staleness batches pass the critic's weights, its inference and the trainings; and in
+           which generation runs, besides, for long enough (`least_period`), for one of: a batch's samples, at the
+           speed that they have with those of others (last); those of one prompt, and what they wait until their batch
+           is full (prompt); its samples alone, where a batch has ended before the next one starts (whole).
+
+    Staleness 0 is sync. Prompts that end too late to be trained on are drawn again; that is left out. Source: HetRL
+    (arXiv 2512.12476) section 3, and the timetable above.
+    """
+    inference, training = max(inferences), max(trainings)
+    if staleness == 0:
+        return max(generation + inference + transfer + pause, critic + valuing) + training
+    if math.isinf(inference + training + transfer + critic):
+        return math.inf
+    whole, busy, prompt, last, refill = rollouts
+    own_inference, own_training, batches = inferences[own], trainings[own], 1 + staleness
+    together = own_training > 0 and own_inference == inference
+    stops = (own_inference > 0 and not together) + (own_training > 0)
+    stopped = own_inference + own_training + pause + stops * refill
+    least = max(max(generation, busy) + stopped, transfer, critic, links)
+    least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
+    for one, other in zip(inferences, trainings, strict=True):
+        least = max(least, one + other)
+    latency = inference + training + transfer + pause
+    way = (stopped, batches, latency, inference, own_inference, own_training, pause, refill)
+    waiting = waiting_share(samples_per_prompt, samples)
+    return min(
+        least_period(least, last, 0.0, *way),
+        least_period(least, prompt, waiting, *way),
+        least_period(max(least, stopped + whole), whole, 0.0, *way),
+    )
