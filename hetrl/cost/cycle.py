@@ -9,10 +9,11 @@ enough for it (an inference of the next batch comes behind an older training wit
 two fit into a period). What remains is generation, which runs whenever the others of its group do not. From the end of
 a batch's generation on:
 
-    0                 inference             + training               + transfer + pause = latency
-    | inferences of all groups | trainings of all groups | weights travel, are loaded | a later batch may start
-      own_inference              own_training                           pause
-      generation of further batches stands still for these three; they come again a period later
+    0                 inference                + training       + transfer = arrival
+    | inferences of all groups | trainings of all groups | weights travel | are loaded | a later batch may start
+      own_inference              own_training                               pause
+      generation of further batches stands still for these three, which come again a period later; while it does so for
+      the first two, no version is loaded
 
 Source: cyclic scheduling of a repeated task graph (Hanen and Munier, 1995); the admission rule is AReaL's (arXiv
 2505.24298, section 5.1).
@@ -35,10 +36,18 @@ def waiting_share(samples_per_prompt: int, samples: int) -> float:
     return (1 - samples_per_prompt / samples) / 2
 
 
+def held_up(period: float, arrival: float, begin: float, stop: float) -> float:
+    """Return for how long a version that arrives finds generation at a stop, which begins at `begin` every period."""
+    phase = arrival - math.floor(arrival / period) * period
+    if begin < phase + period < begin + stop:
+        phase += period
+    return begin + stop - phase if begin < phase < begin + stop else 0.0
+
+
 def running_seconds(
     period: float,
     batches: int,
-    latency: float,
+    arrival: float,
     inference: float,
     own_inference: float,
     own_training: float,
@@ -47,14 +56,17 @@ def running_seconds(
 ) -> float:
     """Return for how long generation runs while a batch is under way in it.
 
-    A batch may start `latency` after the end of another one's generation, with the version that this one gave, and ends
-    `batches` periods after it. In between generation stands still for its group's tasks of the batches between, and for
+    A batch may start with the version that another one gave: this version has its `arrival` so long after the end of
+    that one's generation, and is loaded in a `pause` once generation does not stand still. The batch ends `batches`
+    periods after that one. In between generation stands still for its group's tasks of the batches between, and for
     their pauses. The `refill` of its cache follows each stop; one that is followed by the next at once has none.
     """
     first = max(inference + own_training - period, 0.0)  # the older batch's training goes before
     together = own_training > 0 and own_inference == inference
     stop = own_inference + (refill if own_inference > 0 and not together else 0.0)
     later_stop = own_training + (refill if own_training > 0 else 0.0)
+    wait = max(held_up(period, arrival, first, stop), held_up(period, arrival, inference, later_stop))
+    latency = arrival + wait + pause
     found = batches * period - latency
     for batch in range(batches):
         begins = batch * period
@@ -70,7 +82,7 @@ def least_period(
     waiting: float,
     stopped: float,
     batches: int,
-    latency: float,
+    arrival: float,
     inference: float,
     own_inference: float,
     own_training: float,
@@ -81,15 +93,19 @@ def least_period(
 
     running_seconds >= needed + waiting x (period - stopped): what its samples take in generation that runs, and the
     part of a period for which a prompt waits for others (`waiting_share`). The difference grows by at most `batches` -
-    `waiting` with a second more, so that no step passes the least period.
+    `waiting` with a second more, so that no step passes the least period; but for where a version comes to arrive just
+    ahead of a stop instead of in it, which no step passes either.
     """
     period = least
     for _ in range(ROUNDS):
-        running = running_seconds(period, batches, latency, inference, own_inference, own_training, pause, refill)
+        running = running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill)
         lacking = needed + waiting * (period - stopped) - running
         if lacking <= SETTLED * period:
             break
-        period += lacking / (batches - waiting)
+        following = period + lacking / (batches - waiting)
+        cycles = math.floor((arrival - inference) / following)
+        ahead = (arrival - inference) / max(cycles, 1) * (1 + SETTLED)
+        period = ahead if cycles >= 1 and period < ahead < following else following
     return period
 
 
@@ -139,8 +155,8 @@ def iteration_seconds(
     least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
     for one, other in zip(inferences, trainings, strict=True):
         least = max(least, one + other)
-    latency = inference + training + transfer + pause
-    way = (stopped, batches, latency, inference, own_inference, own_training, pause, refill)
+    arrival = inference + training + transfer
+    way = (stopped, batches, arrival, inference, own_inference, own_training, pause, refill)
     waiting = waiting_share(samples_per_prompt, samples)
     return min(
         least_period(least, last, 0.0, *way),

@@ -12,31 +12,41 @@ from collections.abc import Sequence
 
 HOUR = 3600.0  # seconds
 ROUNDING = 1e-9  # relative excess that is none
+IN_FLIGHT = 0.7  # share of the wait for the longest micro-batch of a round trip; docs/decisions.md, "Round trips"
 TIE = 1e-6  # price of a second: of plans that cost the same, or nothing, the faster one is better
 
 
 def pipeline_period(
-    both: Sequence[float], hops: Sequence[float], micro_batches: int, variation: float, largest: Sequence[float]
+    both: Sequence[float],
+    hops: Sequence[float],
+    transfers: Sequence[float],
+    micro_batches: int,
+    variation: float,
+    largest: Sequence[float],
 ) -> float:
     """Return the seconds between two micro-batches of an unequal 1F1B pipeline whose hops may cross sites.
 
-    max(max over windows [i..j] of (round trip of the window / (j-i+1)),
+    max(max over windows [i..j] of n = j-i+1 stages of (round trip of the window) / n,
         max over n of (n-th largest f+b) (1 + x_n variation))
-    `both` is f+b of each stage, `hops` the hop behind it (0 behind the last). The round trip of a window of consecutive
-    stages is their f+b and twice the hops between them. Strict 1F1B lets stage i run j-i micro-batches further ahead of
-    their backwards than stage j: a forward that goes from i to j and comes back as a backward is followed at stage i by
-    the forward j-i+1 micro-batches later. Windows of one stage are the slowest stage; longer ones bind over slow links,
-    and a hop's bytes / beta is never more than that of its two.
+    `both` is f+b of each stage, `hops` the hop behind it (0 behind the last), `transfers` its bytes / beta alone. The
+    round trip of a window of consecutive stages is their f+b and twice the hops between them. Strict 1F1B lets stage i
+    run j-i micro-batches further ahead of their backwards than stage j: a forward that goes from i to j and comes back
+    as a backward is followed at stage i by the forward j-i+1 micro-batches later. Windows of one stage are the slowest
+    stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
     Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
-    stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean.
+    stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean. Those of a round trip overtake each
+    other's delays in part: all but the delays of the trip grows by `IN_FLIGHT` x_n variation.
     Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulator` plays the same schedule.
     """
     period = 0.0
     for first in range(len(both)):
-        round_trip = 0.0
+        round_trip = varying = 0.0
         for last in range(first, len(both)):
-            period = max(period, (round_trip + both[last]) / min(last - first + 1, micro_batches))
+            flying = min(last - first + 1, micro_batches)
+            longer = (varying + both[last]) * largest[flying] * IN_FLIGHT * variation
+            period = max(period, (round_trip + both[last] + longer) / flying)
             round_trip += both[last] + 2 * hops[last]
+            varying += both[last] + 2 * transfers[last]
     slowest = sorted(both, reverse=True)
     for count, seconds in enumerate(slowest[:micro_batches], start=1):
         period = max(period, seconds * (1 + largest[count] * variation))
@@ -44,11 +54,16 @@ def pipeline_period(
 
 
 def pipeline_seconds(
-    both: Sequence[float], hops: Sequence[float], micro_batches: int, variation: float, largest: Sequence[float]
+    both: Sequence[float],
+    hops: Sequence[float],
+    transfers: Sequence[float],
+    micro_batches: int,
+    variation: float,
+    largest: Sequence[float],
 ) -> float:
     """Return the time of m micro-batches through an unequal 1F1B pipeline: sum (f+b)_i + 2 sum hops + (m-1) period."""
     filling = sum(stage + 2 * hop for stage, hop in zip(both, hops, strict=True))
-    return filling + (micro_batches - 1) * pipeline_period(both, hops, micro_batches, variation, largest)
+    return filling + (micro_batches - 1) * pipeline_period(both, hops, transfers, micro_batches, variation, largest)
 
 
 def overlapped(products: float, memory: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrl.cost import formulas
 from hetrl.cost.compute import has_language_head
@@ -20,13 +20,21 @@ from hetrl.workload import TRAINED
 class SyncCost:
     """What a version of one model's weights costs.
 
-    `transfer_seconds` may be hidden behind other tasks; `pause_seconds`, in which those who use the weights load them,
-    not behind theirs.
+    The transfer may be hidden behind other tasks: its parts (`weight_sync_cost`) run at the same time. The pause, in
+    which those who use the weights load them, is not hidden behind theirs. `sites` are where those are.
     """
 
-    transfer_seconds: float
+    encode_seconds: float
+    uplink_seconds: float
+    fan_out_seconds: float
     pause_seconds: float
     wan_bytes: dict[Direction, float]
+    sites: frozenset[str]
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Return the time until the weights are where they are used."""
+        return formulas.transfer_seconds(self.encode_seconds, self.uplink_seconds, self.fan_out_seconds)
 
     @property
     def seconds(self) -> float:
@@ -107,19 +115,25 @@ def weight_sync_cost(
     stages = zip(training.replicas[0].stages, sizes, strict=True)
     encode = max(size / len(stage.devices) / model.rates(stage.devices[0]).host_bytes_per_s for stage, size in stages)
     fan_out = sent * _fan_out_seconds(held, users, topology)
-    transfer = formulas.transfer_seconds(encode, _uplink_seconds(wan, devices, topology), fan_out)
-    return SyncCost(transfer, _pause_seconds(users, sent * sum(sizes), model), dict(wan))
+    uplink, pause = _uplink_seconds(wan, devices, topology), _pause_seconds(users, sent * sum(sizes), model)
+    return SyncCost(encode, uplink, fan_out, pause, dict(wan), frozenset(sites_of(users.devices)))
 
 
 def critic_seconds(costs: Mapping[str, SyncCost]) -> float:
     """Return the seconds from the last optimiser step until the critic's inference has its weights; 0 without critic.
 
-    They follow the actor's, which generation waits for, where both take the same direction between two sites.
+    They give way to the actor's, which generation waits for, where both take the same direction between two sites, or
+    are used at the same site.
     """
     if "critic" not in costs:
         return 0.0
-    shared = costs["actor"].wan_bytes.keys() & costs["critic"].wan_bytes.keys()
-    return (costs["actor"].transfer_seconds if shared else 0.0) + costs["critic"].seconds
+    actor, critic = costs["actor"], costs["critic"]
+    before = actor.uplink_seconds if actor.wan_bytes.keys() & critic.wan_bytes.keys() else 0.0
+    inside = actor.fan_out_seconds if actor.sites & critic.sites else 0.0
+    behind = replace(
+        critic, uplink_seconds=before + critic.uplink_seconds, fan_out_seconds=inside + critic.fan_out_seconds
+    )
+    return behind.seconds
 
 
 def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, topology: Topology) -> float:

@@ -20,7 +20,6 @@ from typing import TypeVar
 from hetrl.cost.efficiency import Overhead, Rates
 from hetrl.cost.iteration import SYNCS, plan_seconds, predict, sync_costs, task_costs
 from hetrl.cost.model import CostModel
-from hetrl.cost.weight_sync import SyncCost
 from hetrl.hardware import Link, Site, Topology
 from hetrl.plan.plan import Plan
 
@@ -167,8 +166,14 @@ def critical_path(plan: Plan, model: CostModel) -> tuple[Part, ...]:
     def scaled(name: str, factor: float) -> float:
         if name in trained:
             sync = syncs[trained[name]]
-            transfer, pause = sync.transfer_seconds * factor, sync.pause_seconds * factor
-            longer_sync = SyncCost(transfer, pause, _scaled(sync.wan_bytes, factor))
+            longer_sync = replace(
+                sync,
+                encode_seconds=sync.encode_seconds * factor,
+                uplink_seconds=sync.uplink_seconds * factor,
+                fan_out_seconds=sync.fan_out_seconds * factor,
+                pause_seconds=sync.pause_seconds * factor,
+                wan_bytes=_scaled(sync.wan_bytes, factor),
+            )
             return plan_seconds(plan, costs, {**syncs, trained[name]: longer_sync}, model)
         cost = costs[name]
         parts, moved = _scaled(cost.parts, factor), _scaled(cost.wan_bytes, factor)

@@ -5,7 +5,7 @@
     batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
               the inferences, each in its group's turn; then the trainings               (`pipelines`)
               then the weights travel and are loaded, and a version more is served       (`weights`)
-              the critic's follow the actor's where they share a direction between sites
+              the critic's give way to the actor's where they share a wire
 
 A group takes all tasks of a batch before those of the next one (`hetrl.cost.cycle`).
 
@@ -177,7 +177,7 @@ class _Play:
             if names := [name for name in kind if name in self.plan.tasks]:
                 yield from [self._start(name, batch) for name in names]
                 room.fire()
-        self.setting.clock.start(self._send_critic(batch.number, sent))
+        self.setting.clock.start(self._send_critic(batch.number))
         yield before[0]
         began = self.setting.clock.now
         yield from self.weights["actor"].transfer()
@@ -189,13 +189,11 @@ class _Play:
         self._serve()
         self._admit()
 
-    def _send_critic(self, number: int, sent: Signal) -> Process:
-        """Bring the critic's weights to its inference, behind the actor's (`sent`) where they share a direction."""
+    def _send_critic(self, number: int) -> Process:
+        """Bring the critic's weights to its inference, one version after another."""
         if "critic" not in self.weights:
             return
         critic = self.weights["critic"]
-        if critic.directions & self.weights["actor"].directions:
-            yield sent
         yield self.valued[number]
         began = self.setting.clock.now
         yield from critic.transfer()

@@ -37,6 +37,7 @@ class WeightSync:
     def __init__(self, setting: Setting, plan: Plan, trained: str) -> None:
         """Lay out the ways of a plan: the routes between sites, and inside a site every node."""
         self._setting = setting
+        self._rank = 1 + [*TRAINED].index(trained)  # the critic's give way to the actor's, both to the trainings
         trains, self._takes = TRAINED[trained][0], plan.tasks[TRAINED[trained][1]]
         training = plan.tasks[trains]
         self._held = held_bytes(trains, training, setting.model)
@@ -47,7 +48,6 @@ class WeightSync:
         for name in self._takes.devices:
             users.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
         allowed = {(one.source, one.target) for one in plan.weight_sync.routes if one.model == trained}
-        self.directions = allowed
         self._sources = []
         for node, size in self._held.items():
             members = tuple(device for device in trainer if device.node_id == node)
@@ -66,7 +66,7 @@ class WeightSync:
         last, first = gateways(self._setting.model.topology, leaving, nodes)
         ordered = [source, *([] if last.node == source.node else [last]), first]
         ordered += [node for node in nodes if node is not first]
-        return tuple(Channel(self._setting.network, a, b, "weights") for a, b in pairwise(ordered))
+        return tuple(Channel(self._setting.network, a, b, "weights", self._rank) for a, b in pairwise(ordered))
 
     def transfer(self) -> Process:
         """Bring one version to the host memory of every node that uses it."""

@@ -3,6 +3,7 @@
     a flow passes wires: GPU lanes inside a node; the nodes' NICs inside a site; NICs, caps and the link between sites
     whenever a flow starts or ends, the flows that share a wire with it get their rates anew:
       repeat: the wire with the least bandwidth per open flow fixes that rate for its flows; take it off their wires
+    flows of a later rank share what those of earlier ranks leave: weights give way to trainings
     a flow has arrived one delay after its last byte has left
 
 Each wire is one direction. Source of the filling: Bertsekas and Gallager, Data Networks (2nd ed.), section 6.5.2.
@@ -89,6 +90,7 @@ class _Flow:
     route: WireRoute
     left: float  # bytes
     done: Signal
+    rank: int
     rate: float = 0.0
     since: float = 0.0  # when `left` was true
     turn: int = 0  # an end that was foreseen at an earlier rate is void
@@ -105,8 +107,8 @@ class Network:
     _on_wire: defaultdict[Wire, dict[_Flow, None]] = field(default_factory=lambda: defaultdict(dict))
     _routes: dict[tuple[str, str], WireRoute] = field(default_factory=dict)
 
-    def send(self, source: Device, target: Device, size: float, name: str) -> Transfer:
-        """Start a transfer of `size` bytes."""
+    def send(self, source: Device, target: Device, size: float, name: str, rank: int = 0) -> Transfer:
+        """Start a transfer of `size` bytes, which gives way to those of an earlier rank."""
         key = (source.id, target.id)
         if key not in self._routes:
             self._routes[key] = route(self.topology, source, target)
@@ -119,7 +121,7 @@ class Network:
             self.clock.after(way.delay_seconds, transfer.arrived.fire)
 
         transfer.left.then(left)
-        self._change(_Flow(way, size, transfer.left, since=began), joins=True)
+        self._change(_Flow(way, size, transfer.left, rank, since=began), joins=True)
         return transfer
 
     def _change(self, flow: _Flow, joins: bool) -> None:
@@ -136,9 +138,13 @@ class Network:
             self._go_on(affected[0], min(affected[0].route.wires.values()))
             return
         capacity = {wire: rate for one in affected for wire, rate in one.route.wires.items()}
-        rates = fair_rates([tuple(one.route.wires) for one in affected], capacity)
-        for one, rate in zip(affected, rates, strict=True):
-            self._go_on(one, rate)
+        for rank in sorted({one.rank for one in affected}):
+            flows = [one for one in affected if one.rank == rank]
+            rates = fair_rates([tuple(one.route.wires) for one in flows], capacity)
+            for one, rate in zip(flows, rates, strict=True):
+                self._go_on(one, rate)
+                for wire in one.route.wires:
+                    capacity[wire] = max(capacity[wire] - rate, 0.0)
 
     def _neighbours(self, flow: _Flow) -> list[_Flow]:
         """Return the other flows that share a wire with this one, directly or over others."""
@@ -165,15 +171,16 @@ class Network:
                 self._change(flow, joins=False)
                 flow.done.fire()
 
-        self.clock.after(flow.left / rate, end)
+        if rate > 0:
+            self.clock.after(flow.left / rate, end)
 
 
 class Channel:
     """A connection from one device to another: messages go one after another, in the order of `send`."""
 
-    def __init__(self, network: Network, source: Device, target: Device, name: str) -> None:
+    def __init__(self, network: Network, source: Device, target: Device, name: str, rank: int = 0) -> None:
         """Connect two devices; `name` is what the trace calls the messages."""
-        self._network, self._ends, self._name = network, (source, target), name
+        self._network, self._ends, self._name, self._rank = network, (source, target), name, rank
         self._queue: deque[tuple[float, Signal]] = deque()
         self._busy = False
 
@@ -189,6 +196,6 @@ class Channel:
         self._busy = bool(self._queue)
         if self._busy:
             size, arrived = self._queue.popleft()
-            transfer = self._network.send(*self._ends, size, self._name)
+            transfer = self._network.send(*self._ends, size, self._name, self._rank)
             transfer.arrived.then(arrived.fire)
             transfer.left.then(self._next)

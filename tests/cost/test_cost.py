@@ -177,6 +177,8 @@ def test_a_slow_hop_bounds_the_pipeline_by_the_round_trip_of_its_two_stages() ->
     hop = Path(0.0, 1.0)  # 1e9 bits per second: 1 GB takes 8 s
     stages = [Times(1.0, 2.0, hop, 1e9), Times(1.0, 2.0)]
     assert pipeline_seconds(stages, 11) == pytest.approx(6 + 16 + 10 * (6 + 16) / 2)
+    swaying = 1 + 0.7 * 0.5642 * 0.3  # two micro-batches are on the way
+    assert pipeline_seconds(stages, 11, 0.3) == pytest.approx(6 + 16 + 10 * (6 + 16) / 2 * swaying, rel=0.005)
     deep = [Times(0.001, 0.002, hop, 1e9), *[Times(0.001, 0.002)] * 7]
     assert pipeline_seconds(deep, 101) == pytest.approx(0.024 + 16 + 100 * (2 * 0.003 + 16) / 2)
 
@@ -185,6 +187,7 @@ def test_a_long_round_trip_bounds_the_pipeline_by_what_is_in_flight() -> None:
     hop = Path(1000.0, 1e9)
     stages = [Times(0.1, 0.1, hop, 0.0), Times(0.1, 0.1)]
     assert pipeline_seconds(stages, 11) == pytest.approx(2.4 + 10 * 2.4 / 2)
+    assert pipeline_seconds(stages, 11, 0.3) < 2.4 + 10 * 2.5 / 2  # delays do not vary
 
 
 def test_all_reduce_is_reduce_scatter_and_all_gather_in_one_direction() -> None:

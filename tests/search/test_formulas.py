@@ -29,12 +29,20 @@ rollouts = st.lists(positive, min_size=5, max_size=5)
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Stages, some of them alike, their hops, micro-batches, and micro-batches' variation."""
+    """Stages, some of them alike, their hops with and without delays, micro-batches, and micro-batches' variation."""
     few = draw(st.lists(positive, min_size=1, max_size=3))
     both = draw(st.lists(st.sampled_from(few), min_size=1, max_size=8))
     hops = draw(st.lists(seconds, min_size=len(both) - 1, max_size=len(both) - 1))
+    transfers = [*draw(st.lists(seconds, min_size=len(hops), max_size=len(hops))), 0.0]
     largest = sorted(draw(st.lists(st.floats(0, 4), min_size=len(both) + 1, max_size=len(both) + 1)))
-    return both, [*hops, 0.0], draw(st.integers(1, 64)), draw(st.one_of(st.just(0.0), st.floats(0.01, 2))), largest
+    return (
+        both,
+        [*hops, 0.0],
+        transfers,
+        draw(st.integers(1, 64)),
+        draw(st.one_of(st.just(0.0), st.floats(0.01, 2))),
+        largest,
+    )
 
 
 @st.composite
@@ -96,6 +104,7 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "interface_bytes": st.tuples(moved, moved, flags, flags),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
     "waiting_share": batches,
+    "held_up": st.tuples(positive, seconds, seconds, seconds),
     "running_seconds": st.tuples(positive, st.integers(1, 9), *[seconds] * 6),
     "least_period": st.tuples(positive, seconds, st.floats(0, 0.5), seconds, st.integers(2, 9), *[seconds] * 6),
     "iteration_seconds": groups(),

@@ -8,12 +8,23 @@ double waiting_share(Int samples_per_prompt, Int samples) {
     return (1 - double(samples_per_prompt) / double(samples)) / 2;
 }
 
-double running_seconds(double period, Int batches, double latency, double inference, double own_inference,
+double held_up(double period, double arrival, double begin, double stop) {
+    double phase = arrival - std::floor(arrival / period) * period;
+    if (begin < phase + period && phase + period < begin + stop) {
+        phase += period;
+    }
+    return begin < phase && phase < begin + stop ? begin + stop - phase : 0.0;
+}
+
+double running_seconds(double period, Int batches, double arrival, double inference, double own_inference,
                        double own_training, double pause, double refill) {
     const double first = std::max(inference + own_training - period, 0.0);
     const bool together = own_training > 0 && own_inference == inference;
     const double stop = own_inference + (own_inference > 0 && !together ? refill : 0.0);
     const double later_stop = own_training + (own_training > 0 ? refill : 0.0);
+    const double wait =
+        std::max(held_up(period, arrival, first, stop), held_up(period, arrival, inference, later_stop));
+    const double latency = arrival + wait + pause;
     double found = double(batches) * period - latency;
     for (Int batch = 0; batch < batches; ++batch) {
         const double begins = double(batch) * period;
@@ -24,17 +35,20 @@ double running_seconds(double period, Int batches, double latency, double infere
     return found;
 }
 
-double least_period(double least, double needed, double waiting, double stopped, Int batches, double latency,
+double least_period(double least, double needed, double waiting, double stopped, Int batches, double arrival,
                     double inference, double own_inference, double own_training, double pause, double refill) {
     double period = least;
     for (Int step = 0; step < ROUNDS; ++step) {
         const double running =
-            running_seconds(period, batches, latency, inference, own_inference, own_training, pause, refill);
+            running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill);
         const double lacking = needed + waiting * (period - stopped) - running;
         if (lacking <= SETTLED * period) {
             break;
         }
-        period += lacking / (double(batches) - waiting);
+        const double following = period + lacking / (double(batches) - waiting);
+        const double cycles = std::floor((arrival - inference) / following);
+        const double ahead = (arrival - inference) / std::max(cycles, 1.0) * (1 + SETTLED);
+        period = cycles >= 1 && period < ahead && ahead < following ? ahead : following;
     }
     return period;
 }
@@ -61,9 +75,9 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     for (Int group = 0; group < inferences.size(); ++group) {
         least = std::max(least, inferences[group] + trainings[group]);
     }
-    const double latency = inference + training + transfer + pause;
+    const double arrival = inference + training + transfer;
     const auto period = [&](double start, double needed, double waiting) {
-        return least_period(start, needed, waiting, stopped, batches, latency, inference, own_inference, own_training,
+        return least_period(start, needed, waiting, stopped, batches, arrival, inference, own_inference, own_training,
                             pause, refill);
     };
     return std::min({period(least, rollouts[LAST], 0.0),

@@ -5,16 +5,18 @@
 
 #include "records.h"
 
-double pipeline_period(const Floats& both, const Floats& hops, Int micro_batches, double variation,
-                       const Floats& largest) {
+double pipeline_period(const Floats& both, const Floats& hops, const Floats& transfers, Int micro_batches,
+                       double variation, const Floats& largest) {
     const Int stages = both.size();
     double period = 0.0;
     for (Int first = 0; first < stages; ++first) {
-        double round_trip = 0.0;
+        double round_trip = 0.0, varying = 0.0;
         for (Int last = first; last < stages; ++last) {
-            const Int length = std::min(last - first + 1, micro_batches);
-            period = std::max(period, (round_trip + both[last]) / double(length));
+            const Int flying = std::min(last - first + 1, micro_batches);
+            const double longer = (varying + both[last]) * largest[flying] * IN_FLIGHT * variation;
+            period = std::max(period, (round_trip + both[last] + longer) / double(flying));
             round_trip += both[last] + 2 * hops[last];
+            varying += both[last] + 2 * transfers[last];
         }
     }
     if (variation > 0) {
@@ -31,13 +33,14 @@ double pipeline_period(const Floats& both, const Floats& hops, Int micro_batches
     return period;
 }
 
-double pipeline_seconds(const Floats& both, const Floats& hops, Int micro_batches, double variation,
-                        const Floats& largest) {
+double pipeline_seconds(const Floats& both, const Floats& hops, const Floats& transfers, Int micro_batches,
+                        double variation, const Floats& largest) {
     double filling = 0.0;
     for (Int i = 0; i < both.size(); ++i) {
         filling += both[i] + 2 * hops[i];
     }
-    return filling + double(micro_batches - 1) * pipeline_period(both, hops, micro_batches, variation, largest);
+    return filling +
+           double(micro_batches - 1) * pipeline_period(both, hops, transfers, micro_batches, variation, largest);
 }
 
 double overlapped(double products, double memory) {

@@ -28,11 +28,11 @@ inline void note_transfers(const View& x, const Tables& tables, const Parts& par
         runs[kind] = 1;
         other[kind] = tables.devices[kind] == tables.per_node[kind] ? 1 : std::int32_t(tables.per_node[kind]);
         x.group[generation] = 1;
-        out[at(APART, kind, kinds)] = out[at(TOGETHER, kind, kinds)] = sync_seconds(0, x, tables, parts).transfer;
+        out[at(APART, kind, kinds)] = out[at(TOGETHER, kind, kinds)] = sync_seconds(0, x, tables, parts).transfer();
         if (const Int devices = x.devices[trained][kind]) {
             x.group[generation] = std::int32_t(trained);
             runs[kind] = std::max(replicas_of(generation, kind, 1, devices, tables), Int(1));
-            out[at(TOGETHER, kind, kinds)] = sync_seconds(0, x, tables, parts).transfer;
+            out[at(TOGETHER, kind, kinds)] = sync_seconds(0, x, tables, parts).transfer();
         }
     }
     x.group[generation] = std::int32_t(owner);

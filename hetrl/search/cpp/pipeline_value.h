@@ -93,7 +93,8 @@ inline Int count_flows(const Training& training, Int q, Int i, Pass pass, const 
 inline double stages_seconds(Int stages, Int micro_batches, double variation, const Tables& tables,
                              const Cohorts& cohorts) {
     const Floats& largest = tables.training.largest;
-    return pipeline_seconds(head(cohorts.both, stages), head(cohorts.hop, stages), micro_batches, variation, largest);
+    return pipeline_seconds(head(cohorts.both, stages), head(cohorts.hop, stages), head(cohorts.transfer, stages),
+                            micro_batches, variation, largest);
 }
 
 // Return the time of a pass over so many samples (`share`) on the slowest of the replicas first .. end - 1 of a cohort.

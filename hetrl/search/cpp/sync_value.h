@@ -4,9 +4,14 @@
 #include "encoding.h"
 #include "parts.h"
 
+// Seconds; the first three run at the same time.
 struct Sync {
-    double transfer;  // seconds: encode, every uplink once, fan-out inside the sites
-    double pause;     // seconds: load
+    double encode;
+    double uplinks;
+    double fan_out;
+    double pause;
+
+    double transfer() const { return transfer_seconds(encode, uplinks, fan_out); }
 };
 
 // The version of a trained model: who trains it, who takes it, and what its first replica holds.
@@ -183,21 +188,28 @@ inline Sync sync_seconds(Int m, const View& x, const Tables& tables, const Parts
             pause = std::max(pause, load + tables.version_seconds[kind]);
         }
     }
-    const double uplinks = uplink_seconds(sent, tables), fan_out = fan_out_seconds(sent, x, tables);
-    return {transfer_seconds(sent.bytes[1], uplinks, fan_out), pause};
+    return {sent.bytes[1], uplink_seconds(sent, tables), fan_out_seconds(sent, x, tables), pause};
 }
 
-// Return the seconds until the critic's inference has the critic's weights, which follow the actor's (in `transfer`
-// seconds) where both take a direction between two sites; 0 without a critic.
-inline double critic_seconds(double transfer, const View& x, const Tables& tables, const Parts& parts) {
+// Return the seconds until the critic's inference has the critic's weights, which give way to the actor's where both
+// take a direction between two sites, or are used at the same site; 0 without a critic.
+inline double critic_seconds(const Sync& actor, const View& x, const Tables& tables, const Parts& parts) {
     if (tables.trained.size() < 2) {
         return 0.0;
     }
-    bool shared = false;
-    each_route(version_of(0, tables, parts), tables, [&](Int source, Int target, double) {
-        each_route(version_of(1, tables, parts), tables,
-                   [&](Int from, Int to, double) { shared = shared || (from == source && to == target); });
+    const Version one = version_of(0, tables, parts), other = version_of(1, tables, parts);
+    bool same_way = false, same_site = false;
+    each_route(one, tables, [&](Int source, Int target, double) {
+        each_route(other, tables,
+                   [&](Int from, Int to, double) { same_way = same_way || (from == source && to == target); });
     });
-    const Sync critic = sync_seconds(1, x, tables, parts);
-    return (shared ? transfer : 0.0) + critic.transfer + critic.pause;
+    for (Int a = 0; a < tables.classes; ++a) {
+        for (Int b = 0; b < tables.classes; ++b) {
+            same_site = same_site || (one.runs[a] > 0 && other.runs[b] > 0 && tables.site[a] == tables.site[b]);
+        }
+    }
+    Sync critic = sync_seconds(1, x, tables, parts);
+    critic.uplinks += same_way ? actor.uplinks : 0.0;
+    critic.fan_out += same_site ? actor.fan_out : 0.0;
+    return critic.transfer() + critic.pause;
 }

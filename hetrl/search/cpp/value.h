@@ -136,7 +136,7 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
 // Return the seconds between two weight versions: `hetrl.cost.iteration.plan_seconds`.
 inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     const Sync sync = sync_seconds(0, x, tables, parts);
-    const double critic = critic_seconds(sync.transfer, x, tables, parts);
+    const double critic = critic_seconds(sync, x, tables, parts);
     const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
     Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0);
     for (Int task = 0; task < tables.tasks; ++task) {
@@ -153,7 +153,7 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
     }
     const double links = tables.staleness > 0 ? busiest_link(tables, parts) : 0.0;
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
-                             sync.transfer, sync.pause, critic, valuing, links, tables.staleness,
+                             sync.transfer(), sync.pause, critic, valuing, links, tables.staleness,
                              tables.samples_per_prompt, tables.training.samples);
 }
 
