@@ -1,5 +1,6 @@
 """sha-ea: nested successive halving over groupings and device counts, evolution below (HetRL, arXiv 2512.12476, s. 4).
 
+    anneal a few chains of random groupings, to have a good plan early                (`sketch`)
     budget = START
     until the time or the evaluations are spent:
         arms = every set partition of the tasks                                      (level 1)
@@ -9,10 +10,12 @@
             keep the better half of the arms, each with its better half of populations
             budget = 2 x budget
         anneal what is left, its grouping changing, too: POLISH times the evaluations that the halving took
+        try every single change of the best                                           (`polish`)
         START = 2 x START
 
-The best of all is kept. The search ends by itself after `PATIENCE` halvings in a row that found nothing better. The
-clock is read only to stop: with a bound on evaluations the same seed gives the same plan.
+The best of all is kept. The search ends by itself after `PATIENCE` halvings in a row that found nothing better (the
+first `EARLY` do not count). The clock is read only to stop: with a bound on evaluations the same seed gives the same
+plan.
 """
 
 from __future__ import annotations
@@ -34,15 +37,18 @@ from hetrl.search.core.workspace import INFEASIBLE, Population, new_population, 
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
 from hetrl.search.limits import Best, Limits, Progress, Search
+from hetrl.search.polish import polish
 from hetrl.search.processes import search_apart
 from hetrl.search.space import Grouping, Space, linked_sets, set_partitions, stars
 
-START = 16  # children of a population in the first round: the draws that fill it, and a few changes
-POPULATIONS = 4
+START = 4  # children of a population in the first round
+POPULATIONS = 2
 CANDIDATES = 12
-PATIENCE = 4
+EARLY, PATIENCE = 4, 4  # halvings: too short to end a search, and without anything better
 # Annealing; docs/decisions.md ("The last candidates are annealed") has the other values that were tried.
 POLISH = 4
+SKETCHES, SKETCHED, SKETCHED_HOT = (4000, 6000, 9000), 2, 0.1  # evaluations, chains, their first temperature
+LAST, LAST_SECONDS = 3000, 0.05  # evaluations for the last single changes, at most half of all; share of the time
 REGROUP = 0.1  # share of the changes that change the grouping
 HOT, COOLING = 0.03, 32  # first temperature, as a share of the value, and the steps in which it falls
 _EQUAL = 1e-9  # what rounding may make of equal values
@@ -144,18 +150,31 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
 
     An interrupt (Ctrl-C) ends the search early.
     """
-    run, improved = _Run(evaluator, limits, seeded(seed), Best(), report or (lambda progress: None)), 0
+    best, improved = Best(), 0
+    run = _Run(evaluator, _first(limits), seeded(seed), best, report or (lambda progress: None))
     try:
+        going = run.sketch()
+        polish(best, evaluator, limits)
         for restart in count():
-            before = run.best.value
-            if not run.halve(START << restart):
-                break
-            improved = restart if run.best.value < before else improved
-            if restart - improved >= PATIENCE:
+            before = best.value
+            going = going and run.halve(START << restart)
+            polish(best, evaluator, limits)
+            if not going and limits.left(evaluator.evaluations):  # what the last changes have not used
+                run, going = replace(run, limits=limits), True
+            improved = restart if best.value < before else improved
+            if not going or restart - max(improved, EARLY) >= PATIENCE:
                 break
     except KeyboardInterrupt:
-        run.best.interrupted = True
-    return run.best
+        best.interrupted = True
+    return best
+
+
+def _first(limits: Limits) -> Limits:
+    """Return the limits of all but the last single changes."""
+    kept = LAST_SECONDS * max(limits.deadline - time.monotonic(), 0.0)
+    bound = limits.evaluations
+    fewer = None if bound is None else bound - min(LAST, bound // 2)
+    return replace(limits, deadline=limits.deadline - kept, evaluations=fewer)
 
 
 @dataclass(frozen=True)
@@ -183,25 +202,37 @@ class _Run:
                 return False
             self.report(Progress(self.best.seconds, self.evaluator.evaluations, len(arms)))
             if len(arms) == 1:
-                return self._polish(arms[0], POLISH * (self.evaluator.evaluations - began))
+                return self._anneal_all(arms[0], POLISH * (self.evaluator.evaluations - began))
             kept = _better_half(arms, lambda arm: min(map(_best_value, arm)))
             arms = [_better_half(arm, _best_value) for arm in kept]
             budget *= 2
 
-    def _polish(self, arm: Arm, budget: int) -> bool:
-        """Anneal what is left of the last arm, by so many children.
+    def sketch(self) -> bool:
+        """Anneal a few chains of any grouping, again and again for longer: a good plan before a halving has one."""
+        tables, parts = self.evaluator.tables, self.evaluator.bench.parts
+        known = groupings(self.evaluator.space.problem.workload.tasks, self.evaluator.space.excluded)
+        for budget in SKETCHES:
+            chains = new_population(tables, parts, known[int(self.state[0]) % len(known)], SKETCHED)
+            if not self._anneal(chains, budget // COOLING, SKETCHED_HOT):
+                return False
+        return True
+
+    def _anneal_all(self, arm: Arm, budget: int) -> bool:
+        """Anneal what is left of the last arm, by so many children."""
+        return all(self._anneal(population, budget // len(arm) // COOLING, HOT) for population in arm)
+
+    def _anneal(self, population: Packed[Population], children: int, hot: float) -> bool:
+        """Anneal a population by so many children at each temperature, its groupings changing.
 
         A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
         """
         regroup = REGROUP if self.evaluator.space.excluded is None else 0.0
-        children = budget // len(arm) // COOLING
-        for population in arm:
-            for step in range(COOLING):
-                going = self._evolve(population, children, regroup, HOT * (1 - step / COOLING) ** 2)
-                self._note([arm])
-                if not going:
-                    return False
-                self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
+        for step in range(COOLING):
+            going = self._evolve(population, children, regroup, hot * (1 - step / COOLING) ** 2)
+            self._note([[population]])
+            if not going:
+                return False
+            self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
         return True
 
     def _evolve(
@@ -220,4 +251,5 @@ class _Run:
         for arm in arms:
             for population in arm:
                 place = int(population.values.value.argmin())
-                self.best.offer(float(population.values.value[place]), population.values.x[place], self.evaluator)
+                x = population.values.x[place]
+                self.best.offer(self.evaluator.graded(x), x, self.evaluator)

@@ -6,11 +6,11 @@ With T tasks (in the workload's order) and C device classes the vector holds, on
     devices  [T, C]   how many devices of each class a group owns (row g for group g)
     classes  [T, C]   generation, inferences: which (TP, PP) option the class runs, 0 for none
                       trainings: the classes in the order of ranks and stages, of which the first `USED` count
-    choice   [T, 8]   the task's other choices, below
+    choice   [T, 16]  the task's other choices, below
 
-Everything else (layers per stage, samples per replica, device ids) follows by fixed rules, so that equal devices are
-never told apart. `functions.repair` turns any vector into a legal one; what a legal vector may still break is
-memory and links, which `functions.value` finds.
+Everything else (samples per replica, device ids) follows by fixed rules, so that equal devices are never told apart;
+layers are split by the speed of the stages, from which `MOVED` departs. `functions.repair` turns any vector into a
+legal one; what a legal vector may still break is memory and links, which `functions.value` finds.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ SHARDING = 5  # trainings: 0 none, 1 data_parallel
 IDLE = 6  # 0 resident, 1 offload, 2 sleep (generation)
 USED = 7  # trainings: how many classes of the order count
 CACHE = 7  # generation: index into ServingTables.cache_gb
-CHOICES = 8
+SENDER = 8  # trainings: the cohort that stands first: its first replica sends the weights
+MOVED = 9  # trainings, one per stage but the last: layers that go on from it to the next one
+CHOICES = MOVED + MAX_STAGES - 1
 
 STAGES_BY_CLASS, REPLICAS_BY_CLASS, WHOLE_REPLICAS = 0, 1, 2  # each with stages of a replica side by side (+ 0) or
 ALIKE = 3  # with equal stages of several replicas side by side (+ 3)
 SHAPES = 6
+MOST_MOVED = 8  # layers, over one boundary
 MODES = len(RECOMPUTES)
 RESIDENT, OFFLOAD, SLEEP = 0, 1, 2
 
@@ -80,5 +83,8 @@ def bounds(tables: Tables) -> tuple[Vector, Vector]:
         lowest[task, PIPELINE] = lowest[task, USED] = 1
         tensor, stages = tables.training.most_tensor[task], min(MAX_STAGES, int(tables.layers[task]))
         sizes = tables.training.micro_batches.size
-        choice[task] = tensor, stages, SHAPES - 1, sizes - 1, MODES - 1, 1, 1, tables.classes
+        choice[task, :SENDER] = tensor, stages, SHAPES - 1, sizes - 1, MODES - 1, 1, 1, tables.classes
+        choice[task, SENDER] = tables.classes
+        choice[task, MOVED:] = MOST_MOVED
+        lowest[task, MOVED:] = -MOST_MOVED
     return low, high

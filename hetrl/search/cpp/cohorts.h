@@ -140,6 +140,10 @@ inline Int lay_out(Int task, const Genes& devices, const Genes& order, const Gen
     const Int found = shape == STAGES_BY_CLASS  ? stages_by_class(used, stages, most, cohorts)
                       : shape == WHOLE_REPLICAS ? whole_replicas(used, stages, most, cohorts)
                                                 : replicas_by_class(used, stages, most, cohorts);
+    if (const Int sender = found > 0 ? choice[SENDER] % found : 0) {
+        std::swap_ranges(cohorts.kind[0].begin(), cohorts.kind[0].begin() + stages, cohorts.kind[sender].begin());
+        std::swap(cohorts.replicas[0], cohorts.replicas[sender]);
+    }
     place_units(found, stages, choice[SHAPE] >= ALIKE, cohorts);
     return found;
 }

@@ -156,6 +156,11 @@ inline void repair_training(Int task, const Genes& order, const Genes& choice, c
     limit(RECOMPUTE, 0, MODES - 1);
     limit(SHARDING, 0, 1);
     limit(USED, 1, kinds);
+    limit(SENDER, 0, tables.narrow ? 0 : kinds);
+    for (Int i = 0; i + 1 < MAX_STAGES; ++i) {
+        const Int most = tables.narrow || i + 1 >= choice[PIPELINE] ? 0 : MOST_MOVED;
+        limit(MOVED + i, -most, most);
+    }
 }
 
 // Keep options that exist; where no class with devices runs the task, all that can do so take their first.
@@ -171,8 +176,8 @@ inline void repair_serving(Int task, const Genes& devices, const Genes& options,
             options[kind] = std::int32_t(std::min(Int(1), tables.serving.options[task][kind]));
         }
     }
-    for (Int unused = 0; unused < IDLE; ++unused) {
-        choice[unused] = 0;
+    for (Int unused = 0; unused < CHOICES; ++unused) {
+        choice[unused] = unused == IDLE || unused == CACHE ? choice[unused] : 0;
     }
     const Int caches = task == tables.generation ? tables.serving.cache_gb.size() : 1;
     choice[CACHE] = std::int32_t(clamp(choice[CACHE], 0, caches - 1));

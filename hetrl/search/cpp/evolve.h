@@ -60,6 +60,7 @@ bool remember(const Genes& x, const Tables& tables, const Hashes& seen) {
     return true;
 }
 
+constexpr double GUIDE = 0.1;
 // Places in `Population.counters`.
 constexpr Int CANDIDATES = 0, CHILDREN = 1, WAITS = 2, PARENT = 3;
 
@@ -163,10 +164,18 @@ Int evolve(const Population& population, Int budget, double regrouped, double te
         }
         population.counters[WAITS] = 0;
         ++population.counters[CHILDREN];
+        double guide = room.result[0];
+        if (guide < INFEASIBLE) {
+            double all = 0.0;
+            for (Int task = 0; task < tables.tasks; ++task) {
+                all += room.seconds[task] + parts.switch_seconds[task];
+            }
+            guide *= 1 + GUIDE * all / room.result[1];
+        }
         if (temperature > 0 && is_full(population)) {
-            admit_annealed(population, room.result[0], temperature, state, parts);
+            admit_annealed(population, guide, temperature, state, parts);
         } else {
-            admit(population, room.result[0], parts);
+            admit(population, guide, parts);
         }
     }
     return VALUED;

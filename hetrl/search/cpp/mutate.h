@@ -4,7 +4,7 @@
 //     level 2, 3   devices of a class go from one group to another, or to and from the idle ones;
 //                  whole nodes, halves, quarters, one, or all; half the time as many of another class come back
 //     level 4      one choice of one task: TP, PP, shape, micro-batch, recomputation, sharding, idle state, KV cap,
-//                  the option of a class, or all of them drawn anew
+//                  the option of a class, layers over a boundary, who sends weights, or all of them drawn anew
 //     level 5      the order of a training's classes: two change places, one goes to the front, more or fewer count
 //
 // Every change flags the tasks whose costs it may touch.
@@ -142,11 +142,24 @@ inline void change_order(Int task, const View& x, const Hashes& state, const Tab
     }
 }
 
+// Move a layer or two over a boundary, or none over any.
+inline void move_layer(const Genes& choice, const Hashes& state) {
+    if (choice[PIPELINE] < 2) {
+        return;
+    }
+    if (uniform(state) < 0.1) {
+        std::fill_n(choice.begin() + MOVED, MAX_STAGES - 1, std::int32_t(0));
+        return;
+    }
+    const Int amount = 1 + below(state, 2), boundary = MOVED + below(state, choice[PIPELINE] - 1);
+    choice[boundary] += std::int32_t(uniform(state) < 0.5 ? amount : -amount);
+}
+
 inline void change_training(Int task, const View& x, const Hashes& state, const Tables& tables) {
     const Genes choice = x.choice[task];
     const Int degrees = tables.training.most_tensor[task] + 1;
     const auto change = [&](Int gene, Int count) { choice[gene] = draw_other(choice[gene], count, state); };
-    switch (below(state, 14)) {
+    switch (below(state, 17)) {
         case 0:
         case 1:
             return change(TENSOR, degrees);
@@ -166,6 +179,11 @@ inline void change_training(Int task, const View& x, const Hashes& state, const 
         case 8:
             choice[IDLE] = 1 - std::min(choice[IDLE], 1);
             return;
+        case 14:
+        case 15:
+            return move_layer(choice, state);
+        case 16:
+            return change(SENDER, tables.classes + 1);
         case 9:  // a chain of changes that only pay together
             choice[TENSOR] = std::int32_t(below(state, degrees));
             choice[PIPELINE] = std::int32_t(draw_stages(state));

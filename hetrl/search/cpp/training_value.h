@@ -57,6 +57,18 @@ inline void limit_stages(const Training& training, const Cohorts& cohorts) {
     }
 }
 
+// Move layers over the boundaries of stages as the genes say, as far as stages have them and have room.
+inline void move_layers(const Training& training, const Cohorts& cohorts) {
+    const Ints& layers = cohorts.layers;
+    for (Int i = 0; i + 1 < training.choice[PIPELINE]; ++i) {
+        const Int there = Int(cohorts.capacity[i + 1]) - layers[i + 1], back = Int(cohorts.capacity[i]) - layers[i];
+        const Int moved =
+            clamp(training.choice[MOVED + i], -std::min(layers[i + 1] - 1, back), std::min(layers[i] - 1, there));
+        layers[i] -= moved;
+        layers[i + 1] += moved;
+    }
+}
+
 inline void hold_memory(const Training& training, const Cohorts& cohorts, const Parts& parts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
@@ -218,6 +230,7 @@ inline Int value_training(Int task, const Genes& devices, const Genes& order, co
                      tables.layers[task], cohorts.layers) == 0) {
         return 0;
     }
+    move_layers(training, cohorts);
     hold_memory(training, cohorts, parts);
     share_by_pipelines(training, cohorts);
     add_activations(training, cohorts, parts);
