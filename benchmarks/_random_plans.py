@@ -15,12 +15,14 @@ from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths, empirical
 from hetrl.plan.plan import RECOMPUTES, Plan, TaskPlan
 from hetrl.problem import Problem
+from hetrl.search import solve
 from hetrl.search.assemble import Made
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Allotment, Grouping, Space, set_partitions
 from hetrl.workload import Workload, architecture
 
 GPUS = ("a100-80gb", "a100-40gb", "l40s", "l4", "h100")
+EVALUATIONS, SECONDS = 20_000, 600.0  # of a short search: the first ends it
 CHANGES = 300  # tried on the choices of each random plan
 
 
@@ -45,6 +47,12 @@ def random_case(number: int, seed: int) -> Case:
             and len({device.split("/")[0] for t in plan.tasks.values() for device in t.devices}) == sites
         ):
             return Case(number, problem, _varied(plan, problem, rng))
+
+
+def searched_case(number: int, seed: int) -> Case:
+    """Return the plan that a short search finds for the job and the sites of random plan `number`."""
+    problem = random_case(number, seed).problem
+    return Case(number, problem, solve(problem, "sha-ea", SECONDS, seed, evaluations=EVALUATIONS))
 
 
 def _topology(count: int, rng: random.Random) -> Topology:

@@ -1,6 +1,6 @@
-"""Compare the simulator with the cost model on random feasible plans: two ways to the seconds of an iteration.
+"""Compare the simulator with the cost model on random and on searched plans: two ways to the seconds of an iteration.
 
-for each of so many plans (PPO and GRPO, sync and async, one to four sites):
+for each of so many plans (PPO and GRPO, sync and async, one to four sites), drawn at random or found by a short search:
     play it until it is steady; relative difference = predicted / simulated - 1
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import statistics
 from dataclasses import dataclass
+from multiprocessing import Pool
 
-from _random_plans import Case, random_case
+from _random_plans import Case, random_case, searched_case
 from _results import write_result
 
 from hetrl.cost.iteration import switch_seconds
@@ -20,14 +21,16 @@ from hetrl.simulator import Simulated, simulate
 from hetrl.workload import ACTOR_GENERATION, TASKS
 
 LISTED = 10
+RANDOM, SEARCHED = "random", "searched"
 BUSY_LINK, LARGE_SHARE = 0.5, 0.05  # from where on a cause is named
-GOAL_MEDIAN, GOAL_P95 = 0.05, 0.15
+GOAL_MEDIAN, GOAL_P95, GOAL_WORST = 0.02, 0.08, 0.15
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One plan, predicted and played."""
+    """One plan, random or searched, predicted and played."""
 
+    made: str
     case: Case
     simulated: Simulated
 
@@ -109,10 +112,10 @@ def _sites(plan: Plan) -> set[str]:
     return {device.split("/")[0] for task in plan.tasks.values() for device in task.devices}
 
 
-def compare(number: int, seed: int) -> Compared:
-    """Make, predict and play plan `number`."""
-    case = random_case(number, seed)
-    return Compared(case, simulate(case.plan, case.problem.model, seed))
+def compare(made: str, number: int, seed: int) -> Compared:
+    """Make, predict and play plan `number`: a random one, or a searched one."""
+    case = (searched_case if made == SEARCHED else random_case)(number, seed)
+    return Compared(made, case, simulate(case.plan, case.problem.model, seed))
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -125,9 +128,9 @@ def page(found: list[Compared]) -> str:
     """Return the benchmark's part of the page."""
     gaps = [abs(one.difference) for one in found]
     lines = [
-        f"Iteration seconds of {len(found)} random feasible plans, predicted by our model against our simulator: "
+        f"Iteration seconds of {len(found)} random and searched plans, predicted by our model against our simulator: "
         f"median difference {statistics.median(gaps):.1%} (goal {GOAL_MEDIAN:.0%}), 95th percentile "
-        f"{percentile(gaps, 0.95):.1%} (goal {GOAL_P95:.0%}), worst {max(gaps):.1%}.",
+        f"{percentile(gaps, 0.95):.1%} (goal {GOAL_P95:.0%}), worst {max(gaps):.1%} (goal {GOAL_WORST:.0%}).",
         "",
         "| plans | count | median | 95th percentile | worst |",
         "| --- | --- | --- | --- | --- |",
@@ -145,7 +148,7 @@ def page(found: list[Compared]) -> str:
     lines += ["| plan | what | predicted | simulated | difference | why |", "| --- | --- | --- | --- | --- | --- |"]
     for one in sorted(found, key=lambda one: -abs(one.difference))[:LISTED]:
         lines.append(
-            f"| {one.case.number} | {one.shape} | {one.case.plan.predicted.iteration_seconds:.1f} s "
+            f"| {one.made} {one.case.number} | {one.shape} | {one.case.plan.predicted.iteration_seconds:.1f} s "
             f"| {one.simulated.iteration_seconds:.1f} s | {one.difference:+.1%} | {one.reason} |"
         )
     return "\n".join(lines)
@@ -155,7 +158,13 @@ def _parts(found: list[Compared]) -> list[tuple[str, list[Compared]]]:
     parts: dict[str, list[Compared]] = {}
     for one in found:
         workload = one.case.problem.workload
-        for label in (workload.algorithm, workload.mode, workload.response.kind, f"{len(_sites(one.case.plan))} sites"):
+        for label in (
+            one.made,
+            workload.algorithm,
+            workload.mode,
+            workload.response.kind,
+            f"{len(_sites(one.case.plan))} sites",
+        ):
             parts.setdefault(label, []).append(one)
     return sorted(parts.items())
 
@@ -164,6 +173,7 @@ def record(one: Compared) -> dict[str, object]:
     """Return what the result keeps of a plan."""
     tasks = {t: [one.case.plan.predicted.tasks.get(t), one.simulated.tasks.get(t)] for t in (*TASKS, "weight_sync")}
     return {
+        "made": one.made,
         "plan": one.case.number,
         "shape": one.shape,
         "predicted_seconds": one.case.plan.predicted.iteration_seconds,
@@ -178,10 +188,14 @@ def record(one: Compared) -> dict[str, object]:
 def main() -> None:
     """Compare all, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--plans", type=int, default=200)
+    parser.add_argument("--plans", type=int, default=500, help="random ones")
+    parser.add_argument("--searched", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    found = [compare(number, arguments.seed) for number in range(arguments.plans)]
+    asked = [(RANDOM, number, arguments.seed) for number in range(arguments.plans)]
+    asked += [(SEARCHED, number, arguments.seed) for number in range(arguments.searched)]
+    with Pool() as pool:
+        found = pool.starmap(compare, asked, chunksize=4)
     gaps = [abs(one.difference) for one in found]
     summary = {"median": statistics.median(gaps), "percentile_95": percentile(gaps, 0.95), "worst": max(gaps)}
     table = page(found)

@@ -132,11 +132,12 @@ def iteration_seconds(
 
     sync:  max(transfer + pause + T_gen + max_g sum inferences, critic + valuing) + max_g sum trainings
     async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
-           than a version's transfer, or than what crosses the busiest link (`links`), since versions follow one
-           another; in which 1 + staleness batches pass the critic's weights, its inference and the trainings; and in
-           which generation runs, besides, for long enough (`least_period`), for one of: a batch's samples, at the
-           speed that they have with those of others (last); those of one prompt, and what they wait until their batch
-           is full (prompt); its samples alone, where a batch has ended before the next one starts (whole).
+           than a version's transfer, or than what crosses the busiest link or the critic's transfer (`links`), since
+           versions follow one another; in which 1 + staleness batches pass the critic's weights, its inference and the
+           trainings; and in which generation runs, besides, for long enough (`least_period`), for one of: a batch's
+           samples, at the speed that they have with those of others (last); those of one prompt, and what they wait
+           until their batch is full (prompt); its samples alone, where a batch has ended before the next one starts
+           (whole).
 
     Staleness 0 is sync. Prompts that end too late to be trained on are drawn again; that is left out. Source: HetRL
     (arXiv 2512.12476) section 3, and the timetable above.
@@ -151,7 +152,7 @@ def iteration_seconds(
     together = own_training > 0 and own_inference == inference
     stops = (own_inference > 0 and not together) + (own_training > 0)
     stopped = own_inference + own_training + pause + stops * refill
-    least = max(max(generation, busy) + stopped, transfer, critic, links)
+    least = max(max(generation, busy) + stopped, transfer, links)
     least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
     for one, other in zip(inferences, trainings, strict=True):
         least = max(least, one + other)

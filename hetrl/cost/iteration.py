@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -12,10 +11,9 @@ from hetrl.cost.charges import held_by_site, price_per_hour
 from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Direction
+from hetrl.cost.network import Direction, link_seconds
 from hetrl.cost.training import Cost, inference_cost, training_cost
-from hetrl.cost.weight_sync import SyncCost, critic_seconds, trained_models, weight_sync_cost
-from hetrl.hardware import Topology, wire_seconds
+from hetrl.cost.weight_sync import SyncCost, critic_seconds, shared_fan_out_seconds, trained_models, weight_sync_cost
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS, Workload
 
@@ -41,7 +39,7 @@ class GroupTimes:
 @dataclass(frozen=True)
 class Versions:
     """The seconds of a version: the actor's `transfer` and `pause`; until the critic's inference has the critic's, and
-    that inference; and what crosses the busiest link in an iteration.
+    that inference; and those that versions take at least to follow one another: the busiest link, transfers.
     """
 
     transfer: float
@@ -147,9 +145,10 @@ def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, Sync
         valuing = costs[CRITIC_INFERENCE].seconds
         valuing += switch_seconds(CRITIC_INFERENCE, plan.tasks[CRITIC_INFERENCE], model)
     wan = _wan_bytes(costs, syncs)
-    links = max((_link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
-    actor = syncs["actor"]
-    versions = Versions(actor.transfer_seconds, actor.pause_seconds, critic_seconds(syncs), valuing, links)
+    links = max((link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
+    actor, critic = syncs["actor"], critic_seconds(syncs, model.topology)
+    follow = max(links, *(cost.transfer_seconds for cost in syncs.values()), shared_fan_out_seconds(syncs))
+    versions = Versions(actor.transfer_seconds, actor.pause_seconds, critic, valuing, follow)
     return iteration_seconds(groups, versions, model.workload)
 
 
@@ -160,13 +159,6 @@ def _wan_bytes(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost]) -> dict
         for direction, load in loads.items():
             wan[direction] += load
     return dict(wan)
-
-
-def _link_seconds(topology: Topology, direction: Direction, load: float) -> float:
-    link = topology.link(*direction)
-    if load <= 0:
-        return 0.0
-    return wire_seconds(load, link.gbps) if link and link.gbps > 0 else math.inf
 
 
 def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model: CostModel) -> GroupTimes:

@@ -129,3 +129,11 @@ def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Dir
         best = site_gbps(topology, devices, direction)
         times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
     return max(times)
+
+
+def link_seconds(topology: Topology, direction: Direction, load: float) -> float:
+    """Return the time of so many bytes over the link between two sites, without its delay; infinite without a link."""
+    link = topology.link(*direction)
+    if load <= 0:
+        return 0.0
+    return wire_seconds(load, link.gbps) if link and link.gbps > 0 else math.inf

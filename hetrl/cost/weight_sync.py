@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetrl.cost import formulas
 from hetrl.cost.compute import has_language_head
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Direction, site_gbps
+from hetrl.cost.network import Direction, link_seconds, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
@@ -119,7 +119,14 @@ def weight_sync_cost(
     return SyncCost(encode, uplink, fan_out, pause, dict(wan), frozenset(sites_of(users.devices)))
 
 
-def critic_seconds(costs: Mapping[str, SyncCost]) -> float:
+def shared_fan_out_seconds(costs: Mapping[str, SyncCost]) -> float:
+    """Return the time of both versions inside a site where both are used; 0 where there is none."""
+    if "critic" not in costs or not costs["actor"].sites & costs["critic"].sites:
+        return 0.0
+    return costs["actor"].fan_out_seconds + costs["critic"].fan_out_seconds
+
+
+def critic_seconds(costs: Mapping[str, SyncCost], topology: Topology) -> float:
     """Return the seconds from the last optimiser step until the critic's inference has its weights; 0 without critic.
 
     They give way to the actor's, which generation waits for, where both take the same direction between two sites, or
@@ -128,7 +135,8 @@ def critic_seconds(costs: Mapping[str, SyncCost]) -> float:
     if "critic" not in costs:
         return 0.0
     actor, critic = costs["actor"], costs["critic"]
-    before = actor.uplink_seconds if actor.wan_bytes.keys() & critic.wan_bytes.keys() else 0.0
+    shared = actor.wan_bytes.keys() & critic.wan_bytes.keys()
+    before = max((link_seconds(topology, way, actor.wan_bytes[way]) for way in shared), default=0.0)
     inside = actor.fan_out_seconds if actor.sites & critic.sites else 0.0
     behind = replace(
         critic, uplink_seconds=before + critic.uplink_seconds, fan_out_seconds=inside + critic.fan_out_seconds

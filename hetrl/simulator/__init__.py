@@ -35,7 +35,8 @@ from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAIN
 
 __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
 
-STEADY = 0.01  # two windows of iterations that differ by less are steady
+STEADY = 0.01  # two windows of iterations that differ by less are steady,
+WORKS = 0.1  # if what generation did differs by less, too
 MOST_ITERATIONS = 40  # with drawn lengths some plays are never steady
 
 
@@ -98,7 +99,7 @@ class _Play:
         self.waiting: dict[int, PromptDraw] = {}
         self.trained: list[tuple[int, ...]] = []
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
-        self.served = [0.0]
+        self.served, self.late = [0.0], [0]  # when a version served, and by how many the critic was behind
         self.busy: list[list[float]] = []
         self.steady = False
         self.changed, self.over = Signal(), Signal()
@@ -192,6 +193,7 @@ class _Play:
     def _send_critic(self, number: int) -> Process:
         """Bring the critic's weights to its inference, one version after another."""
         if "critic" not in self.weights:
+            self.valued[number + 1].fire()
             return
         critic = self.weights["critic"]
         yield self.valued[number]
@@ -257,17 +259,30 @@ class _Play:
 
     def _serve(self) -> None:
         self.served.append(self.setting.clock.now)
+        self.late.append(self.version + 1 - sum(signal.done for signal in self.valued))
         self._note_busy()
         done, window = len(self.served) - 1, self._window
         if self.iterations is not None:
             enough = done >= self.iterations
         else:
             if done >= 2 * window + self.staleness + 1:
-                last, before = (self.served[-1 - i] - self.served[-1 - i - window] for i in (0, window))
-                self.steady = abs(last - before) <= STEADY * last
+                self.steady = self._is_steady(window)
             enough = self.steady or done >= MOST_ITERATIONS
         if enough:
             self.over.fire()
+
+    def _is_steady(self, window: int) -> bool:
+        """Whether the last window of iterations and the one before took alike, and the critic fell no further behind.
+
+        In mode async generation may live on what the start has left over: it must have worked alike, too.
+        """
+        last, before = (self.served[-1 - i] - self.served[-1 - i - window] for i in (0, window))
+        works = [
+            sum(later - earlier for later, earlier in zip(self.busy[-1 - i], self.busy[-1 - i - window], strict=True))
+            for i in (0, window)
+        ]
+        alike = self.staleness == 0 or abs(works[0] - works[1]) <= WORKS * works[0]
+        return alike and abs(last - before) <= STEADY * last and self.late[-1] == self.late[-1 - 2 * window]
 
     @property
     def _window(self) -> int:
@@ -275,9 +290,9 @@ class _Play:
         return max(1 + self.staleness, 2)
 
     def result(self) -> Simulated:
-        """Return the means over the last two windows, or over what there is."""
+        """Return the means over the last two windows, or the last half of what is never steady, or what there is."""
         done = len(self.served) - 1
-        count = min(2 * self._window, max(done - 1, 1))
+        count = min(2 * self._window if self.steady else max(2 * self._window, done // 2), max(done - 1, 1))
         tasks = {name: sum(seconds[-count:]) / len(seconds[-count:]) for name, seconds in self.seconds.items()}
         tasks[ACTOR_GENERATION] = max(
             (after - before) / count for after, before in zip(self.busy[-1], self.busy[-1 - count], strict=True)

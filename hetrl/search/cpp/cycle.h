@@ -69,7 +69,7 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     const bool together = own_training > 0 && own_inference == inference;
     const Int stops = Int(own_inference > 0 && !together) + Int(own_training > 0);
     const double stopped = own_inference + own_training + pause + double(stops) * refill;
-    double least = std::max({std::max(generation, rollouts[BUSY]) + stopped, transfer, critic, links});
+    double least = std::max({std::max(generation, rollouts[BUSY]) + stopped, transfer, links});
     least =
         std::max({least, generation + own_inference + own_training, (critic + valuing + training) / double(batches)});
     for (Int group = 0; group < inferences.size(); ++group) {

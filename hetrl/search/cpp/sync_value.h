@@ -191,25 +191,32 @@ inline Sync sync_seconds(Int m, const View& x, const Tables& tables, const Parts
     return {sent.bytes[1], uplink_seconds(sent, tables), fan_out_seconds(sent, x, tables), pause};
 }
 
-// Return the seconds until the critic's inference has the critic's weights, which give way to the actor's where both
-// take a direction between two sites, or are used at the same site; 0 without a critic.
-inline double critic_seconds(const Sync& actor, const View& x, const Tables& tables, const Parts& parts) {
-    if (tables.trained.size() < 2) {
-        return 0.0;
-    }
-    const Version one = version_of(0, tables, parts), other = version_of(1, tables, parts);
-    bool same_way = false, same_site = false;
-    each_route(one, tables, [&](Int source, Int target, double) {
-        each_route(other, tables,
-                   [&](Int from, Int to, double) { same_way = same_way || (from == source && to == target); });
-    });
+// Return whether the actor's and the critic's weights are used at the same site.
+inline bool meet(const Tables& tables, const Parts& parts) {
+    const Ints actor = parts.runs[tables.takes[0]], critic = parts.runs[tables.takes[1]];
     for (Int a = 0; a < tables.classes; ++a) {
         for (Int b = 0; b < tables.classes; ++b) {
-            same_site = same_site || (one.runs[a] > 0 && other.runs[b] > 0 && tables.site[a] == tables.site[b]);
+            if (actor[a] > 0 && critic[b] > 0 && tables.site[a] == tables.site[b]) {
+                return true;
+            }
         }
     }
-    Sync critic = sync_seconds(1, x, tables, parts);
-    critic.uplinks += same_way ? actor.uplinks : 0.0;
-    critic.fan_out += same_site ? actor.fan_out : 0.0;
+    return false;
+}
+
+// Return the seconds until the critic's inference has the critic's weights, which give way to the actor's where both
+// take a direction between two sites, or are used at the same site.
+inline double critic_seconds(const Sync& actor, Sync critic, const Tables& tables, const Parts& parts) {
+    const Version one = version_of(0, tables, parts), other = version_of(1, tables, parts);
+    double before = 0.0;  // of the actor's on a link that both take
+    each_route(one, tables, [&](Int source, Int target, double moved) {
+        each_route(other, tables, [&](Int from, Int to, double) {
+            if (from == source && to == target) {
+                before = std::max(before, moved * tables.network.link_byte[source][target]);
+            }
+        });
+    });
+    critic.uplinks += before;
+    critic.fan_out += meet(tables, parts) ? actor.fan_out : 0.0;
     return critic.transfer() + critic.pause;
 }

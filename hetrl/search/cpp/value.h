@@ -136,7 +136,6 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
 // Return the seconds between two weight versions: `hetrl.cost.iteration.plan_seconds`.
 inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     const Sync sync = sync_seconds(0, x, tables, parts);
-    const double critic = critic_seconds(sync, x, tables, parts);
     const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
     Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0);
     for (Int task = 0; task < tables.tasks; ++task) {
@@ -147,11 +146,16 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
             inferences[x.group[task]] += seconds;
         }
     }
-    double valuing = 0.0;
-    if (tables.takes.size() > 1) {
-        valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
+    double critic = 0.0, valuing = 0.0, links = 0.0;
+    if (tables.staleness > 0) {
+        links = std::max(busiest_link(tables, parts), sync.transfer());
     }
-    const double links = tables.staleness > 0 ? busiest_link(tables, parts) : 0.0;
+    if (tables.takes.size() > 1) {
+        const Sync critics = sync_seconds(1, x, tables, parts);
+        critic = critic_seconds(sync, critics, tables, parts);
+        valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
+        links = std::max({links, critics.transfer(), meet(tables, parts) ? sync.fan_out + critics.fan_out : 0.0});
+    }
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
                              sync.transfer(), sync.pause, critic, valuing, links, tables.staleness,
                              tables.samples_per_prompt, tables.training.samples);

@@ -1,0 +1,104 @@
+"""The last step of a search: what single changes find, and that layers and senders are the search's to choose."""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from hetrl.hardware import Link, Node, Site, Topology
+from hetrl.problem import Problem
+from hetrl.search.core.encoding import MOVED, PIPELINE, SENDER, SHAPE, TENSOR, USED, Vector, views
+from hetrl.search.evaluate import Evaluator
+from hetrl.search.limits import Best, Limits
+from hetrl.search.polish import changes, polish
+from hetrl.search.space import Space
+from hetrl.workload import ACTOR_TRAINING, Workload
+from tests.search.search_cases import MADE, feasible, job, jobs, seeds, topologies
+
+WITHOUT_END = Limits(time.monotonic() + 1e6)
+
+
+def offered(evaluator: Evaluator, x: Vector) -> Best:
+    best = Best()
+    best.offer(evaluator.graded(x), x, evaluator)
+    return best
+
+
+@settings(max_examples=20)
+@given(topologies(), jobs, seeds)
+def test_no_single_change_is_better_than_what_is_polished(topology: Topology, workload: Workload, seed: int) -> None:
+    evaluator = Evaluator(Space(Problem(topology, workload)))
+    best = offered(evaluator, feasible(evaluator, seed))
+    before = best.value
+    polish(best, evaluator, WITHOUT_END)
+    assert best.value <= before
+    assert best.value == pytest.approx(evaluator.graded(best.x), rel=1e-12)
+    for change in changes(best.x.copy(), evaluator):
+        x = best.x.copy()
+        change(views(x, evaluator.tables.tasks, evaluator.tables.classes))
+        evaluator.repair(x)
+        assert evaluator.graded(x) >= best.value
+
+
+def test_a_limit_ends_the_changes() -> None:
+    evaluator = Evaluator(Space(Problem(two_sites(), job(algorithm="grpo"))))
+    best = offered(evaluator, feasible(evaluator, 0))
+    allowed = evaluator.evaluations + 20
+    polish(best, evaluator, Limits(WITHOUT_END.deadline, allowed))
+    assert evaluator.evaluations == allowed
+
+
+def two_sites(gbps: float = 0.5) -> Topology:
+    sites = tuple(
+        Site(name, (Node("n0", gpu, 2, nic_gbps=100.0),)) for name, gpu in (("a", "a100-80gb"), ("b", "l40s"))
+    )
+    return Topology(sites, (Link(("a", "b"), 10.0, gbps),))
+
+
+def over_both_sites(evaluator: Evaluator, shape: int, stages: int) -> Vector:
+    """Return a plan whose training has its stages, or its replicas, at both sites, beside all other tasks."""
+    tables, space = evaluator.tables, evaluator.space
+    x = np.zeros(evaluator.size, np.int32)
+    _, devices, classes, choice = views(x, tables.tasks, tables.classes)
+    devices[0] = tables.devices
+    for task in range(tables.tasks):
+        classes[task] = (0, 1) if tables.is_training[task] else 1
+        choice[task, 6] = 1  # offloaded
+    trainer = space.problem.workload.tasks.index(ACTOR_TRAINING)
+    choice[trainer, [TENSOR, PIPELINE, SHAPE, USED]] = 0, stages, shape, 2
+    evaluator.repair(x)
+    return x
+
+
+def test_layers_are_what_the_best_of_all_splits_has() -> None:
+    """Over a slow link the bytes of weights and hops decide, of which the rule of equal stage times knows nothing."""
+    evaluator = Evaluator(Space(Problem(two_sites(), job(algorithm="grpo", steps=1))))
+    x = over_both_sites(evaluator, 0, 4)
+    trainer = evaluator.tables.trainer
+    choice = views(x, evaluator.tables.tasks, evaluator.tables.classes)[3]
+    found = {}
+    for moved in product(range(-3, 4), repeat=3):
+        choice[trainer, MOVED : MOVED + 3] = moved
+        found[moved] = evaluator.graded(x)
+    assert min(found.values()) < found[0, 0, 0]
+    choice[trainer, MOVED : MOVED + 3] = min(found, key=lambda moved: found[moved])
+    plan = evaluator.assemble(x, MADE)
+    spans = [stage.layers for stage in plan.tasks[ACTOR_TRAINING].replicas[0].stages]
+    assert spans[0][0] == 0 and spans[-1][1] == 28
+    assert plan.predicted.iteration_seconds == pytest.approx(min(found.values()), rel=1e-9)
+
+
+def test_any_site_of_a_training_can_send_the_weights() -> None:
+    evaluator = Evaluator(Space(Problem(two_sites(), job(algorithm="grpo", steps=1))))
+    x = over_both_sites(evaluator, 2, 1)
+    leads = set()
+    for sender in (0, 1):
+        views(x, evaluator.tables.tasks, evaluator.tables.classes)[3][evaluator.tables.trainer, SENDER] = sender
+        plan = evaluator.assemble(x, MADE)
+        assert plan.predicted.iteration_seconds == pytest.approx(evaluator.graded(x), rel=1e-9)
+        leads.add(plan.lead_site)
+    assert leads == {"a", "b"}
