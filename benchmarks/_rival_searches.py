@@ -23,6 +23,7 @@ DRAWS = 50  # random plans to start from
 REGROUPED = 0.1  # share of the changes that change the grouping, as in sha-ea
 HOT, COLD = 0.3, 0.003  # temperatures of `anneal`, as shares of the plan's seconds
 STEADY = 0.01  # temperature of `mcmc`
+TRIES = 3  # changes per evaluation that is allowed, at most
 POPULATION, IMPROVED = 20, 20  # of `ga`: plans, and changes that each child is offered
 
 Report = Callable[[Progress], None] | None
@@ -31,7 +32,7 @@ Report = Callable[[Progress], None] | None
 class _Search:
     def __init__(self, evaluator: Evaluator, limits: Limits, seed: int) -> None:
         self.evaluator, self.limits, self.best = evaluator, limits, Best()
-        self.random, self.state = Random(seed), seeded(seed)
+        self.random, self.state, self.tries = Random(seed), seeded(seed), 0
 
     def value(self, x: Vector) -> float:
         found = self.evaluator.graded(x)
@@ -39,7 +40,8 @@ class _Search:
         return found
 
     def going(self) -> bool:
-        return self.limits.left(self.evaluator.evaluations) > 0
+        self.tries += 1  # a walk that has converged meets hardly a plan that is not known
+        return self.limits.left(self.evaluator.evaluations) > 0 and self.tries < TRIES * (self.limits.evaluations or 1)
 
     def spent(self) -> float:
         return self.evaluator.evaluations / (self.limits.evaluations or 1)
