@@ -12,6 +12,7 @@ in rows over the units of work, which are filled the first time that they are as
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -270,7 +271,8 @@ def _cache_levels(workload: Workload, options: Sequence[tuple[Placed, ...]]) -> 
         ),
         default=0.0,
     )
-    return [int(largest * CACHE_STEP**level * 1e4) / 1e4 for level in range(CACHE_LEVELS)]  # a plan's figure is short
+    # a plan's figure is short, and holds as many sequences as it was meant for
+    return [math.ceil(largest * CACHE_STEP**level * 1e4) / 1e4 for level in range(CACHE_LEVELS)]
 
 
 def _memory(name: str, placed: Sequence[Placed], replica: Replica, workload: Workload) -> Floats:
