@@ -16,9 +16,8 @@ from hetrl.search import solve
 from hetrl.workload import Workload, architecture
 from tests.search.brute_force import BruteForce
 
-EVALUATIONS = 20_000
+EVALUATIONS = 200_000
 NEAR = 0.005  # relative
-MISSED = {"near": 0.06}  # what the searches miss as yet: a small pipeline over two sites
 EXACT = 1e-9
 
 
@@ -92,10 +91,10 @@ def test_best_of_all_plans_is_legal_and_valued_as_predicted(name: str, mode: str
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_sha_ea_finds_the_best_of_all_plans(name: str, mode: str, seed: int) -> None:
     plan = solve(_problem(name, mode), "sha-ea", 600.0, seed, evaluations=EVALUATIONS)
-    assert -EXACT <= _excess(plan, name, mode) <= MISSED.get(name, NEAR)
+    assert -EXACT <= _excess(plan, name, mode) <= NEAR
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_ilp_finds_nearly_the_best_of_all_plans(name: str, mode: str) -> None:
     plan = solve(_problem(name, mode), "ilp", 60.0, 0)
-    assert -EXACT <= _excess(plan, name, mode) <= MISSED.get(name, NEAR)
+    assert -EXACT <= _excess(plan, name, mode) <= NEAR
