@@ -22,7 +22,7 @@ from hetrl.runtime.run.context import Context
 from hetrl.runtime.run.rollout import settings_of
 from hetrl.runtime.vllm.command import command_of, environment_of
 from hetrl.search.assemble import Made, plan_of
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING, REFERENCE_INFERENCE
 from lab.planned.random_plans import LAYERS, SAMPLES, write_experiment
 from launch.render import commands, render
 from launch.site_ways import links_of
@@ -139,6 +139,7 @@ CHANGES: Mapping[str, tuple[tuple[Callable[[Problem], Plan], Change], ...]] = {
         for name, server in ((ACTOR_TRAINING, ()), (REFERENCE_INFERENCE, ()), (ACTOR_GENERATION, (0.02, 16)))
     ),
     "weight_sync.encoding": ((apart, lambda p: replace(p, weight_sync=replace(p.weight_sync, encoding="delta"))),),
+    "weight_sync.routes.model": ((apart, route(model=CRITIC_TRAINING)),),
     "weight_sync.routes.source": ((apart, route(source="gamma")),),
     "weight_sync.routes.target": ((apart, route(target="alpha")),),
     "weight_sync.routes.streams": ((apart, route(streams=8)),),
