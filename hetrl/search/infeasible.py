@@ -116,15 +116,15 @@ def _sequence_gb(space: Space, task: str, kind: int) -> float:
 FEW = 20_000  # evaluations: fewer say nothing of whether there is a plan
 
 
-def explain_infeasible(space: Space, budget_seconds: float, stopped_after: int | None = None) -> InfeasibleError:
+def explain_infeasible(space: Space, searched: str, raised: str, compared: int | None = None) -> InfeasibleError:
     """Return the error of a search that found nothing although each task alone would fit.
 
-    `stopped_after` says how many plans it compared until the clock ended it.
+    `searched` says how far it went ("within 5 s"), `raised` the setting that lets it go on, `compared` how many plans
+    it valued, where that may be too few.
     """
-    if stopped_after is not None and stopped_after < FEW:
+    if compared is not None and compared < FEW:
         return InfeasibleError(
-            f"no plan found within {budget_seconds:g} s, in which {stopped_after:,} were compared, too few to say that "
-            "there is none: raise planner.budget_seconds (--budget)"
+            f"no plan found {searched}; {compared:,} were compared, too few to say that there is none: raise {raised}"
         )
     task = max(space.problem.workload.tasks, key=lambda name: least_gb(space, name))
     needed = least_gb(space, task)
@@ -134,9 +134,9 @@ def explain_infeasible(space: Space, budget_seconds: float, stopped_after: int |
     missing = max(math.ceil((needed * 1.3 - usable) / _gpu_gb(space, best)), 1)  # and some room for activations
     trainer = ACTOR_TRAINING if task not in TRAININGS else task
     return InfeasibleError(
-        f"no plan found within {budget_seconds:g} s: {task} alone needs {needed:.0f} GB of {usable:.0f} GB usable "
+        f"no plan found {searched}: {task} alone needs {needed:.0f} GB of {usable:.0f} GB usable "
         f"before activations, all tasks together {resident:.0f} GB; add {missing} x {best}, shorten the sequences "
-        f"(activations of {trainer}), raise planner.budget_seconds, or link the sites that have no link"
+        f"(activations of {trainer}), raise {raised}, or link the sites that have no link"
     )
 
 

@@ -122,7 +122,9 @@ def plan(
     if interrupted and best.seconds == np.inf:
         raise KeyboardInterrupt
     if winner is None:
-        raise explain_infeasible(space, budget_seconds, compared if time.monotonic() >= deadline else None)
+        if evaluations is None or time.monotonic() >= deadline:
+            raise explain_infeasible(space, f"within {budget_seconds:g} s", "planner.budget_seconds", compared)
+        raise explain_infeasible(space, f"in {evaluations:,} evaluations", "planner.evaluations", compared)
     whole = winner.assemble(best.x, made)
     if best.value >= INFEASIBLE:
         raise explain_broken_bounds(whole, space.problem)
