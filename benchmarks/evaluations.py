@@ -1,7 +1,7 @@
 """Compare searches where evaluations are dear: the best plan after 5,000, 20,000, 50,000 and 200,000 of them.
 
 for each case, search and number of evaluations: a search of its own with that bound, with so many seeds each
-the best of all is the case's best known; gap: median / best known - 1, both predicted by our model
+the page tells the medians over the seeds, beside the best of all; all are predicted by our model
 """
 
 from __future__ import annotations

@@ -252,6 +252,6 @@ class _Run:
     def _note(self, arms: list[Arm]) -> None:
         for arm in arms:
             for population in arm:
-                place = int(population.values.value.argmin())
-                x = population.values.x[place]
-                self.best.offer(self.evaluator.graded(x), x, self.evaluator)
+                if _best_value(population) < np.inf:  # no child has been valued otherwise
+                    x = population.values.x[int(population.values.value.argmin())]
+                    self.best.offer(self.evaluator.graded(x), x, self.evaluator)

@@ -122,7 +122,7 @@ class Population(NamedTuple):
     """Candidates of one grouping, and behind them the best one that annealing has met."""
 
     x: Genes2  # [candidate + 1, gene]
-    value: Floats1  # [candidate + 1] of the objective, infinite where there is none
+    value: Floats1  # [candidate + 1] of the objective, guided (`evolve.h`); infinite where there is none
     floats: Floats2  # [candidate + 1, ..] their parts
     ints: Ints2
     child: Genes1  # [gene] the candidate that waits for a row
