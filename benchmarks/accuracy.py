@@ -13,6 +13,7 @@ from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.measure.calibrate import Residual, fit, read_points, residuals
 
 MEDIAN, WORST = 0.08, 0.25  # to reach, on the calibration set
+MEDIAN_LEFT_OUT, WORST_LEFT_OUT = 0.05, 0.25  # to reach, where a point is left out of the fit
 
 
 def unseen() -> list[Residual]:
@@ -31,12 +32,17 @@ def summary(found: list[Residual]) -> tuple[float, float]:
     return statistics.median(errors), max(errors)
 
 
+def _verdict(reached: bool) -> str:
+    return "reached" if reached else "not reached"
+
+
 def main() -> None:
     """Predict all points, write the result."""
     seen = residuals(read_points(), calibrated())
     left_out = unseen()
     (median, worst), (median_unseen, worst_unseen) = summary(seen), summary(left_out)
-    verdict = "reached" if median <= MEDIAN and worst <= WORST else "not reached"
+    verdict = _verdict(median <= MEDIAN and worst <= WORST)
+    unseen_verdict = _verdict(median_unseen <= MEDIAN_LEFT_OUT and worst_unseen <= WORST_LEFT_OUT)
     rows = [
         f"| {one.point.name} | {one.point.source} | {one.point.value:g} | {one.predicted:.4g} | {one.error:+.1%} "
         f"| {other.error:+.1%} |"
@@ -46,8 +52,9 @@ def main() -> None:
         [
             f"`hetrl predict` against {len(seen)} published measurements, the ones it is calibrated on: median error "
             f"{median:.1%}, worst {worst:.1%} (to reach: {MEDIAN:.0%} and {WORST:.0%}; {verdict}). The last column "
-            f"predicts each point by a fit to the others: median {median_unseen:.1%}, worst {worst_unseen:.1%}. Units: "
-            "tokens/s for generation, tokens/s per GPU for training, milliseconds for layers.",
+            f"predicts each point by a fit to the others: median {median_unseen:.1%}, worst {worst_unseen:.1%} "
+            f"(to reach: {MEDIAN_LEFT_OUT:.0%} and {WORST_LEFT_OUT:.0%}; {unseen_verdict}). Units: tokens/s for "
+            "generation, tokens/s per GPU or seconds per step for training, milliseconds for layers.",
             "",
             "| point | source | measured | predicted | error | error when left out |",
             "| --- | --- | --- | --- | --- | --- |",

@@ -151,9 +151,14 @@ def training_seconds(stage: StageShape, tokens: float, sequence: float, recomput
 
 
 def _forward_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
-    """Return the time of products, and beside them of what norms, activations, residuals and the loss move."""
-    device = stage.rates
-    products = tokens * forward_flops(stage, sequence) / device.training_flops
+    """Return the time of products, and beside them of what norms, activations, residuals and the loss move.
+
+    Attention's products run at a rate of their own: the softmax between them is no product, half of each tile on the
+    diagonal is thrown away, and the backward pass computes the scores again (FlashAttention-2, arXiv 2307.08691).
+    """
+    device, linear = stage.rates, forward_flops(stage, 0)
+    attention = (forward_flops(stage, sequence) - linear) / device.attention
+    products = tokens * (linear + attention) / device.training_flops
     return products + tokens * activation_traffic_bytes(stage) / device.activation_bytes_per_s
 
 
@@ -182,10 +187,10 @@ def decode_seconds(stage: StageShape, batch: float, context: float) -> float:
     return overlapped(products, weight_seconds(stage)) + keys / device.decode_bytes
 
 
-def optimizer_seconds(stage: StageShape, shards: int) -> float:
-    """Return the time of one Adam update: 30 bytes per parameter through memory (read 16, write 14), sharded.
+def optimizer_seconds(stage: StageShape, shards: int, moved: int = 30) -> float:
+    """Return the time of one Adam update: `moved` bytes per parameter through memory (read 16, write 14), sharded.
 
     Source: bytes of mixed-precision Adam (ZeRO, arXiv 1910.02054, section 3.1): gradient, master, two moments, weight.
     """
     device = stage.rates
-    return stage.parameters / shards * 30 / device.memory_bytes_per_s + device.overhead.optimizer_step
+    return stage.parameters / shards * moved / device.memory_bytes_per_s + device.overhead.optimizer_step

@@ -5,21 +5,11 @@ Three sources, the first that has a number wins:
     measured    on a machine of this type by `hetrl profile`; `with_measured` puts it before the others
     calibrated  `hetrl/catalogue/efficiencies.yaml`, which `hetrl calibrate` writes from the published points in
                 `calibration_points.yaml`
-    inferred    from the calibrated shares of other types; `uncalibrated` lists it:
-
-    decode     the share of the nearest calibrated type (`_BOARDS`): memory controllers of one kind lose alike
-    prefill,   Ampere, Volta: the A100's share
-    training   Ada, Hopper: the same, but no more than the board's power feeds, FLOPs per joule x watts / peak; they are
-               Ada:    those of the calibrated board that its power holds back (L4 in prefill, L40S in training)
-               Hopper: those of the A100 / 0.7, for its process takes 30 % less power at the same speed
-
-The cap is physics: dense products run at the data sheet's rate only where the power limit feeds them. An A100 (1.3 W
-per TFLOPS) is not held back, an L4 (0.6 W) and an L40S (1.0 W) are, and so is an H100 (0.7 W).
+    inferred    from the calibrated shares of other types (`hetrl.cost.inferred`); `uncalibrated` lists it
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -28,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from hetrl.cost.inferred import inferred_share
 from hetrl.errors import UsageError, nearest
 from hetrl.gpus import PHASES, GpuType, gpu_type, is_cpu
 from hetrl.hardware import bytes_per_second
@@ -55,6 +46,7 @@ class Overhead:
     """Seconds that do not shrink with the model: launches, schedulers, requests."""
 
     decode_step: float  # one step of the rollout engine: schedule, launch, sample, detokenise
+    decode_all_reduce: float  # each all-reduce of a decode step beside its bytes: launch, ranks that wait for others
     generation_call: float  # one batch of requests: HTTP, tokenisation, queue
     micro_batch: float  # forward and backward of one micro-batch on one stage: launches
     optimizer_step: float  # one optimiser step: gradient norm, launch, logging
@@ -62,10 +54,12 @@ class Overhead:
     weight_version: float  # one version on one replica: pause, load, resume
 
 
-PLANNED_ENGINE = "vllm-0.23"  # the calibrated release nearest to the one that runs
-# Estimates of launch and request times, small against any real model; decode_step is fitted.
+PLANNED_ENGINE = "vllm-0.30"  # the calibrated release nearest to the one that runs
+REFERENCE = "llm-foundry"  # the trainer with the most points; the rates of the others are relative to its own
+# Estimates of launch and request times, small against any real model; those of a decode step are fitted.
 _GPU_OVERHEAD = Overhead(
     decode_step=0.0,
+    decode_all_reduce=0.0,
     generation_call=0.1,
     micro_batch=0.002,
     optimizer_step=0.02,
@@ -76,59 +70,27 @@ _GPU_OVERHEAD = Overhead(
 # CPU), so that the predictions come near the medians of a quickstart: generation 0.17 s, training 0.07 s, sync 0.13 s.
 _CPU_OVERHEAD = Overhead(
     decode_step=0.010,
+    decode_all_reduce=0.0,
     generation_call=0.120,
     micro_batch=0.030,
     optimizer_step=0.030,
     inference_call=0.030,
     weight_version=0.130,
 )
-_CPU = 0.5  # in every phase: as much an estimate as the catalogue's row
-
-
-@dataclass(frozen=True)
-class _Board:
-    """`kind` of architecture, calibrated type with the `nearest` memory, power limit (the vendor's data sheet)."""
-
-    kind: str
-    nearest: str
-    watts: float
-
-
-_A100 = "a100-40gb"  # has a point in every phase, and power to spare
-_ADA_HELD_BACK = {"prefill": "l4", "training": "l40s"}
-_HOPPER_POWER = 0.7  # TSMC N5 against N7, at the same speed (IEDM 2019); Hopper is made in 4N, of the N5 family
-_BOARDS = {
-    "a100-40gb": _Board("ampere", "a100-40gb", 400),
-    "a100-80gb": _Board("ampere", "a100-80gb", 400),
-    "a100-hetrl": _Board("ampere", "a100-80gb", 400),
-    "a40": _Board("ampere", "l4", 300),  # GDDR6, like L4
-    "a10g": _Board("ampere", "l4", 150),
-    "l4": _Board("ada", "l4", 72),
-    "l40": _Board("ada", "l4", 300),
-    "l40s": _Board("ada", "l4", 350),
-    "rtx-4090": _Board("ada", "l4", 450),
-    "h100": _Board("hopper", "a100-80gb", 700),  # HBM, like A100
-    "h200": _Board("hopper", "a100-80gb", 700),
-    "gh200": _Board("hopper", "a100-80gb", 700),
-    "h20": _Board("hopper", "a100-80gb", 400),
-    # Made in processes of the same family, and with HBM: 4NP, 4NP and N5.
-    "b200": _Board("hopper", "a100-80gb", 1000),
-    "gb200": _Board("hopper", "a100-80gb", 1200),
-    "mi300x": _Board("hopper", "a100-80gb", 750),
-    "v100": _Board("volta", "a100-40gb", 300),
-}
 
 
 @dataclass(frozen=True)
 class Rates:
     """What one device really does: bytes and FLOPs per second of each phase, usable memory, fixed times.
 
-    `activation_bytes_per_s` is the rate of what training moves beside its products.
+    `attention` is the share of `training_flops` that attention's products reach, `activation_bytes_per_s` the rate of
+    what training moves beside all products.
     """
 
     decode_bytes: float
     prefill_flops: float
     training_flops: float
+    attention: float
     activation_bytes_per_s: float
     memory_bytes_per_s: float
     host_bytes_per_s: float
@@ -144,15 +106,20 @@ class Rates:
 class Efficiencies:
     """The fitted numbers: shares per type and phase, fixed seconds per decode step of each engine release.
 
-    `engine_of` names the release that a type's points were measured with. `activation_traffic` scales the bytes that
-    training moves beside its products, `exposed` is the part of a sharded model's communication that compute does not
-    hide. `measured` has shares that stand in for those of `shares` and for what is inferred from them, `given` rates of
-    a type that stand in for what follows from its shares, `described` types that the catalogue does not have.
+    `engine_of` names the release that a type's points were measured with, `decode_all_reduce` are seconds of
+    `Overhead`. Of training: `trainers` are the rates of products of each trainer, relative to those of `REFERENCE`;
+    `attention` is the share of them that attention reaches; `activation_traffic` scales the bytes that are moved beside
+    products, `exposed` is the part of a sharded model's communication that compute does not hide. `measured` has shares
+    that stand in for those of `shares` and for what is inferred from them, `given` rates of a type that stand in for
+    what follows from its shares, `described` types that the catalogue does not have.
     """
 
     shares: Mapping[str, Mapping[str, float]]
     step_seconds: Mapping[str, float]
     engine_of: Mapping[str, str] = field(default_factory=dict)
+    decode_all_reduce: float = 0.0
+    trainers: Mapping[str, float] = field(default_factory=dict)
+    attention: float = 1.0
     activation_traffic: float = 1.0
     exposed: float = 0.0
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -187,11 +154,13 @@ class Efficiencies:
 
     def _rates(self, gpu: str) -> Rates:
         entry, share = self._entry(gpu), self.of(gpu)
-        planned = replace(_GPU_OVERHEAD, decode_step=self.step_seconds[PLANNED_ENGINE])
+        step, reduce = self.step_seconds[PLANNED_ENGINE], self.decode_all_reduce
+        planned = replace(_GPU_OVERHEAD, decode_step=step, decode_all_reduce=reduce)
         return Rates(
             decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
             prefill_flops=entry.peak_tflops * 1e12 * share.prefill,
             training_flops=entry.peak_tflops * 1e12 * share.training,
+            attention=self.attention,
             activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(self.activation_traffic, 1e-9),
             memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
             host_bytes_per_s=bytes_per_second(entry.host_gbps),
@@ -204,27 +173,10 @@ class Efficiencies:
         measured = self.measured.get(gpu, {})
         known = {**self.shares.get(gpu, {}), **measured}
         missing = tuple(phase for phase in PHASES if phase not in known)
-        decode, prefill, training = (known.get(phase) or self._inferred_share(gpu, phase) for phase in PHASES)
+        decode, prefill, training = (
+            known.get(phase) or inferred_share(self.shares, self._entry(gpu), phase) for phase in PHASES
+        )
         return Efficiency(decode, prefill, training, missing, tuple(phase for phase in PHASES if phase in measured))
-
-    def _inferred_share(self, gpu: str, phase: str) -> float:
-        if is_cpu(gpu):
-            return _CPU
-        if like := self._entry(gpu).like:
-            return self.shares.get(like, {}).get(phase) or self._inferred_share(like, phase)
-        board = _BOARDS.get(gpu, _BOARDS[_A100])
-        if phase == "decode":
-            return self.shares[board.nearest][phase]
-        fed = self._flops_per_joule(board.kind, phase) * board.watts / (self._entry(gpu).peak_tflops * 1e12)
-        return min(self.shares[_A100][phase], fed)
-
-    def _flops_per_joule(self, kind: str, phase: str) -> float:
-        """Return what one joule computes on a power-limited board of this kind; infinite where power suffices."""
-        if kind not in ("ada", "hopper"):
-            return math.inf
-        board = _ADA_HELD_BACK[phase] if kind == "ada" else _A100
-        reached = self.shares[board][phase] * gpu_type(board).peak_tflops * 1e12 / _BOARDS[board].watts
-        return reached / (_HOPPER_POWER if kind == "hopper" else 1.0)
 
     def engine_step_seconds(self, gpu: str, engine: str | None = None) -> float:
         """Return the fixed seconds per decode step of an engine release on a type.
@@ -239,6 +191,19 @@ class Efficiencies:
             known = ", ".join(sorted(self.step_seconds))
             raise UsageError(f'unknown engine "{name}"{nearest(name, self.step_seconds)}; known: {known}')
         return self.step_seconds[name]
+
+    def trainer_rate(self, trainer: str | None = None) -> float:
+        """Return how fast a trainer's products are, relative to those of `REFERENCE`.
+
+        Without one: the planned trainer, Megatron-core, of which no point is known; it counts as the reference. Raises
+        UsageError that names the nearest known one.
+        """
+        if trainer in (None, REFERENCE):
+            return 1.0
+        if trainer not in self.trainers:
+            known = ", ".join(sorted((REFERENCE, *self.trainers)))
+            raise UsageError(f'unknown trainer "{trainer}"{nearest(trainer, self.trainers)}; known: {known}')
+        return self.trainers[trainer]
 
     def uncalibrated(self, gpus: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return, for each type with any, the phases whose efficiency is inferred."""
@@ -258,6 +223,9 @@ def parse(document: Mapping[str, Any]) -> Efficiencies:
         shares={gpu: dict(shares) for gpu, shares in document["shares"].items()},
         step_seconds={name: float(entry["seconds"]) for name, entry in engines.items()},
         engine_of={gpu: name for name, entry in engines.items() for gpu in entry["measured_on"]},
+        decode_all_reduce=float(document["decode_all_reduce_seconds"]),
+        trainers={name: float(rate) for name, rate in document["training"]["trainers"].items()},
+        attention=float(document["training"]["attention"]),
         activation_traffic=float(document["training"]["activation_traffic"]),
         exposed=float(document["training"]["exposed_communication"]),
     )

@@ -30,8 +30,8 @@ def step_seconds(server: Server, batch: float, context: float, fixed: float | No
     """Return the time in which each of `batch` running sequences gains one token.
 
     With p stages the batch is p groups in flight and every stage reads its weights again for each of them:
-    max(sum of stages + hops, p x slowest stage). Two all-reduces per layer join the tensor-parallel ranks. `fixed` is
-    the time that a step takes beside them, that of the planned engine unless it is given.
+    max(sum of stages + hops, p x slowest stage). Two all-reduces per layer join the tensor-parallel ranks, each with a
+    fixed time of its own. `fixed` is the time that a step takes beside them, that of the planned engine unless given.
     """
     part = batch / len(server)
     latency, slowest = 0.0, 0.0
@@ -39,10 +39,18 @@ def step_seconds(server: Server, batch: float, context: float, fixed: float | No
         activation = activation_bytes(shape, part)
         stage = decode_seconds(shape, part, context)
         stage += shape.rates.overhead.decode_step if fixed is None else fixed
-        stage += 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, activation, peers)
+        stage += decode_exchange_seconds(shape, activation, peers)
         latency += stage + (hop.seconds(activation) if hop else 0.0)
         slowest = max(slowest, stage)
     return max(latency, len(server) * slowest)
+
+
+def decode_exchange_seconds(shape: StageShape, activation: float, peers: Path | None) -> float:
+    """Return what the all-reduces of a decode step take on a stage, two per layer of so many bytes."""
+    if peers is None:
+        return 0.0
+    reduce = all_reduce_seconds(shape.tensor_parallel, activation, peers)
+    return 2 * shape.layers * (reduce + shape.rates.overhead.decode_all_reduce)
 
 
 def prompts_seconds(server: Server, prompts: float, prompt_tokens: float) -> float:

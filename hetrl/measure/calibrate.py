@@ -1,7 +1,9 @@
 """Fit the efficiencies of the cost model to published measurements.
 
-for each GPU type with serving points: shares of decode and prefill, seconds per decode step of each engine release
-then over all training points together: the share of each type, traffic of activations, exposed communication
+over all serving points: shares of decode and prefill of each GPU type, seconds per decode step of each engine release
+                         and per all-reduce between tensor-parallel ranks
+over all training points: the share of each type, the rate of each trainer and of attention, traffic of activations,
+                         exposed communication
     minimise  sum over points of log(predicted / measured)^2 + sum over parameters of (0.1 log10(p / prior))^2
 
 Every parameter is positive and fitted in its logarithm by Gauss-Newton steps with halving. The priors are wide (ten
@@ -12,7 +14,7 @@ physical value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -21,28 +23,44 @@ from typing import Any, TypeVar
 import numpy
 import yaml
 
-from hetrl.cost.answer import Answer
-from hetrl.cost.answers import decode_layer, generation, prefill_layer, training
-from hetrl.cost.efficiency import Efficiencies
-from hetrl.cost.solo import SoloTraining
+from hetrl.cost.efficiency import PLANNED_ENGINE, REFERENCE, Efficiencies
 from hetrl.describe.yaml_file import read_mapping
 from hetrl.errors import UsageError, nearest
+from hetrl.questions.answer import Answer
+from hetrl.questions.serving import decode_layer, generation, prefill_layer
+from hetrl.questions.step import SoloTraining
+from hetrl.questions.training import training
 from hetrl.workload import architecture
 
 POINTS = "calibration_points.yaml"
-MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "milliseconds")
+MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "seconds_per_step", "milliseconds")
 SERVING: Mapping[str, Callable[..., Answer]] = {  # kind of point -> what answers it
     "generation": generation,
     "decode-layer": decode_layer,
     "prefill-layer": prefill_layer,
 }
 KINDS = (*SERVING, "training")
-PRIOR = {"decode": 0.8, "prefill": 0.75, "training": 0.6, "step": 0.002, "activation_traffic": 1.0, "exposed": 0.2}
+PRIOR = {
+    "decode": 0.8,
+    "prefill": 0.75,
+    "training": 0.6,
+    "step": 0.002,
+    "all_reduce": 2e-5,
+    "trainer": 1.0,
+    "attention": 0.6,
+    "activation_traffic": 1.0,
+    "exposed": 0.2,
+}
+SHARES = ("decode", "prefill", "training")
+_ALONE = (
+    ("step", PLANNED_ENGINE),
+    *((name, "") for name in ("all_reduce", "attention", "activation_traffic", "exposed")),
+)
 PRIOR_WEIGHT = 0.1 / math.log(10)  # a parameter ten times its prior counts as much as a point that is off by 10 %
 _STEP = 1e-4  # of the finite differences
 _ROUNDS = 40
 Key = TypeVar("Key")
-Parameters = dict[tuple[str, str], float]  # (kind, GPU type, engine release or nothing) -> value
+Parameters = dict[tuple[str, str], float]  # (kind, GPU type, engine release, trainer or nothing) -> value
 
 
 @dataclass(frozen=True)
@@ -125,25 +143,21 @@ def predicted(point: Point, numbers: Efficiencies) -> float:
         answer = training(SoloTraining(architecture=model, gpu=gpu, efficiencies=numbers, **asked))
     else:
         answer = SERVING[point.kind](model, gpu, efficiencies=numbers, **asked)
+    if point.measure == "seconds_per_step":
+        return answer.seconds
     return float(answer.seconds * 1e3 if point.measure == "milliseconds" else answer.to_json()[point.measure])
 
 
 def fit(points: Sequence[Point], without: Point | None = None) -> Efficiencies:
-    """Return the fitted numbers; types and phases without points have none.
+    """Return the fitted numbers; types, phases and trainers without points have none.
 
-    `without` leaves one of the points out of the squares: what the others say of it.
+    `without` leaves one of the points out: what the others say of it.
     """
-    serving = [point for point in points if point.kind in SERVING and point != without]
-    start = _start(points)
-    for gpu in dict.fromkeys(point.gpu for point in serving):
-        own = [point for point in serving if point.gpu == gpu]
-        keys = [key for key in start if key[0] in ("decode", "prefill") and key[1] == gpu]
-        engines = dict.fromkeys(str(point.question["engine"]) for point in own if "engine" in point.question)
-        start.update(_least_squares(own, start, [*keys, *(("step", engine) for engine in engines)], points))
-    trained = [point for point in points if point.kind == "training" and point != without]
-    keys = [key for key in start if key[0] in ("training", "activation_traffic", "exposed")]
-    start.update(_least_squares(trained, start, keys, points))
-    return _fitted(start, points)
+    kept = [point for point in points if point != without]
+    found = {key: PRIOR[key[0]] for key in _keys(kept)}
+    for own in ([p for p in kept if p.kind in SERVING], [p for p in kept if p.kind not in SERVING]):
+        found.update(_least_squares(own, found))
+    return _fitted(found, points)
 
 
 def residuals(points: Sequence[Point], numbers: Efficiencies) -> list[Residual]:
@@ -151,40 +165,49 @@ def residuals(points: Sequence[Point], numbers: Efficiencies) -> list[Residual]:
     return [Residual(point, predicted(point, numbers)) for point in points]
 
 
-def _start(points: Sequence[Point]) -> Parameters:
-    values: Parameters = {}
+def _keys(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
+    """Yield the parameters that these points tell something of; a decode step tells little of products."""
     for point in points:
-        phases = ("training",) if point.kind == "training" else ("decode", "prefill")
-        values |= {(phase, point.gpu): PRIOR[phase] for phase in phases}
+        if point.kind == "training":
+            yield from (("training", point.gpu), ("attention", ""), ("activation_traffic", ""), ("exposed", ""))
+        else:
+            yield from (("decode", point.gpu), ("all_reduce", ""))
+        if point.kind in ("generation", "prefill-layer"):
+            yield "prefill", point.gpu
         if "engine" in point.question:
-            values["step", str(point.question["engine"])] = PRIOR["step"]
-    return {**values, ("activation_traffic", ""): PRIOR["activation_traffic"], ("exposed", ""): PRIOR["exposed"]}
+            yield "step", str(point.question["engine"])
+        if point.question.get("trainer", REFERENCE) != REFERENCE:
+            yield "trainer", str(point.question["trainer"])
 
 
 def _fitted(values: Parameters, points: Sequence[Point]) -> Efficiencies:
+    """Return the numbers of these parameters; what has none is at its prior, but shares, which are inferred then."""
     shares: dict[str, dict[str, float]] = {}
     for (kind, gpu), value in values.items():
-        if kind in ("decode", "prefill", "training"):
+        if kind in SHARES:
             shares.setdefault(gpu, {})[kind] = min(value, 1.0)
+    known = dict.fromkeys(key for key in _keys(points) if key[0] not in SHARES)
+    rest = {key: PRIOR[key[0]] for key in (*known, *_ALONE)} | values
     return Efficiencies(
         shares=shares,
-        step_seconds={name: value for (kind, name), value in values.items() if kind == "step"},
+        step_seconds={name: value for (kind, name), value in rest.items() if kind == "step"},
         engine_of={point.gpu: str(point.question["engine"]) for point in points if "engine" in point.question},
-        activation_traffic=values["activation_traffic", ""],
-        exposed=min(values["exposed", ""], 1.0),
+        decode_all_reduce=rest["all_reduce", ""],
+        trainers={name: value for (kind, name), value in rest.items() if kind == "trainer"},
+        attention=rest["attention", ""],
+        activation_traffic=rest["activation_traffic", ""],
+        exposed=min(rest["exposed", ""], 1.0),
     )
 
 
-def _least_squares(
-    points: Sequence[Point], start: Parameters, keys: Sequence[tuple[str, str]], all_points: Sequence[Point]
-) -> Parameters:
-    """Return the values of the parameters `keys` that minimise the squares; all others stay."""
+def _least_squares(points: Sequence[Point], beside: Parameters) -> Parameters:
+    """Return the values of these points' parameters that minimise the squares; those `beside` stay."""
 
     def ratios(values: Parameters) -> list[float]:
-        numbers = _fitted({**start, **values}, all_points)
+        numbers = _fitted({**beside, **values}, points)
         return [predicted(point, numbers) / point.value for point in points]
 
-    return fit_ratios(ratios, {key: PRIOR[key[0]] for key in keys})
+    return fit_ratios(ratios, {key: PRIOR[key[0]] for key in _keys(points)})
 
 
 def fit_ratios(ratios: Callable[[dict[Key, float]], Sequence[float]], priors: Mapping[Key, float]) -> dict[Key, float]:
@@ -225,12 +248,15 @@ def document(numbers: Efficiencies, found: Sequence[Residual]) -> str:
             "seconds": seconds,
             "measured_on": sorted(g for g, e in numbers.engine_of.items() if e == name),
         }
-        for name, seconds in numbers.step_seconds.items()
+        for name, seconds in sorted(numbers.step_seconds.items())
     }
     body = {
-        "shares": {gpu: dict(shares) for gpu, shares in numbers.shares.items()},
+        "shares": {gpu: dict(shares) for gpu, shares in sorted(numbers.shares.items())},
         "decode_step_seconds": engines,
+        "decode_all_reduce_seconds": numbers.decode_all_reduce,
         "training": {
+            "trainers": dict(numbers.trainers),
+            "attention": numbers.attention,
             "activation_traffic": numbers.activation_traffic,
             "exposed_communication": numbers.exposed,
         },
@@ -252,6 +278,7 @@ def document(numbers: Efficiencies, found: Sequence[Residual]) -> str:
 _HEADER = """\
 # Written by `hetrl calibrate` from calibration_points.yaml; do not edit. docs/cost-model.md explains each number.
 # shares: of the memory bandwidth (decode) and of the matrix peak (prefill, training) that a type reaches.
+# trainers: rates of products, relative to llm-foundry's.
 """
 
 
@@ -265,6 +292,9 @@ def rounded(numbers: Efficiencies) -> Efficiencies:
         numbers,
         shares={gpu: {phase: _rounded(v) for phase, v in shares.items()} for gpu, shares in numbers.shares.items()},
         step_seconds={name: _rounded(seconds) for name, seconds in numbers.step_seconds.items()},
+        decode_all_reduce=_rounded(numbers.decode_all_reduce),
+        trainers={name: _rounded(rate) for name, rate in numbers.trainers.items()},
+        attention=_rounded(numbers.attention),
         activation_traffic=_rounded(numbers.activation_traffic),
         exposed=_rounded(numbers.exposed),
     )

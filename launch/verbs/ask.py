@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetrl.cost.answer import Answer
     from hetrl.cost.efficiency import Efficiencies
     from hetrl.hardware import Topology
     from hetrl.measure.calibrate import Residual
+    from hetrl.questions.answer import Answer
 
 _SERVING = ("architecture", "gpu", "tp")
 TASKS: dict[str, tuple[str, ...]] = {  # task -> its options
@@ -23,7 +23,7 @@ TASKS: dict[str, tuple[str, ...]] = {  # task -> its options
     "prefill-layer": (*_SERVING, "tokens", "context"),
     "training": (
         *("architecture", "gpu", "gpus", "sequence", "samples", "tp", "pp", "dp", "micro_batch", "recompute"),
-        *("sharding", "offload", "gradient_dtype", "node_gpus", "nic_gbps"),
+        *("sharding", "offload", "gradient_dtype", "trainer", "optimizer_dtype", "node_gpus", "nic_gbps"),
     ),
     "inference": (*_SERVING, "pp", "samples", "sequence", "micro_batch"),
     "weight-sync": ("architecture", "topology", "source", "target", "encoding", "changed"),
@@ -49,6 +49,8 @@ def add_questions(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--sharding", choices=("none", "optimizer", "full"), help="full: FSDP; optimizer: ZeRO-1")
     verb.add_argument("--offload", choices=("none", "optimizer", "all"), help="to host memory, in training")
     verb.add_argument("--gradient-dtype", choices=("fp32", "bf16"), help="what the reduction sends")
+    verb.add_argument("--trainer", help="whose speed counts, as torchtitan (hetrl's own: Megatron-core)")
+    verb.add_argument("--optimizer-dtype", choices=("fp32", "bf16"), help="of Adam's state; bf16 has no master")
     verb.add_argument("--nic-gbps", type=float, help="network of a node, one direction")
     verb.add_argument("--topology", type=Path, nargs="+", metavar="FILE", help="a scenario, or sites and a links file")
     verb.add_argument("--from", dest="source", nargs="+", metavar="SITE", help="sites that train")
@@ -107,16 +109,17 @@ def _efficiencies(files: Sequence[Path] | None) -> Efficiencies:
 
 def answer(arguments: argparse.Namespace) -> Answer:
     """Return the answer; raises UsageError for options that the task does not take, or lacks."""
-    from hetrl.cost import answers as predict
-    from hetrl.cost.answers_sync import weight_sync
-    from hetrl.cost.solo import SoloTraining
+    from hetrl.questions import serving
+    from hetrl.questions.step import SoloTraining
+    from hetrl.questions.training import training
+    from hetrl.questions.weight_sync import weight_sync
     from hetrl.workload import architecture
 
     asked = _asked(arguments) | {"efficiencies": _efficiencies(arguments.measured)}
     asked["model"] = architecture(asked.pop("architecture"))
     if arguments.task == "training":
         names = {"model": "architecture", "tp": "tensor", "pp": "pipeline", "dp": "data"}
-        return predict.training(SoloTraining(**{names.get(name, name): value for name, value in asked.items()}))
+        return training(SoloTraining(**{names.get(name, name): value for name, value in asked.items()}))
     if arguments.task == "weight-sync":
         asked["topology"] = _topology(asked["topology"])
         names = {"source": "sources", "target": "targets"}
@@ -124,10 +127,10 @@ def answer(arguments: argparse.Namespace) -> Answer:
     if arguments.task == "prefill-layer" and "context" in asked:
         asked["sequence"] = asked.pop("context")
     functions: dict[str, Callable[..., Answer]] = {
-        "generation": predict.generation,
-        "decode-layer": predict.decode_layer,
-        "prefill-layer": predict.prefill_layer,
-        "inference": predict.inference,
+        "generation": serving.generation,
+        "decode-layer": serving.decode_layer,
+        "prefill-layer": serving.prefill_layer,
+        "inference": serving.inference,
     }
     return functions[arguments.task](**asked)
 

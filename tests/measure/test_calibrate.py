@@ -28,7 +28,7 @@ def test_an_entry_with_lists_is_one_point_per_place() -> None:
 
 def test_every_point_names_known_things_and_a_source() -> None:
     points = read_points()
-    assert len(points) == 25
+    assert len(points) == 42
     for point in points:
         assert point.gpu in gpu_catalogue()
         assert point.question["architecture"] in architecture_catalogue()
@@ -45,18 +45,37 @@ def test_the_fit_meets_the_published_points() -> None:
 
 def test_the_fit_finds_the_numbers_that_made_the_points() -> None:
     serving = {"decode": 0.7, "prefill": 0.6}
+    trained = {"training": 0.5}
     truth = replace(
         calibrated(),
-        shares={**calibrated().shares, "a100-80gb": serving, "l4": {"decode": 0.9, "prefill": 0.5}},
-        step_seconds={"vllm-0.6": 0.005, "vllm-0.23": 0.001},
+        shares={
+            **calibrated().shares,
+            "a100-80gb": serving | trained,
+            "l4": {"decode": 0.9, "prefill": 0.5},
+            "h100": {"decode": 0.6, "prefill": 0.5, "training": 0.4},
+        },
+        step_seconds={"vllm-0.6": 0.005, "vllm-0.23": 0.001, "vllm-0.30": 0.002},
+        decode_all_reduce=4e-5,
+        trainers={"torchtitan": 1.2, "prime-rl": 0.8, "llmq": 1.1},
+        attention=0.4,
+        activation_traffic=0.7,
     )
-    points = [point for point in read_points() if point.kind != "training"]
-    made = [replace(point, value=predicted(point, truth)) for point in points]
-    again = fit([*made, *(point for point in read_points() if point.kind == "training")])
-    for gpu in ("a100-80gb", "l4"):
-        for phase in ("decode", "prefill"):
-            assert again.shares[gpu][phase] == pytest.approx(truth.shares[gpu][phase], rel=0.02)
+    again = fit([replace(point, value=predicted(point, truth)) for point in read_points()])
+    for gpu in ("a100-80gb", "l4", "h100"):
+        assert again.shares[gpu] == pytest.approx(truth.shares[gpu], rel=0.03)
     assert again.step_seconds["vllm-0.6"] == pytest.approx(0.005, rel=0.02)
+    assert again.decode_all_reduce == pytest.approx(4e-5, rel=0.1)
+    assert again.trainers == pytest.approx(truth.trainers, rel=0.05)
+    assert again.attention == pytest.approx(0.4, rel=0.1)
+
+
+def test_what_a_left_out_point_told_alone_is_inferred() -> None:
+    points = read_points()
+    (alone,) = (point for point in points if point.kind == "prefill-layer" and point.gpu == "l4")
+    found = fit(points, without=alone)
+    assert "prefill" not in found.shares["l4"]
+    assert found.of("l4").inferred == ("prefill", "training")
+    assert predicted(alone, found) == pytest.approx(alone.value, rel=0.25)
 
 
 def test_the_committed_file_is_what_the_command_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,20 +1,14 @@
-"""Training of one model alone on equal GPUs: seconds and memory of one optimiser step, and the best layout.
-
-for each offload, least first
-  for tensor x pipeline x data parallel, sharding, recompute, micro-batch that the question leaves open
-    keep those whose memory fits; the fastest is the answer
-nothing fits in any: the layout that needs the least memory is the answer, and does not fit
-"""
+"""One optimiser step of one model alone on equal GPUs, in one layout: its seconds and its memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 
 from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
+from hetrl.cost.memory import head_bytes, training_active_bytes
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import micro_batch_times, pipeline_seconds
@@ -22,13 +16,11 @@ from hetrl.gpus import gpu_type
 from hetrl.hardware import Device, Node, Site, Topology
 from hetrl.workload import Architecture
 
-SHARDINGS = ("none", "optimizer", "full")
-OFFLOADS = ("none", "optimizer", "all")
-MICRO_BATCHES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 STEP_TOKENS = 524_288  # per optimiser step unless samples are given: half a million, as pre-training recipes take,
 STEP_TOKENS_PER_GPU = 8192  # and more on many GPUs
 NODE_GPUS = 8
-LOGIT_BYTES = 6  # per logit: bf16, and its fp32 gradient (see `_active_bytes`)
+LOGIT_BYTES = 6  # per logit of a trainer that holds them all: bf16, and its fp32 gradient
+CHUNKED = ("prime-rl",)  # published trainers that make the loss by chunks of logits, as ours does
 _NVLINK_GBPS = 1000  # boards with faster lanes than any PCIe
 _FABRIC_GBPS = 200  # per GPU: one network card for each, as DGX and HGX systems are built
 _ETHERNET_GBPS = 100
@@ -51,8 +43,26 @@ class Parallelism:
 
 
 @dataclass(frozen=True)
+class Precision:
+    """Bytes per parameter of the `state` of Adam, of weights and gradients `beside` it, and `moved` by an update."""
+
+    state: int
+    beside: int
+    moved: int
+
+
+PRECISIONS = {
+    "fp32": Precision(12, 6, 30),  # bf16 weights, fp32 gradients, master and moments (ZeRO, arXiv 1910.02054, s. 3.1)
+    "bf16": Precision(4, 4, 14),  # all in bf16: weights, gradients and two moments, without a master
+}
+
+
+@dataclass(frozen=True)
 class SoloTraining:
-    """What is asked, of GPUs with these efficiencies: None leaves a choice to the search."""
+    """What is asked, of GPUs with these efficiencies: None leaves a choice to the search.
+
+    `trainer` is a published one (None: ours, Megatron-core), `optimizer_dtype` a key of `PRECISIONS`.
+    """
 
     architecture: Architecture
     gpu: str
@@ -66,6 +76,8 @@ class SoloTraining:
     recompute: str | None = None
     sharding: str | None = None
     offload: str | None = None
+    trainer: str | None = None
+    optimizer_dtype: str = "fp32"
     gradient_dtype: str | None = None  # None: bf16 with full sharding (FSDP's reduce_dtype), else fp32
     node_gpus: int = NODE_GPUS
     nic_gbps: float | None = None
@@ -73,8 +85,14 @@ class SoloTraining:
 
     @property
     def rates(self) -> Rates:
-        """Return the effective rates of the GPUs."""
-        return self.efficiencies.rates(self.gpu)
+        """Return the effective rates of the GPUs under the trainer."""
+        known = self.efficiencies.rates(self.gpu)
+        return replace(known, training_flops=known.training_flops * self.efficiencies.trainer_rate(self.trainer))
+
+    @property
+    def precision(self) -> Precision:
+        """Return the bytes per parameter."""
+        return PRECISIONS[self.optimizer_dtype]
 
 
 @dataclass(frozen=True)
@@ -97,54 +115,6 @@ def one_site(gpu: str, gpus: int, node_gpus: int, nic_gbps: float | None = None)
     return Topology((Site("site", tuple(Node(f"n{index}", gpu, size, nic_gbps=nic) for index in range(count))),))
 
 
-def best_step(asked: SoloTraining) -> OptimizerStep | None:
-    """Return the fastest step that fits; where none does, the one with the least memory; None: no legal layout."""
-    topology = one_site(asked.gpu, asked.gpus, asked.node_gpus, asked.nic_gbps)
-    usable = asked.rates.usable_gb
-    least: tuple[float, Parallelism] | None = None
-    for offload in OFFLOADS if asked.offload is None else (asked.offload,):
-        found = []
-        for layout in _layouts(asked, offload):
-            memory = memory_gb(asked, layout)
-            if memory <= usable:
-                found.append(step(asked, layout, topology))
-            if least is None or memory < least[0]:
-                least = (memory, layout)
-        if found:
-            return min(found, key=lambda one: one.seconds / one.tokens)
-    return step(asked, least[1], topology) if least else None
-
-
-def _layouts(asked: SoloTraining, offload: str) -> Iterator[Parallelism]:
-    model = asked.architecture
-    micro_batches = MICRO_BATCHES if asked.micro_batch is None else (asked.micro_batch,)
-    if asked.samples is not None:
-        micro_batches = tuple(size for size in micro_batches if size <= asked.samples)
-    recomputes = ("none", "full") if asked.recompute is None else (asked.recompute,)
-    shardings = SHARDINGS if asked.sharding is None else (asked.sharding,)
-    for tensor, pipeline, data in grids(asked):
-        if pipeline > model.layers or (asked.samples is not None and data > asked.samples):
-            continue
-        for sharding, recompute, size in product(shardings, recomputes, micro_batches):
-            # Of one replica there is nothing to share out; full sharding takes the place of the other two.
-            alone = sharding != "none" and data == 1 and asked.sharding is None
-            mixed = sharding == "full" and (pipeline > 1 or (tensor > 1 and asked.tensor is None))
-            if alone or mixed or (pipeline > 1 and offload == "all"):
-                continue
-            yield Parallelism(tensor, pipeline, data, size, recompute, sharding, offload)
-
-
-def grids(asked: SoloTraining) -> Iterator[tuple[int, int, int]]:
-    """Yield the legal (tensor, pipeline, data) of the question: they multiply to its GPUs."""
-    model, degrees = asked.architecture, [2**power for power in range(4)]
-    for tensor in degrees if asked.tensor is None else (asked.tensor,):
-        legal = tensor <= asked.node_gpus and model.heads % tensor == 0 and model.kv_heads % tensor == 0
-        for pipeline in (*degrees, 16) if asked.pipeline is None else (asked.pipeline,):
-            data, rest = divmod(asked.gpus, tensor * pipeline)
-            if legal and rest == 0 and data and asked.data in (None, data):
-                yield tensor, pipeline, data
-
-
 @lru_cache(maxsize=1024)
 def even_stages(model: Architecture, rates: Rates, tensor: int, pipeline: int) -> tuple[StageShape, ...]:
     """Return the stages of a pipeline that shares out the layers as evenly as whole ones allow."""
@@ -161,42 +131,44 @@ def memory_gb(asked: SoloTraining, layout: Parallelism) -> float:
     tokens = layout.micro_batch * asked.sequence
     sizes = []
     for index, shape in enumerate(shapes):
-        active = _active_bytes(shape, layout.pipeline - index, tokens, layout.recompute)
-        sizes.append(_state_bytes(shape, layout) + active)
+        active = _active_bytes(asked.trainer, shape, layout.pipeline - index, tokens, layout.recompute)
+        sizes.append(_state_bytes(asked.precision, shape, layout) + active)
     return max(sizes) / 1e9
 
 
-def _active_bytes(shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
-    """Return the bytes of activations and logits as the engines of the published measurements keep them.
+def _active_bytes(trainer: str | None, shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
+    """Return the bytes of activations and logits: as our engine keeps them, or as a published trainer does.
 
-    These hold all logits, in bf16 with a float32 gradient; ours makes them by chunks (`hetrl.cost.memory`). Full
-    recomputation keeps the input of each layer, and one layer's activations at a time.
+    Full recomputation keeps the input of each layer, and one layer's activations at a time. Most hold all logits.
     """
+    if trainer is None:
+        return training_active_bytes(shape, in_flight, tokens, recompute)
     layer = layer_activation_bytes(shape)
     inputs = shape.architecture.hidden * shape.weight_bytes / shape.tensor_parallel
     kept = shape.layers * (inputs if recompute == "full" else layer)
     working = layer if recompute == "full" else 0.0
-    logits = shape.architecture.vocabulary * LOGIT_BYTES / shape.tensor_parallel if shape.last and shape.head else 0.0
-    return tokens * (in_flight * kept + working + logits)
+    passes = tokens * (in_flight * kept + working)
+    if trainer in CHUNKED or not (shape.last and shape.head):
+        return passes + head_bytes(shape, tokens, training=True)
+    return passes + tokens * shape.architecture.vocabulary * LOGIT_BYTES / shape.tensor_parallel
 
 
-def _state_bytes(shape: StageShape, layout: Parallelism) -> float:
+def _state_bytes(precision: Precision, shape: StageShape, layout: Parallelism) -> float:
     """Return weights, gradients and optimiser on one GPU.
 
-    18 B per parameter, of which full sharding divides all by DP and holds two gathered layers and the embeddings beside
-    (PyTorch FSDP prefetches one unit); ZeRO-1 divides the 12 B of Adam. Offloading the optimiser leaves bf16 weights
-    and gradients, offloading all leaves two layers of both in transit.
+    Full sharding divides all by DP and holds two gathered layers and the embeddings beside (PyTorch FSDP prefetches one
+    unit); ZeRO-1 divides the state of Adam. Offloading the optimiser leaves bf16 weights and gradients, offloading all
+    leaves two layers of both in transit.
     """
     layers = 2 * shape.architecture.layer_parameters / shape.tensor_parallel
     whole = layers + shape.parameters - shape.layers * layers / 2
     shards = layout.data if layout.sharding != "none" else 1
     if layout.offload == "all":
         return 4 * whole
-    kept = 4.0 if layout.offload == "optimizer" else 18.0
+    state, beside = (0, 4) if layout.offload == "optimizer" else (precision.state, precision.beside)
     if layout.sharding == "full":
-        return kept * shape.parameters / shards + 4 * whole
-    optimizer = 0.0 if layout.offload == "optimizer" else 12.0
-    return shape.parameters * (kept - optimizer + optimizer / shards)
+        return (state + beside) * shape.parameters / shards + 4 * whole
+    return shape.parameters * (beside + state / shards)
 
 
 def step(asked: SoloTraining, layout: Parallelism, topology: Topology) -> OptimizerStep:
@@ -215,11 +187,11 @@ def step(asked: SoloTraining, layout: Parallelism, topology: Topology) -> Optimi
     waited = count * _exposed_seconds(asked, layout, placed[0].shape, topology, compute / count)
     reduction = 0.0 if layout.sharding == "full" else _reduction_seconds(asked, layout, topology)
     shards = layout.data if layout.sharding != "none" else 1
-    update = max(optimizer_seconds(stage.shape, shards) for stage in placed)
+    update = max(optimizer_seconds(stage.shape, shards, asked.precision.moved) for stage in placed)
     host = 0.0
-    if layout.offload != "none":  # 12 B of Adam in and 12 B out, both directions at once
+    if layout.offload != "none":  # the state of Adam in and out, both directions at once
         largest = max(stage.shape.parameters for stage in placed)
-        host = 12 * largest / shards / asked.rates.host_bytes_per_s
+        host = asked.precision.state * largest / shards / asked.rates.host_bytes_per_s
     busy = count * max(one.both for one in times)
     parts = {
         "compute": busy,

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from hetrl.cost.answer import Answer
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import weight_routes, weight_sync_cost
@@ -14,6 +13,7 @@ from hetrl.errors import UsageError, nearest
 from hetrl.hardware import Node, Topology
 from hetrl.lengths import Lengths
 from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.questions.answer import Answer
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, Architecture, Workload
 
 _WEIGHTS_SHARE = 0.6  # of a rollout GPU's memory: the rest is for keys and values

@@ -14,15 +14,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrl import gpus
-from hetrl.cost.answers import decode_layer, generation, inference, prefill_layer, training
-from hetrl.cost.answers_sync import weight_sync
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.iteration import predict as predict_plan
 from hetrl.cost.model import CostModel
-from hetrl.cost.solo import Parallelism, SoloTraining, grids, memory_gb, one_site, step
 from hetrl.errors import UsageError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths
+from hetrl.questions.serving import decode_layer, generation, inference, prefill_layer
+from hetrl.questions.step import Parallelism, SoloTraining, memory_gb, one_site, step
+from hetrl.questions.training import grids, training
+from hetrl.questions.weight_sync import weight_sync
 from hetrl.workload import Architecture, Workload, architecture
 from launch.cli import main
 from tests.plan.plan_cases import plan, topology as plan_topology, workload as plan_workload
@@ -93,6 +94,40 @@ def test_full_sharding_gathers_the_weights_twice_and_scatters_the_gradients() ->
     )
 
 
+def test_a_trainer_in_bf16_holds_8_bytes_per_parameter_and_needs_no_offloading() -> None:
+    model = architecture("qwen2.5-1.5b")
+    layout = Parallelism(1, 1, 1, 1, "none", "none", "none")
+    asked = SoloTraining(model, "rtx-4090", 1, 1024, trainer="llmq", optimizer_dtype="bf16")
+    mixed = replace(asked, optimizer_dtype="fp32")
+    assert memory_gb(mixed, layout) - memory_gb(asked, layout) == pytest.approx(10 * model.parameters / 1e9)
+    assert (training(asked).details["offload"], training(mixed).details["offload"]) == ("none", "optimizer")
+
+
+def test_a_trainer_that_makes_the_loss_by_chunks_holds_no_logits() -> None:
+    layout = Parallelism(1, 1, 8, 1, "full", "full", "none")
+    asked = SoloTraining(architecture("qwen3-4b"), "h100", 8, 65_536, trainer="prime-rl")
+    whole = memory_gb(replace(asked, trainer="torchtitan"), layout)
+    assert whole - memory_gb(asked, layout) > 0.9 * 6 * 65_536 * 151_936 / 1e9
+
+
+def test_the_trainer_says_how_fast_products_are() -> None:
+    asked = SoloTraining(architecture("mpt-7b"), "a100-80gb", 8, 2048, sharding="full", micro_batch=2, recompute="none")
+    seconds = {
+        name: training(replace(asked, trainer=name)).breakdown["compute"]
+        for name in (None, "llm-foundry", "prime-rl", "llmq")
+    }
+    assert seconds[None] == seconds["llm-foundry"]
+    assert seconds["llmq"] < seconds["llm-foundry"] < seconds["prime-rl"]
+
+
+def test_an_all_reduce_of_a_decode_step_has_a_fixed_time() -> None:
+    model = architecture("qwen2.5-72b")
+    found = generation(model, "a100-80gb", tp=4, batch=1, prompt=1, response=1001)
+    wire = 2 * (1e-5 / 2 + 3 / 4 * 8192 * 2 / 300e9)
+    each = wire + calibrated().decode_all_reduce
+    assert found.breakdown["communication"] == pytest.approx(1000 * 2 * 80 * each, rel=1e-6)
+
+
 def test_an_offloaded_optimiser_crosses_pcie_both_ways_at_once() -> None:
     asked = SoloTraining(SEVEN_B, "l40s", 1, 1024, offload="optimizer")
     found = step(asked, Parallelism(1, 1, 1, 1, "none", "none", "optimizer"), one_site("l40s", 1, 8))
@@ -138,8 +173,9 @@ def test_what_does_not_fit_says_so_and_what_waits_takes_its_turn() -> None:
 
 
 def test_phases_that_nobody_measured_are_named() -> None:
-    assert generation(SEVEN_B, "h100").uncalibrated == {"h100": ("decode", "prefill")}
-    assert training(SoloTraining(SEVEN_B, "a100-80gb", 8, 1024)).uncalibrated == {"a100-80gb": ("training",)}
+    assert generation(SEVEN_B, "h200").uncalibrated == {"h200": ("decode", "prefill")}
+    assert generation(SEVEN_B, "h100").uncalibrated == {}
+    assert training(SoloTraining(SEVEN_B, "l4", 8, 1024)).uncalibrated == {"l4": ("training",)}
     assert generation(SEVEN_B, "l4").to_json()["calibrated"] is True
 
 
@@ -292,6 +328,7 @@ def test_every_task_answers_in_a_table(
         ("decode-layer --architecture qwen2.5-7b --gpu l4 --context -1", "--context must be a number of tokens"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 8 --sequence 128 --tp 3", "no legal layout of 8 GPUs"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 0 --sequence 128", "--gpus must be positive"),
+        ("training --architecture qwen2.5-7b --gpu l4 --gpus 1 --sequence 128 --trainer llmw", 'did you mean "llmq"'),
         ("weight-sync --architecture qwen3-8b --topology nowhere.yaml --from a --to b", "No such file"),
     ],
 )

@@ -8,27 +8,25 @@ Raises UsageError for names that the catalogue does not have and for numbers tha
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from itertools import pairwise
 
-from hetrl.cost.answer import Answer, positive, sources
 from hetrl.cost.compute import (
     StageShape,
     decode_seconds,
-    forward_flops,
     layer_activation_bytes,
     prefill_seconds,
     weight_seconds,
 )
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
-from hetrl.cost.generation import Server, prompts_seconds, step_seconds
+from hetrl.cost.generation import Server, decode_exchange_seconds, prompts_seconds, step_seconds
 from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD, inference_active_bytes
 from hetrl.cost.network import all_reduce_seconds
-from hetrl.cost.solo import NODE_GPUS, SoloTraining, best_step, even_stages, one_site
 from hetrl.cost.training import activation_bytes
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_type
 from hetrl.hardware import Path
+from hetrl.questions.answer import Answer, positive, sources
+from hetrl.questions.step import NODE_GPUS, even_stages, one_site
 from hetrl.workload import Architecture
 
 CONTEXT = 880  # tokens per sequence where a layer's question names none: the mean of the Helix (ASPLOS'25) tables
@@ -122,7 +120,7 @@ def _step_parts(server: Server, batch: float, context: float, fixed: float) -> d
         # Where products and weights take as long, both together take 1.4 times that (`overlapped`).
         parts["weights" if dense < 1.5 * weight_seconds(shape) else "products"] += dense
         parts["keys and values"] += decode_seconds(shape, batch, context) - dense
-        parts["communication"] += 2 * shape.layers * all_reduce_seconds(shape.tensor_parallel, moved, peers)
+        parts["communication"] += decode_exchange_seconds(shape, moved, peers)
         parts["communication"] += hop.seconds(moved) if hop else 0.0
         parts["step overhead"] += fixed
     return {name: part for name, part in parts.items() if part > 0}
@@ -177,34 +175,6 @@ def prefill_layer(
     held = shape.parameters * 2 + tokens * (layer_activation_bytes(shape) + shape.kv_bytes_per_token)
     basis = sources(efficiencies, gpu, "prefill", "decode")
     return Answer(seconds + reduce, float(tokens), tp, parts, held / 1e9, shape.rates.usable_gb, **basis)
-
-
-def training(asked: SoloTraining) -> Answer:
-    """Return one optimiser step of the layout that the question names, or of the best legal one."""
-    gpu_type(asked.gpu)
-    positive(gpus=asked.gpus, sequence=asked.sequence, samples=asked.samples, micro_batch=asked.micro_batch)
-    positive(tp=asked.tensor, pp=asked.pipeline, dp=asked.data, nic_gbps=asked.nic_gbps)
-    found = best_step(asked)
-    if found is None:
-        model = asked.architecture
-        raise UsageError(
-            f"no legal layout of {asked.gpus} GPUs with tp={asked.tensor or 'any'}, pp={asked.pipeline or 'any'}, "
-            f"dp={asked.data or 'any'}: they must multiply to --gpus, tp must divide {model.heads} heads and "
-            f"{model.kv_heads} key-value heads and fit a node of {asked.node_gpus}, pp at most {model.layers} layers"
-        )
-    (whole,) = even_stages(asked.architecture, asked.rates, 1, 1)
-    flops = 3 * forward_flops(whole, asked.sequence) * found.tokens  # backward: twice the forward
-    peak = gpu_type(asked.gpu).peak_tflops * 1e12 * asked.gpus
-    return Answer(
-        seconds=found.seconds,
-        tokens=found.tokens,
-        gpus=asked.gpus,
-        breakdown={name: part for name, part in found.parts.items() if part > 0},
-        memory_gb=found.memory_gb,
-        usable_gb=asked.rates.usable_gb,
-        **sources(asked.efficiencies, asked.gpu, "training"),
-        details={**asdict(found.layout), "mfu": flops / peak / found.seconds},
-    )
 
 
 def inference(

@@ -1,0 +1,1 @@
+"""Answers to single questions: how fast is it, does it fit, what binds."""
