@@ -3,8 +3,8 @@
 for each: the plan that its recipe describes, as one site of DGX-H100; predict it, and its tasks one by one
 
 Source: NeMo RL v0.4, docs/about/performance-summary.md (on OpenMathInstruct-2; DGX-H100, BF16, Megatron-core, vLLM) and
-the recipes under examples/configs/recipes/llm/performance at r0.4.0. The prompts' mean length follows from the page: its
-tokens per second and GPU count prompts, its mean length does not.
+the recipes under examples/configs/recipes/llm/performance at r0.4.0. The prompts' mean length follows from the page:
+its tokens per second and GPU count prompts, its mean length does not.
 """
 
 from __future__ import annotations
