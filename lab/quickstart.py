@@ -86,7 +86,10 @@ def over_ssh(lab: Lab, work: Path) -> dict[str, dict[str, Any]]:
 
 
 def over_lab(lab: Lab, work: Path, ways: Mapping[str, Mapping[str, Any]], **sections: Any) -> Path:
-    """Write the quickstart's configuration with the sites and links of a lab; returns its path."""
+    """Write the quickstart's configuration with the sites and links of a lab; returns its path.
+
+    Every site has a part, as in configs/lab.yaml.
+    """
     topology = work / "sites"
     topology.mkdir(parents=True)
     for site in SITES:
@@ -100,7 +103,7 @@ def over_lab(lab: Lab, work: Path, ways: Mapping[str, Mapping[str, Any]], **sect
     ]
     (topology / "links.yaml").write_text(yaml.safe_dump({"links": links}))
     files = {"sites": [str(topology / f"{site}.yaml") for site in SITES], "links": str(topology / "links.yaml")}
-    return changed(work, topology=files, **sections)
+    return changed(work, topology=files, planner={"solver": "streamrl"}, **sections)
 
 
 def changed(work: Path, **sections: Any) -> Path:
