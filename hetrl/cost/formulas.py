@@ -16,54 +16,69 @@ IN_FLIGHT = 0.7  # share of the wait for the longest micro-batch of a round trip
 TIE = 1e-6  # price of a second: of plans that cost the same, or nothing, the faster one is better
 
 
-def pipeline_period(
+def following_seconds(
     both: Sequence[float],
+    back: Sequence[float],
     hops: Sequence[float],
     transfers: Sequence[float],
     micro_batches: int,
     variation: float,
     largest: Sequence[float],
 ) -> float:
-    """Return the seconds between two micro-batches of an unequal 1F1B pipeline whose hops may cross sites.
+    """Return what the micro-batches behind the first one add to an unequal 1F1B pipeline whose hops may cross sites.
 
-    max(max over windows [i..j] of n = j-i+1 stages of (round trip of the window) / n,
-        max over n of (n-th largest f+b) (1 + x_n variation))
-    `both` is f+b of each stage, `hops` the hop behind it (0 behind the last), `transfers` its bytes / beta alone. The
-    round trip of a window of consecutive stages is their f+b and twice the hops between them. Strict 1F1B lets stage i
-    run j-i micro-batches further ahead of their backwards than stage j: a forward that goes from i to j and comes back
-    as a backward is followed at stage i by the forward j-i+1 micro-batches later. Windows of one stage are the slowest
+    the longest, over windows [i..j] of n = j-i+1 stages, of
+        c (round trip of the window) + (m-1-a - c n) min(slowest f+b in it, round trip / n) + a (slowest b in it)
+        with a = min(stages behind j, m-1) and c = floor((m-1-a) / n);
+    and over the stages, of the n-th longest times 1 + x_n variation,
+        (m-1-a) (f+b) + a b, or m (f+b) without the f+b and hops from this stage on
+    `both` is f+b of each stage, `back` its b alone, `hops` the hop behind it (0 behind the last), `transfers` its
+    bytes / beta alone. The round trip of a window of consecutive stages is their f+b and twice the hops between them.
+    Strict 1F1B lets stage i run j-i micro-batches further ahead of their backwards than stage j: a forward that goes
+    from i to j and comes back as a backward is followed at stage i by the forward j-i+1 micro-batches later, n for each
+    round trip. At the end a stage has no forward left beside its last a backwards. Windows of one stage are the slowest
     stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
     Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
     stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean. Those of a round trip overtake each
     other's delays in part: all but the delays of the trip grows by `IN_FLIGHT` x_n variation.
-    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages; `hetrl.simulator` plays the same schedule.
+    Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages, as paths through its event graph, of which
+    these are nearly the longest; `hetrl.simulator` plays the same schedule.
     """
-    period = 0.0
-    for first in range(len(both)):
-        round_trip = varying = 0.0
-        for last in range(first, len(both)):
-            flying = min(last - first + 1, micro_batches)
-            longer = (varying + both[last]) * largest[flying] * IN_FLIGHT * variation
-            period = max(period, (round_trip + both[last] + longer) / flying)
+    found, stages = 0.0, len(both)
+    for first in range(stages):
+        round_trip = varying = slowest = last_back = 0.0
+        for last in range(first, stages):
+            count, alone = last - first + 1, min(stages - 1 - last, micro_batches - 1)
+            slowest, last_back = max(slowest, both[last]), max(last_back, back[last])
+            longer = (varying + both[last]) * largest[min(count, micro_batches)] * IN_FLIGHT * variation
+            trip = round_trip + both[last] + longer
+            trips, rest = divmod(micro_batches - 1 - alone, count)
+            found = max(found, trips * trip + rest * min(slowest, trip / count) + alone * last_back)
             round_trip += both[last] + 2 * hops[last]
             varying += both[last] + 2 * transfers[last]
-    slowest = sorted(both, reverse=True)
-    for count, seconds in enumerate(slowest[:micro_batches], start=1):
-        period = max(period, seconds * (1 + largest[count] * variation))
-    return period
+    waits = []
+    for stage in range(stages):
+        alone = min(stages - 1 - stage, micro_batches - 1)
+        seconds = (micro_batches - 1 - alone) * both[stage] + alone * back[stage]
+        onwards = sum(both[stage:]) + 2 * sum(hops[stage:])
+        waits.append(max(seconds, micro_batches * both[stage] - onwards))
+    for count, seconds in enumerate(sorted(waits, reverse=True), start=1):
+        found = max(found, seconds * (1 + largest[min(count, micro_batches)] * variation))
+    return found
 
 
 def pipeline_seconds(
     both: Sequence[float],
+    back: Sequence[float],
     hops: Sequence[float],
     transfers: Sequence[float],
     micro_batches: int,
     variation: float,
     largest: Sequence[float],
 ) -> float:
-    """Return the time of m micro-batches through an unequal 1F1B pipeline: sum (f+b)_i + 2 sum hops + (m-1) period."""
+    """Return the time of m micro-batches through an unequal 1F1B pipeline: sum (f+b)_i + 2 sum hops + the others'."""
     filling = sum(stage + 2 * hop for stage, hop in zip(both, hops, strict=True))
-    return filling + (micro_batches - 1) * pipeline_period(both, hops, transfers, micro_batches, variation, largest)
+    return filling + following_seconds(both, back, hops, transfers, micro_batches, variation, largest)
 
 
 def overlapped(products: float, memory: float) -> float:

@@ -57,10 +57,10 @@ class Times:
 
 def pipeline_seconds(stages: Sequence[Times], micro_batches: int, variation: float = 0.0) -> float:
     """Return the time of m micro-batches through these stages, in sequence (`formulas.pipeline_seconds`)."""
-    both, hops = [stage.both for stage in stages], [stage.hop_seconds for stage in stages]
-    transfers = [stage.hop_transfer for stage in stages]
+    both, back = [stage.both for stage in stages], [stage.backward for stage in stages]
+    hops, transfers = [stage.hop_seconds for stage in stages], [stage.hop_transfer for stage in stages]
     largest = [expected_largest(count) for count in range(len(stages) + 1)]
-    return formulas.pipeline_seconds(both, hops, transfers, micro_batches, variation, largest)
+    return formulas.pipeline_seconds(both, back, hops, transfers, micro_batches, variation, largest)
 
 
 @cache

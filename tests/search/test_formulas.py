@@ -37,6 +37,7 @@ def pipelines(draw: st.DrawFn) -> tuple[Any, ...]:
     largest = sorted(draw(st.lists(st.floats(0, 4), min_size=len(both) + 1, max_size=len(both) + 1)))
     return (
         both,
+        [stage * draw(st.floats(0.1, 0.9)) for stage in both],
         [*hops, 0.0],
         transfers,
         draw(st.integers(1, 64)),
@@ -91,7 +92,7 @@ def pairs(one: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.Sear
 
 batches = st.tuples(st.integers(1, 16), st.integers(1, 256)).map(lambda drawn: (drawn[0], drawn[0] * drawn[1]))
 CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
-    "pipeline_period": pipelines(),
+    "following_seconds": pipelines(),
     "pipeline_seconds": pipelines(),
     "overlapped": st.tuples(seconds, seconds),
     "forward_seconds": forwards(),

@@ -44,6 +44,7 @@ class Cohorts(NamedTuple):
     layer: Floats1  # [i] seconds per layer
     beside: Floats1  # [i] seconds beside the layers
     both: Floats1  # [i] forward and backward of one micro-batch, or the forward alone
+    back: Floats1  # [i] its backward, where there is one
     hop: Floats1  # [i] to the next stage
     transfer: Floats1  # [i] of that the bytes, without the delay
     load: Floats1  # [i] bytes that all rings of a stage send through a node
@@ -59,6 +60,6 @@ def make_cohorts(tables: Tables) -> Cohorts:
             *np.zeros((4, tables.classes), np.int64),
             np.zeros(MAX_STAGES, np.int64),
             *np.zeros((2, most)),
-            *np.zeros((7, MAX_STAGES)),
+            *np.zeros((8, MAX_STAGES)),
         ]
     )

@@ -24,6 +24,7 @@ from hetrl.cost.memory import embedding_bytes, kept_bytes, training_state_bytes,
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import (
+    Times,
     activation_bytes,
     beside_products_seconds,
     expected_largest,
@@ -48,7 +49,7 @@ class TrainingTables(NamedTuple):
     Axes as in `hetrl.search.core.tables`; f, l: whether the stage is the first, the last of its pipeline.
     """
 
-    both: Floats6  # [t, c, k, r, l, 4] forward + backward: 1, layers, tokens, layers x tokens
+    both: Floats6  # [t, c, k, r, l, 8] forward + backward: 1, layers, tokens, layers x tokens; then backward alone
     forward: Floats5  # [t, c, k, l, 8] forward only: products per token: 1, layers; reading the weights: 1, layers;
     # beside them: 1, layers, tokens, layers x tokens
     call: Floats1  # [c] fixed seconds of a forward pass over the batch
@@ -82,7 +83,7 @@ def training_tables(space: Space) -> TrainingTables:
     rates = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
     tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
     modes = len(RECOMPUTES)
-    both, forward = np.zeros((tasks, kinds, tensors, modes, 2, 4)), np.zeros((tasks, kinds, tensors, 2, 8))
+    both, forward = np.zeros((tasks, kinds, tensors, modes, 2, 8)), np.zeros((tasks, kinds, tensors, 2, 8))
     sizes = micro_batch_sizes(workload)
     parameters, kept = np.zeros((tasks, tensors, 2, 2, 2)), np.zeros((tasks, tensors, modes))
     working, embedding = np.zeros((tasks, tensors, len(sizes), modes, 2)), np.zeros((tasks, tensors))
@@ -197,11 +198,12 @@ def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float]) -
 
 @lru_cache(maxsize=200_000)  # classes of one GPU type, and the searches of one process, ask for the same
 def _both(placed: Placed, workload: Workload) -> Floats:
-    def seconds(stage: StageShape, tokens: int, recompute: str) -> float:
+    def times(stage: StageShape, tokens: int, recompute: str) -> Times:
         of_shape = replace(placed, shape=stage)
-        return micro_batch_times(of_shape, float(tokens), recompute, workload.attended_tokens).both
+        return micro_batch_times(of_shape, float(tokens), recompute, workload.attended_tokens)
 
-    return _corners(placed.shape, seconds)
+    both = _corners(placed.shape, lambda *asked: times(*asked).both)
+    return np.concatenate([both, _corners(placed.shape, lambda *asked: times(*asked).backward)], axis=-1)
 
 
 @lru_cache(maxsize=200_000)

@@ -5,42 +5,50 @@
 
 #include "records.h"
 
-double pipeline_period(const Floats& both, const Floats& hops, const Floats& transfers, Int micro_batches,
-                       double variation, const Floats& largest) {
-    const Int stages = both.size();
-    double period = 0.0;
+double following_seconds(const Floats& both, const Floats& back, const Floats& hops, const Floats& transfers,
+                         Int micro_batches, double variation, const Floats& largest) {
+    const Int stages = both.size(), behind = micro_batches - 1;
+    double found = 0.0;
     for (Int first = 0; first < stages; ++first) {
-        double round_trip = 0.0, varying = 0.0;
+        double round_trip = 0.0, varying = 0.0, slowest = 0.0, last_back = 0.0;
         for (Int last = first; last < stages; ++last) {
-            const Int flying = std::min(last - first + 1, micro_batches);
-            const double longer = (varying + both[last]) * largest[flying] * IN_FLIGHT * variation;
-            period = std::max(period, (round_trip + both[last] + longer) / double(flying));
+            const Int count = last - first + 1, alone = std::min(stages - 1 - last, behind);
+            slowest = std::max(slowest, both[last]);
+            last_back = std::max(last_back, back[last]);
+            const double longer =
+                (varying + both[last]) * largest[std::min(count, micro_batches)] * IN_FLIGHT * variation;
+            const double trip = round_trip + both[last] + longer;
+            const Int trips = (behind - alone) / count, rest = (behind - alone) % count;
+            found = std::max(found, double(trips) * trip + double(rest) * std::min(slowest, trip / double(count)) +
+                                        double(alone) * last_back);
             round_trip += both[last] + 2 * hops[last];
             varying += both[last] + 2 * transfers[last];
         }
     }
-    if (variation > 0) {
-        for (Int i = 0; i < stages; ++i) {
-            Int longer = 1;  // stages that take at least as long
-            for (Int j = 0; j < stages; ++j) {
-                longer += both[j] > both[i] || (both[j] == both[i] && j < i);
-            }
-            if (longer <= micro_batches) {
-                period = std::max(period, both[i] * (1 + largest[longer] * variation));
-            }
-        }
+    double waits[MAX_STAGES], onwards = 0.0;
+    for (Int i = stages - 1; i >= 0; --i) {
+        const Int alone = std::min(stages - 1 - i, behind);
+        onwards += both[i] + 2 * hops[i];
+        waits[i] = std::max(double(behind - alone) * both[i] + double(alone) * back[i],
+                            double(micro_batches) * both[i] - onwards);
     }
-    return period;
+    for (Int i = 0; i < stages; ++i) {
+        Int count = 1;  // stages that take at least as long
+        for (Int j = 0; j < stages; ++j) {
+            count += waits[j] > waits[i] || (waits[j] == waits[i] && j < i);
+        }
+        found = std::max(found, waits[i] * (1 + largest[std::min(count, micro_batches)] * variation));
+    }
+    return found;
 }
 
-double pipeline_seconds(const Floats& both, const Floats& hops, const Floats& transfers, Int micro_batches,
-                        double variation, const Floats& largest) {
+double pipeline_seconds(const Floats& both, const Floats& back, const Floats& hops, const Floats& transfers,
+                        Int micro_batches, double variation, const Floats& largest) {
     double filling = 0.0;
     for (Int i = 0; i < both.size(); ++i) {
         filling += both[i] + 2 * hops[i];
     }
-    return filling +
-           double(micro_batches - 1) * pipeline_period(both, hops, transfers, micro_batches, variation, largest);
+    return filling + following_seconds(both, back, hops, transfers, micro_batches, variation, largest);
 }
 
 double overlapped(double products, double memory) {

@@ -41,6 +41,7 @@ inline void set_stages(const Training& training, Int q, Pass pass, double tokens
         if (pass == STEP) {
             const auto both = tables.training.both[task][kind][choice[TENSOR]][choice[RECOMPUTE]][last];
             cohorts.both[i] = both[0] + both[1] * layers + tokens * (both[2] + both[3] * layers);
+            cohorts.back[i] = both[4] + both[5] * layers + tokens * (both[6] + both[7] * layers);
         } else {
             const auto one = tables.training.forward[task][kind][choice[TENSOR]][last];
             const double beside = one[4] + one[5] * layers + tokens * (one[6] + one[7] * layers);
@@ -93,8 +94,8 @@ inline Int count_flows(const Training& training, Int q, Int i, Pass pass, const 
 inline double stages_seconds(Int stages, Int micro_batches, double variation, const Tables& tables,
                              const Cohorts& cohorts) {
     const Floats& largest = tables.training.largest;
-    return pipeline_seconds(head(cohorts.both, stages), head(cohorts.hop, stages), head(cohorts.transfer, stages),
-                            micro_batches, variation, largest);
+    return pipeline_seconds(head(cohorts.both, stages), head(cohorts.back, stages), head(cohorts.hop, stages),
+                            head(cohorts.transfer, stages), micro_batches, variation, largest);
 }
 
 // Return the time of a pass over so many samples (`share`) on the slowest of the replicas first .. end - 1 of a cohort.

@@ -114,11 +114,11 @@ inline void share_by_pipelines(const Training& training, const Cohorts& cohorts)
         for (Int i = 0; i + 1 < stages; ++i) {
             set_hop(training, q, i, 0, tokens, double(count_flows(training, q, i, STEP, cohorts)), cohorts);
         }
-        // with no fewer micro-batches than stages, the time is linear in their number (`pipeline_period`)
-        const double one = stages_seconds(stages, stages, variation, tables, cohorts);
-        const double two = stages_seconds(stages, stages + 1, variation, tables, cohorts);
-        cohorts.slope[q] = (two - one) * double(unit) / double(micro_batch * numbers.minibatches);
-        cohorts.start[q] = one - double(stages) * (two - one);
+        // with no fewer micro-batches than stages, the time is nearly linear in their number (`following_seconds`)
+        const double few = stages_seconds(stages, stages, variation, tables, cohorts);
+        const double many = stages_seconds(stages, 2 * stages, variation, tables, cohorts);
+        cohorts.slope[q] = (many - few) / double(stages) * double(unit) / double(micro_batch * numbers.minibatches);
+        cohorts.start[q] = few - (many - few);
     }
     share_samples(found, numbers.samples / unit, unit, cohorts);
 }
