@@ -93,7 +93,7 @@ def asked_text(asked: Sequence[Asked]) -> str:
 def curve_reason(curve: Curve) -> str:
     """Return what the points of the curve are, and whether the plan at hand is one."""
     points = (
-        "Each is the fastest plan found at its price or less. Between two of them one gets the throughput of the left."
+        "Each is the fastest plan found at its price or less; a price between two of them buys what the lower one does."
     )
     if curve.on_curve:
         return points
