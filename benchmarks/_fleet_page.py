@@ -156,14 +156,21 @@ def _outcome(cells: Sequence[Cell]) -> str:
 
 
 def _why(topology: Topology) -> str:
-    """Return how far apart the types are in what a price buys: what there is to gain by taking two of them."""
+    """Return what two types of the offer could gain at best, by what a price buys of each.
+
+    One type computes most for its price, c times as much as the other, which reads memory m times as much. A sample
+    costs t to train on the first and g to generate on the second: t + g on both, but t + m g on the first alone and
+    c t + g on the second alone. The less of these, over t + g, is largest where they are equal, (c - 1) t = (m - 1) g,
+    and is then (c m - 1) / (c + m - 2).
+    """
     known = {gpu: _per_price(gpu, price) for (_, gpu), (_, price) in _offered(topology).items()}
     computes, reads = (max(known, key=lambda gpu: known[gpu][axis]) for axis in (0, 1))
     if computes == reads:
         return f"Why: {computes} gives the most of both per price, which leaves little to gain by other types."
-    more, fewer = known[reads][1] / known[computes][1], known[computes][0] / known[reads][0]
+    c, m = known[computes][0] / known[reads][0], known[reads][1] / known[computes][1]
     return (
-        f"Why: {computes} computes most per price, as training asks for, and {reads} reads memory most, as generation "
-        f"asks for: {fewer:.2f} and {more:.2f} times as much as the other of the two. The nearer these are to 1, the "
-        "less there is to gain."
+        f"Why: per price {computes} computes most and {reads} reads memory most, {c:.2f} and {m:.2f} times as much as "
+        "the other. If training waited for compute alone and generation for memory alone, and both took as long as "
+        f"suits two types best, these would gain ({c:.2f} × {m:.2f} − 1) / ({c:.2f} + {m:.2f} − 2) = "
+        f"{(c * m - 1) / (c + m - 2):.2f} times over one; nodes, which are bought whole, add to it or take from it."
     )

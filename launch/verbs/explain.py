@@ -34,6 +34,12 @@ def explain_command(arguments: argparse.Namespace) -> int:
     before, after = plan.predicted.iteration_seconds, found.plan.predicted.iteration_seconds
     if abs(before - after) > _DIFFERS * after:
         print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
+    if plan.solver.objective != problem.objective.kind:
+        print(
+            f"notice: the plan was made for objective {plan.solver.objective}, the experiment asks for "
+            f"{problem.objective.kind}, by which idle GPUs and what-ifs are judged; say the same under its planner",
+            file=sys.stderr,
+        )
     if arguments.what_ifs is not None:
         found = _studied(found, problem, arguments.what_ifs, arguments.seed, talk)
     if arguments.budgets is not None:
