@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +13,7 @@ from pathlib import Path
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.model import CostModel
 from hetrl.cost.objective import FASTEST, Objective
-from hetrl.describe.experiment import BOUNDS, Experiment, Planner
+from hetrl.describe.experiment import Experiment, Planner
 from hetrl.describe.measured import Measured, merge
 from hetrl.describe.measured_files import read_all
 from hetrl.describe.measured_links import MeasuredLinks, delay_and_gbps
@@ -176,12 +177,16 @@ def with_measured_links(scenario: ScenarioFile, files: Iterable[MeasuredLinks]) 
 
 def objective_of(experiment: Experiment, planner: Planner) -> Objective:
     """Return what plans are chosen for: a section's objective and bounds, the run's steps and times."""
+    rate, samples = planner.min_samples_per_second, experiment.batch.samples
     return Objective(
         planner.objective,
+        max_iteration_seconds=samples / rate if rate else planner.max_iteration_seconds or math.inf,
+        samples_per_iteration=samples if rate else None,
+        budget_per_hour=planner.budget_per_hour or math.inf,
         steps=experiment.steps,
         walltime_seconds=max(experiment.launch.walltime_seconds, 1),  # 00:00:00 is a time, and a bound divides
         gang_timeout_seconds=max(experiment.launch.gang_timeout_seconds, 1),
-        **{key: bound for key in BOUNDS if (bound := getattr(planner, key)) is not None},
+        budget_gpu_hours=planner.budget_gpu_hours or math.inf,
     )
 
 

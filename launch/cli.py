@@ -35,6 +35,7 @@ SOLVERS = {  # one line each; docs/planner.md, docs/ilp.md and docs/baselines.md
     "random": "baseline: the best of random plans",
 }
 _WHAT_IFS = "plan again for other hardware, so many seconds each (3)"
+_BUDGETS = "plan again for other prices per hour, so many seconds each (3)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,9 +89,19 @@ def _add_planning(verbs: _Verbs) -> None:
     plan.add_argument("--evaluations", metavar="N", type=_count, help="of sha-ea, for a plan that can be repeated")
     plan.add_argument("--processes", metavar="N", type=_count, help="that sha-ea searches in, instead of one")
     plan.add_argument("--objective", choices=OBJECTIVES, help="instead of planner.objective")
-    plan.add_argument("--max-iteration-seconds", metavar="SECONDS", type=_positive, help="for the least cost")
-    plan.add_argument("--budget-per-hour", metavar="PRICE", type=_positive, help="for the least time at that cost")
-    plan.add_argument("--budget-gpu-hours", metavar="HOURS", type=_positive, help="for time-to-result")
+    plan.add_argument("--budget-per-hour", metavar="PRICE", type=_positive, help="the most throughput for that price")
+    plan.add_argument(
+        "--at-least",
+        "--min-samples-per-second",
+        dest="min_samples_per_second",
+        metavar="RATE",
+        type=_positive,
+        help="the least cost at so many samples per second",
+    )
+    plan.add_argument(
+        "--max-iteration-seconds", metavar="SECONDS", type=_positive, help="the same, as an iteration's time"
+    )
+    plan.add_argument("--budget-gpu-hours", metavar="HOURS", type=_positive, help="of the run, for time-to-result")
     plan.add_argument("--space", choices=("full", "ilp"), default="full", help="keep sha-ea to the plan space of ilp")
 
     predict = _verb(verbs, "predict", "launch.verbs.ask:predict_command", "answer one question: how fast, does it fit")
@@ -149,9 +160,10 @@ def _add_reading(verbs: _Verbs) -> None:
         "--config", metavar="CONFIG", type=Path, help="its experiment (default: config.yaml beside it)"
     )
     explain.add_argument("--what-ifs", metavar="SECONDS", type=_positive, nargs="?", const=3.0, help=_WHAT_IFS)
+    explain.add_argument("--budgets", metavar="SECONDS", type=_positive, nargs="?", const=3.0, help=_BUDGETS)
     explain.add_argument("--html", metavar="FILE", type=Path, help="write the page of the plan there")
     explain.add_argument("--play", action="store_true", help="draw an iteration on the page as it is simulated")
-    explain.add_argument("--seed", type=int, default=0, help="of what-ifs and simulation (default 0)")
+    explain.add_argument("--seed", type=int, default=0, help="of what-ifs, budgets and simulation (default 0)")
     explain.add_argument("--json", action="store_true", help="print the explanation as JSON")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hetrl.cost import formulas
 from hetrl.hardware import Topology
@@ -32,6 +33,33 @@ def held_by_site(plan: Plan, topology: Topology) -> Mapping[str, int]:
     return found
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a plan asks a site for: so many of the GPUs of one type that are offered there, at a price each and hour."""
+
+    site: str
+    gpu: str
+    gpus: int
+    offered: int
+    price_per_gpu_hour: float
+
+    @property
+    def price_per_hour(self) -> float:
+        """Return the price of an hour of all of them."""
+        return self.gpus * self.price_per_gpu_hour
+
+
+def asked_for(plan: Plan, topology: Topology) -> tuple[Asked, ...]:
+    """Return what the jobs hold by site, GPU type and price, in the order of the topology."""
+    held, offered = Counter[tuple[str, str, float]](), Counter[tuple[str, str, float]]()
+    devices = held_devices(plan, topology)
+    for name, node in topology.node_by_id.items():
+        kind = site_of(name), node.gpu, node.price_per_gpu_hour
+        held[kind] += devices.get(name, 0)
+        offered[kind] += node.gpus
+    return tuple(Asked(kind[0], kind[1], held[kind], offered[kind], kind[2]) for kind in offered if held[kind])
+
+
 def has_prices(topology: Topology) -> bool:
     """Return whether any GPU has a price; where some have one, the others are free."""
     return any(node.price_per_gpu_hour > 0 for node in topology.node_by_id.values())
@@ -41,5 +69,5 @@ def price_per_hour(plan: Plan, topology: Topology) -> float | None:
     """Return the price of an hour of all devices that the jobs hold; None where no GPU has a price."""
     if not has_prices(topology):
         return None
-    held = [topology.node_by_id[n] for n, count in held_devices(plan, topology).items() for _ in range(count)]
-    return formulas.price_per_hour([1] * len(held), [node.price_per_gpu_hour for node in held])
+    asked = asked_for(plan, topology)
+    return formulas.price_per_hour([one.gpus for one in asked], [one.price_per_gpu_hour for one in asked])

@@ -32,10 +32,13 @@ class Objective:
 
     `max_iteration_seconds` and `budget_per_hour` are for `cost`, the others for `time-to-result`: `steps` of the run,
     `walltime_seconds` of each job, `gang_timeout_seconds` that a site's job waits for the others at most.
+    `samples_per_iteration` is given where `max_iteration_seconds` was asked for as samples per second: `bounds` then
+    tell it so.
     """
 
     kind: str = THROUGHPUT
     max_iteration_seconds: float = math.inf
+    samples_per_iteration: int | None = None
     budget_per_hour: float = math.inf
     steps: int = 1
     walltime_seconds: float = math.inf
@@ -60,17 +63,22 @@ SECONDS = Measure("iteration", "s")
 
 @dataclass(frozen=True)
 class Bound:
-    """What a plan has of something that is limited; `key` is where the limit was written, `unit` that of both."""
+    """What a plan has of something that is limited; `key` is where the limit was written, `unit` that of both.
+
+    The limit is the most that a plan may have, or, with `least`, the least that it must have.
+    """
 
     key: str
     unit: str
     found: float
     limit: float
+    least: bool = False
 
     @property
     def excess(self) -> float:
-        """Return by what share of the limit the plan is above it, 0 where it keeps it."""
-        return formulas.share_beyond(self.found, self.limit)
+        """Return by what share the plan is beyond the limit, 0 where it keeps it."""
+        high, low = (self.limit, self.found) if self.least else (self.found, self.limit)
+        return formulas.share_beyond(high, low)
 
 
 def rate_per_hour(plan: Plan, topology: Topology) -> float:
@@ -88,12 +96,23 @@ def result_seconds(plan: Plan, topology: Topology, objective: Objective) -> floa
 def bounds(plan: Plan, topology: Topology, objective: Objective) -> tuple[Bound, ...]:
     """Return what a plan, with its prediction, has of all that the objective limits."""
     if objective.kind == COST:
-        seconds, rate = plan.predicted.iteration_seconds, rate_per_hour(plan, topology)
-        return (
-            Bound("planner.max_iteration_seconds", "s per iteration", seconds, objective.max_iteration_seconds),
-            Bound("planner.budget_per_hour", "per hour", rate, objective.budget_per_hour),
+        rate = rate_per_hour(plan, topology)
+        return _speed_bound(plan, objective), Bound(
+            "planner.budget_per_hour", "per hour", rate, objective.budget_per_hour
         )
     return tuple(_run_bounds(plan, topology, objective)) if objective.kind == TIME_TO_RESULT else ()
+
+
+def _speed_bound(plan: Plan, objective: Objective) -> Bound:
+    """Return the bound on the seconds of an iteration, in the unit in which it was asked for."""
+    seconds, limit, samples = (
+        plan.predicted.iteration_seconds,
+        objective.max_iteration_seconds,
+        objective.samples_per_iteration,
+    )
+    if samples is None:
+        return Bound("planner.max_iteration_seconds", "s per iteration", seconds, limit)
+    return Bound("planner.min_samples_per_second", "samples/s", samples / seconds, samples / limit, least=True)
 
 
 def _run_bounds(plan: Plan, topology: Topology, objective: Objective) -> Iterator[Bound]:

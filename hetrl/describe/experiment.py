@@ -175,15 +175,24 @@ class TopologySection(Strict):
         return self
 
 
-BOUNDS = {"max_iteration_seconds": "cost", "budget_per_hour": "cost", "budget_gpu_hours": "time-to-result"}
+BOUNDS = {  # of the planner -> the objective that a bound is for, and implies
+    "max_iteration_seconds": "cost",
+    "min_samples_per_second": "cost",
+    "budget_per_hour": "cost",
+    "budget_gpu_hours": "time-to-result",
+}
 
 
 class Planner(Strict):
-    """Who plans, for what (`hetrl.cost.objective`), within which bounds, and for how long."""
+    """Who plans, for what (`hetrl.cost.objective`), within which bounds, and for how long.
+
+    A bound implies its objective. `min_samples_per_second` bounds the same as `max_iteration_seconds`, as a rate.
+    """
 
     solver: str = "sha-ea"
     objective: Literal["throughput", "cost", "time-to-result"] = "throughput"
     max_iteration_seconds: Positive | None = None
+    min_samples_per_second: Positive | None = None
     budget_per_hour: Positive | None = None
     budget_gpu_hours: Positive | None = None
     budget_seconds: Positive = 30.0
@@ -191,13 +200,27 @@ class Planner(Strict):
     seed: int = 0
     processes: AtLeastOne = 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_implies_objective(cls, given: object) -> object:
+        if not isinstance(given, dict) or "objective" in given:
+            return given
+        implied = [objective for key, objective in BOUNDS.items() if given.get(key) is not None]
+        return {**given, "objective": implied[0]} if implied else given
+
     @model_validator(mode="after")
     def _bounds_are_of_the_objective(self) -> Planner:
-        for key, objective in BOUNDS.items():
-            if getattr(self, key) is not None and self.objective != objective:
-                raise ValueError(f"{key} is for objective {objective}, not for {self.objective}")
-        if self.max_iteration_seconds is not None and self.budget_per_hour is not None:
-            raise ValueError("give max_iteration_seconds (for the least cost) or budget_per_hour (for the least time)")
+        bounds = [key for key in BOUNDS if getattr(self, key) is not None]
+        for key in bounds:
+            if self.objective != BOUNDS[key]:
+                others = [other for other in bounds if BOUNDS[other] == self.objective]
+                remedy = f"leave out {' and '.join(others)}" if others else "leave the objective out, for it follows"
+                raise ValueError(f"{key} is for objective {BOUNDS[key]}, not for {self.objective}: {remedy}")
+        if len(bounds) > 1:
+            raise ValueError(
+                f"give one of {' and '.join(bounds)}: max_iteration_seconds and min_samples_per_second, which say the "
+                "same, are for the least cost, budget_per_hour is for the least time"
+            )
         return self
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hetrl.cost.iteration import with_prediction
+from hetrl.explanation.curve import Curve, curve
 from hetrl.explanation.idle import Idle, idle
 from hetrl.explanation.memory import Memory, memory
 from hetrl.explanation.resources import ITERATION, Part, attribution, critical_path
@@ -15,7 +16,7 @@ from hetrl.explanation.what_if import Study, study
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 
-__all__ = ["Explanation", "Study", "explain", "study", "with_choices"]
+__all__ = ["Curve", "Explanation", "Study", "curve", "explain", "study", "with_choices"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Explanation:
     idle: tuple[Idle, ...] = ()
     training: TrainingSites | None = None
     study: Study | None = None
+    curve: Curve | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as JSON's types; of the plan, what it predicts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from hetrl.report.text import figure
 
@@ -26,7 +26,10 @@ class Tick:
 
 @dataclass(frozen=True)
 class Chart:
-    """One series, ready to draw: polylines (a gap starts another), dots, axes and a sentence for who cannot see it."""
+    """One series, ready to draw: polylines (a gap starts another), dots, axes and a sentence for who cannot see it.
+
+    `marked` is a point of its own, with what it says.
+    """
 
     title: str
     lines: tuple[str, ...]
@@ -35,6 +38,7 @@ class Chart:
     y_ticks: tuple[Tick, ...]
     x_label: str
     summary: str
+    marked: tuple[float, float, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,32 @@ def line_chart(
         x_label=x_label,
         summary=f"{title}: from {figure(ys[0])} to {figure(ys[-1])}, "
         f"lowest {figure(min(ys))}, highest {figure(max(ys))}",
+    )
+
+
+def step_chart(
+    title: str, points: Sequence[tuple[float, float]], marked: tuple[float, float, str], x_label: str
+) -> Chart:
+    """Return the chart of (x, y) points in the order of x, both axes from zero: y stays the same up to the next x.
+
+    `marked` is a point with its label, on the line or not. There is at least one point, and nothing is below zero.
+    """
+    every = [*points, marked[:2]]
+    x_marks, y_marks = (nice_ticks(0.0, max(point[axis] for point in every), 6) for axis in (0, 1))
+    x_range, y_range = (x_marks[0], x_marks[-1]), (y_marks[0], y_marks[-1])
+    placed = [(round(_across(x, x_range), 1), round(_up(y, y_range, False), 1)) for x, y in every]
+    corners = [(x, y) for (x, _), (_, y) in zip(placed[1:-1], placed, strict=False)]
+    line = [at for pair in zip_longest(placed[:-1], corners) for at in pair if at is not None]
+    said = ", ".join(f"{figure(y)} for {figure(x)}" for x, y in points)
+    return Chart(
+        title=title,
+        lines=(" ".join(f"{x},{y}" for x, y in line),) if len(line) > 1 else (),
+        dots=tuple(placed[:-1]),
+        x_ticks=tuple(Tick(round(_across(x, x_range), 1), f"{x:g}") for x in x_marks),
+        y_ticks=tuple(Tick(round(_up(y, y_range, False), 1), tick_label(y, y_marks)) for y in y_marks),
+        x_label=x_label,
+        summary=f"{title}: {said}; {marked[2]} {figure(marked[1])} for {figure(marked[0])}",
+        marked=(*placed[-1], marked[2]),
     )
 
 

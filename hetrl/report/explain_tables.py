@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetrl.cost.objective import SECONDS
-from hetrl.explanation import Explanation, Study
+from hetrl.explanation import Curve, Explanation, Study
 from hetrl.explanation.memory import Memory
 from hetrl.explanation.resources import ITERATION
 from hetrl.hardware import Topology
@@ -29,6 +29,8 @@ def explanation_tables(found: Explanation, topology: Topology) -> RenderableType
     parts.append(_memory_table(found.memory))
     for title, lines in _paragraphs(found):
         parts += [Text(title, style="italic"), *(Text(f"  {line}", overflow="fold") for line in lines), Text("")]
+    if found.curve is not None:
+        parts += [_curve_table(found.curve), Text(reasons.curve_reason(found.curve)), Text("")]
     if found.study is not None:
         parts.append(_what_if_table(found.study))
     return Stack(*parts)
@@ -83,6 +85,16 @@ def _paragraphs(found: Explanation) -> Iterator[tuple[str, list[str]]]:
         yield "Idle GPUs", [reasons.idle_reason(idle, seconds) for idle in found.idle]
     if found.study is not None and found.study.runner_up is not None:
         yield "Runner-up", [reasons.runner_up_reason(found.study.runner_up, seconds)]
+
+
+def _curve_table(curve: Curve) -> Table:
+    columns = ("per hour", "samples/s", "per iteration", "GPUs to ask for", "")
+    table = new_table("Throughput over price", *columns)
+    for point in curve.points:
+        figures = (point.price_per_hour, point.samples_per_second, point.price_per_iteration)
+        mine = "this plan" if point.this_plan else ""
+        add_row(table, *map(figure, figures), reasons.asked_text(point.asked), mine)
+    return table
 
 
 def _what_if_table(study: Study) -> Table:

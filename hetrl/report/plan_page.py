@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from hetrl.explanation import Explanation
+from hetrl.cost.charges import asked_for, has_prices
+from hetrl.explanation import Curve, Explanation
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
 from hetrl.report import reasons
+from hetrl.report.chart import Chart, step_chart
 from hetrl.report.device_map import device_map
 from hetrl.report.gantt import gantt
 from hetrl.report.page import SHORT, mark_of_task, marks, render
@@ -55,6 +57,8 @@ def plan_page(
         reasons=reasons,
         slices=_slices(explanation) if explanation else {},
         longest=_longest_answer(explanation),
+        asked=asked_for(plan, topology) if has_prices(topology) else (),
+        curve=_curve_chart(explanation.curve) if explanation and explanation.curve else None,
         colours=_COLOURS,
         played=played,
     )
@@ -79,6 +83,13 @@ def _colour(resource: str) -> str:
         if resource.endswith(ending):
             return colour
     return "link" if resource.startswith("link ") else "inside"
+
+
+def _curve_chart(found: Curve) -> Chart:
+    """Return throughput over price, the plan at hand marked."""
+    points = [(point.price_per_hour, point.samples_per_second) for point in found.points]
+    own = (found.own.price_per_hour, found.own.samples_per_second, "this plan")
+    return step_chart("Samples per second", points, own, "price per hour")
 
 
 def _longest_answer(found: Explanation | None) -> float:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
+from hetrl.cost.charges import Asked
 from hetrl.cost.objective import Measure
+from hetrl.explanation.curve import Curve
 from hetrl.explanation.idle import Idle
 from hetrl.explanation.resources import Part
 from hetrl.explanation.training_sites import Spread, TrainingSites
@@ -79,6 +82,30 @@ def change_text(value: float | None, own: float | None) -> str:
         return "–"
     change = value / own - 1
     return "same" if abs(change) < 0.005 else f"{'+' if change > 0 else '−'}{100 * abs(change):.0f} %"
+
+
+def asked_text(asked: Sequence[Asked]) -> str:
+    """Return the GPUs that a plan asks for: `east 8 × a100-40gb + 16 × l4, west 16 × l4`."""
+    by_site = groupby(asked, key=lambda one: one.site)
+    return ", ".join(f"{site} {' + '.join(f'{one.gpus} × {one.gpu}' for one in some)}" for site, some in by_site)
+
+
+def curve_reason(curve: Curve) -> str:
+    """Return what the points of the curve are, and whether the plan at hand is one."""
+    points = (
+        "Each is the fastest plan found at its price or less; a price between two of them buys what the lower one does."
+    )
+    if curve.on_curve:
+        return points
+    own = curve.own
+    better = max(
+        (point for point in curve.points if point.price_per_hour <= own.price_per_hour),
+        key=lambda point: point.samples_per_second,
+    )
+    return (
+        f"{points} This plan, {figure(own.samples_per_second)} samples/s for {figure(own.price_per_hour)} per hour, is "
+        f"not among them: {figure(better.samples_per_second)} samples/s are there for {figure(better.price_per_hour)}."
+    )
 
 
 def answer_text(answer: WhatIf) -> str:

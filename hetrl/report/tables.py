@@ -12,6 +12,7 @@ from rich.console import Group as Stack, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from hetrl.cost.charges import asked_for, has_prices
 from hetrl.cost.efficiency import Efficiency
 from hetrl.describe.measured import Measured
 from hetrl.gpus import gpu_type
@@ -111,6 +112,19 @@ def plan_table(plan: Plan, workload: Workload, topology: Topology, uncalibrated:
     return _noted(table, f"{note}\n{_uncalibrated(starred)}" if starred else note)
 
 
+def asked_table(plan: Plan, topology: Topology) -> RenderableType:
+    """Return what to ask for: a row per site and GPU type that the jobs hold, with prices where there are any."""
+    asked, priced = asked_for(plan, topology), has_prices(topology)
+    prices = ("per GPU-hour", "per hour") if priced else ()
+    table = new_table("What to ask for", "site", "GPU", "asked", "offered", *prices)
+    for one in asked:
+        cells = (one.site, one.gpu, f"{one.gpus}", f"{one.offered}")
+        add_row(table, *cells, *(figure(price) for price in (one.price_per_gpu_hour, one.price_per_hour) if priced))
+    total = ("", figure(sum(one.price_per_hour for one in asked))) if priced else ()
+    add_row(table, "total", "", f"{sum(one.gpus for one in asked)}", f"{len(topology.devices)}", *total)
+    return table
+
+
 def summary_table(summary: Mapping[str, Any]) -> RenderableType:
     """Return what a run's `summary.json` says: its figures, then predicted and measured seconds per task."""
     table = new_table("Summary", "what", "value", headers=False)
@@ -199,8 +213,18 @@ def _shares_table(measured: Measured, before: Efficiency) -> Table:
 
 _RIGHT = {"memory", "network", "delay (one way)", "bandwidth", "1 GB takes", "samples", "predicted", "measured"}
 _RIGHT |= {"rate", "median", "spread", "share", "error", "alone", "adds", "per iteration", "takes"}
-_RIGHT |= {"of the iteration", "of usable", "iteration", "change"}
-_MAY_WRAP = {"what", "layer", "nodes", "engines", "devices", "value", "waits for"}
+_RIGHT |= {
+    "of the iteration",
+    "of usable",
+    "iteration",
+    "change",
+    "asked",
+    "offered",
+    "per GPU-hour",
+    "per hour",
+    "samples/s",
+}
+_MAY_WRAP = {"what", "GPUs to ask for", "layer", "nodes", "engines", "devices", "value", "waits for"}
 
 
 def new_table(title: str, *columns: str, headers: bool = True) -> Table:

@@ -6,7 +6,7 @@ import math
 
 from hetrl.cost.compute import StageShape, has_language_head
 from hetrl.cost.memory import inference_active_bytes, training_active_bytes, training_state_bytes
-from hetrl.cost.objective import bounds
+from hetrl.cost.objective import Bound, bounds
 from hetrl.cost.stages import model_of
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
@@ -140,19 +140,32 @@ def explain_infeasible(space: Space, searched: str, raised: str, compared: int |
     )
 
 
-def explain_broken_bounds(nearest: Plan, problem: Problem) -> InfeasibleError:
+class BrokenBoundsError(InfeasibleError):
+    """Every plan of a search breaks a bound of the objective; `nearest`, with its prediction, does so least."""
+
+    def __init__(self, message: str, nearest: Plan) -> None:
+        """Keep the plan beside the message."""
+        super().__init__(message)
+        self.nearest = nearest
+
+
+def explain_broken_bounds(nearest: Plan, problem: Problem) -> BrokenBoundsError:
     """Return the error of a search in which every plan breaks a bound of the objective; `nearest` does so least."""
     broken = [bound for bound in bounds(nearest, problem.topology, problem.objective) if bound.excess > 0]
     broken.sort(key=lambda bound: -bound.excess)
-    needs = " and ".join(f"{_enough(one.found):g} {one.unit} of {one.limit:g} ({one.key})" for one in broken)
-    raised = " and ".join(f"{one.key} to {_enough(one.found):g}" for one in broken)
-    return InfeasibleError(
-        f"no plan found keeps {broken[0].key}: the nearest one needs {needs}; raise {raised}, add GPUs, or search "
-        "longer (planner.budget_seconds)"
+    found = " and ".join(
+        f"{'does' if one.least else 'needs'} {_enough(one):g} {one.unit} of {one.limit:g} ({one.key})" for one in broken
+    )
+    changed = " and ".join(f"{'lower' if one.least else 'raise'} {one.key} to {_enough(one):g}" for one in broken)
+    return BrokenBoundsError(
+        f"no plan found keeps {broken[0].key}: the nearest one {found}; {changed}, add GPUs, or search longer "
+        "(planner.budget_seconds)",
+        nearest,
     )
 
 
-def _enough(value: float) -> float:
-    """Return a number with three significant digits that is no less."""
-    step = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return math.ceil(value / step) * step
+def _enough(bound: Bound) -> float:
+    """Return a limit with three significant digits that what was found keeps."""
+    step = 10.0 ** (math.floor(math.log10(bound.found)) - 2)
+    rounded = math.floor if bound.least else math.ceil
+    return rounded(bound.found / step) * step

@@ -34,8 +34,16 @@ def explain_command(arguments: argparse.Namespace) -> int:
     before, after = plan.predicted.iteration_seconds, found.plan.predicted.iteration_seconds
     if abs(before - after) > _DIFFERS * after:
         print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
+    if plan.solver.objective != problem.objective.kind:
+        print(
+            f"notice: the plan was made for objective {plan.solver.objective}, the experiment asks for "
+            f"{problem.objective.kind}, by which idle GPUs and what-ifs are judged; say the same under its planner",
+            file=sys.stderr,
+        )
     if arguments.what_ifs is not None:
         found = _studied(found, problem, arguments.what_ifs, arguments.seed, talk)
+    if arguments.budgets is not None:
+        found = _with_curve(found, problem, arguments.budgets, arguments.seed, talk)
     if arguments.html is not None:
         _write_page(found, problem, arguments, talk)
     if arguments.json:
@@ -58,6 +66,14 @@ def _studied(found: Explanation, problem: Problem, budget_seconds: float, seed: 
     with talk.status("planning") as status:
         report = lambda name: status.update(f"planning {name}, at most {budget_seconds:g} s")  # noqa: E731
         return replace(found, study=study(found.plan, problem, budget_seconds, seed, report))
+
+
+def _with_curve(found: Explanation, problem: Problem, budget_seconds: float, seed: int, talk: Console) -> Explanation:
+    from hetrl.explanation import curve
+
+    with talk.status("planning") as status:
+        report = lambda name: status.update(f"planning for {name}, at most {budget_seconds:g} s")  # noqa: E731
+        return replace(found, curve=curve(found.plan, problem, budget_seconds, seed, report))
 
 
 def _write_page(found: Explanation, problem: Problem, arguments: argparse.Namespace, talk: Console) -> None:

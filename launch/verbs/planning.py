@@ -52,21 +52,26 @@ def plan_command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(document)
     else:
-        print_plan(Console(), plan, problem)
+        from hetrl.report.tables import asked_table
+
+        console = Console()
+        print_plan(console, plan, problem)
+        console.print(asked_table(plan, problem.topology))
     return 0
 
 
 def planner_of(arguments: argparse.Namespace, planner: Planner) -> Planner:
     """Return the experiment's section `planner` with what the command line says instead.
 
-    Another objective, or a bound of it, on the command line leaves no bound of the experiment. Raises UsageError for a
-    bound that is not one of the objective.
+    Another objective, or a bound, which implies its objective, leaves neither objective nor bound of the experiment.
+    Raises UsageError for a bound that is not one of the objective.
     """
     keys = ("solver", "objective", "budget_seconds", "evaluations", "seed", "processes", *BOUNDS)
     given = {key: value for key in keys if (value := getattr(arguments, key)) is not None}
-    replaced = BOUNDS if {"objective", *BOUNDS} & given.keys() else ()
+    aims = {"objective", *BOUNDS}
+    kept = planner.model_dump(exclude=aims if aims & given.keys() else set())
     try:
-        return Planner.model_validate(planner.model_dump(exclude=set(replaced)) | given)
+        return Planner.model_validate(kept | given)
     except ValidationError as error:
         raise UsageError(explain(error, Planner, "planner")) from None
 

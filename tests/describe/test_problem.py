@@ -109,11 +109,19 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "seventy minutes": (changed("launch", "gang_timeout", to="00:70:00"), "launch.gang_timeout: "),
     "bound of another objective": (
         changed("planner", to={"objective": "cost", "budget_gpu_hours": 9}),
-        "planner: budget_gpu_hours is for objective time-to-result, not for cost",
+        "planner: budget_gpu_hours is for objective time-to-result, not for cost: leave the objective out, for it",
+    ),
+    "bounds of two objectives": (
+        changed("planner", to={"budget_per_hour": 9, "budget_gpu_hours": 9}),
+        "planner: budget_gpu_hours is for objective time-to-result, not for cost: leave out budget_per_hour",
     ),
     "both directions of cost": (
-        changed("planner", to={"objective": "cost", "budget_per_hour": 9, "max_iteration_seconds": 9}),
-        "give max_iteration_seconds (for the least cost) or budget_per_hour",
+        changed("planner", to={"budget_per_hour": 9, "max_iteration_seconds": 9}),
+        "planner: give one of max_iteration_seconds and budget_per_hour: ",
+    ),
+    "one bound twice": (
+        changed("planner", to={"min_samples_per_second": 9, "max_iteration_seconds": 9}),
+        "max_iteration_seconds and min_samples_per_second, which say the same, are for the least cost",
     ),
     "sites and scenario": (changed("topology", "scenario", to="s.yaml"), "either sites (and links) or scenario"),
     "neither of both": (changed("topology", "sites", to=[]), "either sites (and links) or scenario"),

@@ -318,6 +318,17 @@ def test_the_command_explains_in_80_columns_and_writes_the_page(tmp_path, capsys
     assert json.loads(capsys.readouterr().out)["binds"]["iteration"]
 
 
+def test_a_plan_for_another_objective_is_said(tmp_path, capsys) -> None:
+    path, config = paper_case(tmp_path)
+    assert main(["explain", path, "--config", config, "--json"]) == 0
+    assert "notice" not in capsys.readouterr().err
+    document = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    document["planner"] = {"budget_per_hour": 40.0}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(document))
+    assert main(["explain", path, "--config", config, "--json"]) == 0
+    assert "the plan was made for objective throughput, the experiment asks for cost" in capsys.readouterr().err
+
+
 def test_without_an_experiment_the_command_says_what_to_name(tmp_path, capsys) -> None:
     assert main(["explain", written(tmp_path, plan())]) == 2
     assert "name the file with --config" in capsys.readouterr().err

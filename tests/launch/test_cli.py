@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hetrl.cost.objective import Objective
 from hetrl.describe.experiment import Planner
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
-from hetrl.problem import read_problem
+from hetrl.problem import objective_of, read_problem
 from launch.cli import main, parser
-from launch.verbs.planning import tell_solver
+from launch.verbs.planning import planner_of, tell_solver
 from tests.launch.launch_cases import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -151,6 +153,35 @@ def test_so_many_evaluations_give_the_same_plan_again(hetrl):
 
 
 @pytest.mark.parametrize(
+    ("words", "objective"),
+    [
+        ((), Objective("time-to-result", steps=40, budget_gpu_hours=9.0)),
+        (("--budget-per-hour", "3"), Objective("cost", steps=40, budget_per_hour=3.0)),
+        (("--at-least", "16"), Objective("cost", 16.0, 256, steps=40)),
+        (("--min-samples-per-second", "16"), Objective("cost", 16.0, 256, steps=40)),
+        (("--max-iteration-seconds", "7"), Objective("cost", 7.0, steps=40)),
+        (("--budget-gpu-hours", "5"), Objective("time-to-result", steps=40, budget_gpu_hours=5.0)),
+        (("--objective", "throughput"), Objective(steps=40)),
+    ],
+)
+def test_a_bound_on_the_command_line_implies_its_objective_and_leaves_none_of_the_file(tmp_path, words, objective):
+    experiment = read_problem(quickstart_copy(tmp_path, planner={"budget_gpu_hours": 9})).experiment
+    planner = planner_of(parser().parse_args(["plan", "x.yaml", *words]), experiment.planner)
+    found = objective_of(experiment, planner)
+    assert replace(found, walltime_seconds=math.inf, gang_timeout_seconds=math.inf) == objective
+
+
+def test_plan_says_what_to_ask_for(hetrl):
+    done = hetrl("plan", QUICKSTART, "--at-least", 100, "--evaluations", 3000, "--budget", 600)
+    assert done.returncode == 0, done.stderr
+    assert "objective cost" in done.stdout
+    _, *rows = done.stdout[done.stdout.index("What to ask for") :].splitlines()
+    asked = [int(row.split()[2]) for row in rows if row.split()[1:2] in (["cpu"], ["cpu-half"])]
+    assert rows[-2].split()[:2] == ["total", str(sum(asked))]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
     ("changes", "wanted", "said"),
     [
         ({"evaluations": 320, "seconds": 30.2}, None, True),
@@ -181,7 +212,19 @@ def test_plan_says_how_a_baseline_was_tuned_and_what_its_jobs_hold(hetrl):
         (("--solver", "verl", "--objective", "cost"), 'solver "verl" plans for throughput alone'),
         (("--solver", "ilp", "--evaluations", 9), 'evaluations bound sha-ea alone; solver "ilp" has none'),
         (("--solver", "verl", "--space", "ilp"), "only sha-ea can be kept to the plan space of ilp"),
-        (("--budget-per-hour", 3), "planner: budget_per_hour is for objective cost, not for throughput"),
+        (
+            ("--budget-per-hour", 3, "--objective", "throughput"),
+            "planner: budget_per_hour is for objective cost, not for throughput: leave the objective out",
+        ),
+        (
+            ("--budget-per-hour", 3, "--at-least", 9),
+            "give one of min_samples_per_second and budget_per_hour: ",
+        ),
+        (
+            ("--at-least", 9, "--budget-gpu-hours", 3),
+            "planner: budget_gpu_hours is for objective time-to-result, not for cost: leave out min_samples_per_second",
+        ),
+        (("--solver", "verl", "--at-least", 9), 'solver "verl" plans for throughput alone; for cost take'),
     ],
 )
 def test_plan_refuses_what_does_not_go_together(hetrl, words, message):

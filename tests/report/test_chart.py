@@ -13,11 +13,13 @@ from hetrl.report.chart import (
     HEIGHT,
     LEFT,
     RIGHT,
+    TOP,
     WIDTH,
     histogram,
     line_chart,
     nice_ticks,
     powers_of_ten,
+    step_chart,
     tick_label,
 )
 from hetrl.report.gantt import Span, gantt, measured_spans, predicted_spans, typical_step
@@ -75,6 +77,26 @@ def test_a_log_scale_has_a_decade_per_equal_distance() -> None:
     low, high, middle = (y for _, y in chart.dots)
     assert middle == pytest.approx((low + high) / 2)
     assert [len(line.split()) for line in chart.lines] == [2]  # zero has no place on it
+
+
+prices = st.lists(st.tuples(st.floats(0.01, 1e6), st.floats(0.01, 1e6)), min_size=1, max_size=9).map(sorted)
+
+
+@given(prices, st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)))
+def test_steps_keep_their_height_up_to_the_next_point(
+    points: list[tuple[float, float]], own: tuple[float, float]
+) -> None:
+    chart = step_chart("x", points, (*own, "this one"), "price")
+    assert len(chart.dots) == len(points)
+    drawn = [tuple(map(float, corner.split(","))) for line in chart.lines for corner in line.split()]
+    if len(points) > 1:
+        assert drawn[::2] == list(chart.dots)
+        before, after = chart.dots[:-1], chart.dots[1:]
+        assert drawn[1::2] == [(x, y) for (_, y), (x, _) in zip(before, after, strict=True)]
+    assert chart.marked is not None and chart.marked[2] == "this one"
+    for x, y in (*chart.dots, chart.marked[:2]):
+        assert LEFT <= x <= WIDTH - RIGHT and TOP <= y <= HEIGHT - BOTTOM
+    assert (chart.x_ticks[0].label, chart.x_ticks[0].at, chart.y_ticks[0].at) == ("0", LEFT, HEIGHT - BOTTOM)
 
 
 @given(st.floats(1e-12, 1e12), st.floats(1e-12, 1e12))

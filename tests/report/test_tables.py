@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Replica, Stage
 from hetrl.report.rows import TaskRow, servers, task_rows
-from hetrl.report.tables import links_table, plan_table, sites_table, summary_table
+from hetrl.report.tables import asked_table, links_table, plan_table, sites_table, summary_table
 from hetrl.report.text import byte_figure, compact_devices, figure
 from hetrl.workload import TASKS
 from tests.plan.plan_cases import plan, topology, workload
@@ -92,6 +92,7 @@ def test_tables_fit_80_columns_without_tearing_a_word() -> None:
         sites_table(topology(), {"l4": ("training",)}),
         links_table(topology()),
         plan_table(plan(), workload(), topology(), {"l4": ("decode", "training")}),
+        asked_table(plan(), topology()),
         summary_table(SUMMARY),
     )
     lines = [line for table in tables for line in printed(table)]
@@ -100,6 +101,26 @@ def test_tables_fit_80_columns_without_tearing_a_word() -> None:
     assert words >= {"a100-[0-1]", "a100-40gb", "l4*", "megatron,", "vllm", "12.5", "0.900", "8.93"}
     assert words >= {"generation", "reference", "a100-[0-1]/0-3", "l40s-0/0-1", "l4-0/0", "2×2×2", "33.0", "s*"}
     assert words >= {"try-20260102-030405", "megatron-core", "0.16.1,", "alps-jsc", "predicted", "measured"}
+
+
+def test_what_to_ask_for_is_what_the_jobs_hold_of_each_type_with_its_price() -> None:
+    alps, *others = topology().sites
+    dear = replace(alps, nodes=tuple(replace(node, price_per_gpu_hour=2.5) for node in alps.nodes))
+    lines = printed(asked_table(plan(), replace(topology(), sites=(dear, *others))))
+    cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    assert ["site", "GPU", "asked", "offered", "per GPU-hour", "per hour"] in cells
+    assert ["alps", "a100-40gb", "8", "8", "2.50", "20.0"] in cells
+    assert ["jsc", "l40s", "4", "4", "0", "0"] in cells  # one is idle, and comes with its node
+    assert cells[-2] == ["total", "13", "13", "20.0"]
+    free = " ".join(printed(asked_table(plan(), topology())))
+    assert "asked" in free and "hour" not in free
+    single = tuple(replace(site, allocation="gpu") for site in topology().sites)
+    used = replace(
+        plan(),
+        groups=tuple(replace(one, devices=tuple(set(one.devices) & set(plan().devices))) for one in plan().groups),
+    )
+    rows = [re.split(r"\s{2,}", line.strip()) for line in printed(asked_table(used, replace(topology(), sites=single)))]
+    assert ["jsc", "l40s", "3", "4"] in rows
 
 
 def test_the_plan_table_has_a_row_per_task_and_site() -> None:

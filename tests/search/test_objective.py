@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from hetrl.cost.charges import asked_for, held_by_site
 from hetrl.cost.objective import COST, KINDS, TIME_TO_RESULT, bounds, plan_value
 from hetrl.errors import InfeasibleError, UsageError
 from hetrl.hardware import Link, Node, Site, Topology
-from hetrl.plan.plan import Plan, node_of, site_of
+from hetrl.plan.plan import Plan, Predicted, node_of, site_of
 from hetrl.search import SOLVERS, Objective, Problem, solve
 from hetrl.search.core.workspace import INFEASIBLE, UNFIT
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.space import Space
-from hetrl.workload import Workload
+from hetrl.workload import Workload, architecture
 from launch.cli import OBJECTIVES, SOLVERS as LISTED
 from tests.search.search_cases import MADE, feasible, job, jobs, seeds, topologies
 
@@ -175,6 +176,68 @@ def test_a_plan_records_what_it_was_chosen_for_and_what_it_costs() -> None:
     assert cheapest.predicted.iteration_seconds > fastest.predicted.iteration_seconds
 
 
+def test_the_cheapest_plan_at_a_throughput_does_it_and_is_no_dearer_than_the_fastest() -> None:
+    fastest = planned(Objective()).predicted
+    for share in (0.3, 0.7, 1.0):
+        rate = share * fastest.samples_per_second
+        told = planned(Objective(COST, max_iteration_seconds=128 / rate, samples_per_iteration=128)).predicted
+        assert told.samples_per_second >= rate * (1 - 1e-6)
+        assert (told.cost_per_iteration or 0) <= (fastest.cost_per_iteration or 0) * (1 + 1e-6)
+
+
+def tiny() -> Problem:
+    """A node of two cheap GPUs and one of a dear one, whose few plans a short search has all met but for some."""
+    sites = (
+        Site("a", (Node("n0", "l40s", 2, price_per_gpu_hour=1.0),), allocation="gpu"),
+        Site("b", (Node("n0", "h100", 1, price_per_gpu_hour=4.0),), allocation="gpu"),
+    )
+    few_layers = replace(architecture("qwen3-1.7b"), name="few-layers", layers=6, vocabulary=32_000)
+    workload = replace(job(algorithm="grpo"), actor=few_layers, reference=None, reward=None)
+    return Problem(Topology(sites, (Link(("a", "b"), 1.0, 50.0),)), workload)
+
+
+@cache
+def tiny_plan(objective: Objective) -> Predicted:
+    return solve(replace(tiny(), objective=objective), "sha-ea", 600.0, 0, evaluations=30_000).predicted
+
+
+SEARCHED = 1 + 1e-3  # what the search of a tiny problem may miss of the optimum
+shares = st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted)
+
+
+@settings(max_examples=12)
+@given(shares)
+def test_less_throughput_is_wanted_for_no_more_money(some: list[float]) -> None:
+    slowest, fastest = (tiny_plan(one).samples_per_second for one in (Objective(COST), Objective()))
+    few, many = (
+        tiny_plan(Objective(COST, max_iteration_seconds=128 / (slowest + share * (fastest - slowest) * (1 - 1e-6))))
+        for share in some
+    )
+    assert (few.cost_per_iteration or 0) <= (many.cost_per_iteration or 0) * SEARCHED
+
+
+@settings(max_examples=12)
+@given(shares)
+def test_more_money_does_no_less(some: list[float]) -> None:
+    poor, rich = (tiny_plan(Objective(COST, budget_per_hour=1.0 + 5.0 * share)) for share in some)
+    assert poor.samples_per_second <= rich.samples_per_second * SEARCHED
+
+
+@settings(max_examples=50)
+@given(priced(), jobs, seeds)
+def test_what_is_asked_for_is_offered_and_sums_to_the_price(topology: Topology, workload: Workload, seed: int) -> None:
+    evaluator = Evaluator(Space(Problem(topology, workload)))
+    plan = evaluator.assemble(feasible(evaluator, seed), MADE)
+    asked = asked_for(plan, topology)
+    assert all(0 < one.gpus <= one.offered for one in asked)
+    for site, held in held_by_site(plan, topology).items():
+        assert sum(one.gpus for one in asked if one.site == site) == held
+    free = not any(node.price_per_gpu_hour for node in topology.node_by_id.values())
+    per_hour = sum(one.gpus for one in asked) if free else sum(one.price_per_hour for one in asked)
+    value, _ = by_hand(plan, topology, Objective(COST))
+    assert value == pytest.approx(plan.predicted.iteration_seconds * (per_hour / 3600 + 1e-6))
+
+
 def test_a_short_run_does_not_wait_for_a_site_that_a_long_one_waits_for() -> None:
     sites = (Site("here", (Node("n", "a100-80gb", 2),)), Site("busy", (Node("n", "a100-80gb", 4),), queue_hours=2.0))
     topology = Topology(sites, (Link(("here", "busy"), 0.1, 100.0),))
@@ -198,6 +261,10 @@ def test_a_short_run_does_not_wait_for_a_site_that_a_long_one_waits_for() -> Non
             r"needs (\d+) per hour of 0\.25 .* raise planner\.\w+ to \1,",
         ),
         (
+            Objective(COST, max_iteration_seconds=128 / 5000, samples_per_iteration=128),
+            r"min_samples_per_second: the nearest one does ([0-9.]+) samples/s of 5000 .* lower planner\.\w+ to \1,",
+        ),
+        (
             Objective(TIME_TO_RESULT, walltime_seconds=1, steps=9),
             r"keeps launch\.walltime: .* raise launch\.w",
         ),
@@ -218,6 +285,11 @@ def test_the_change_that_the_error_names_is_enough() -> None:
         planned(Objective(COST, max_iteration_seconds=0.01))
     named = float(str(caught.value).split("max_iteration_seconds to ")[1].split(",")[0])
     assert planned(Objective(COST, max_iteration_seconds=named)).predicted.iteration_seconds <= named
+    with pytest.raises(InfeasibleError) as caught:
+        planned(Objective(COST, max_iteration_seconds=0.01, samples_per_iteration=128))
+    named = float(str(caught.value).split("min_samples_per_second to ")[1].split(",")[0])
+    slow = planned(Objective(COST, max_iteration_seconds=128 / named, samples_per_iteration=128)).predicted
+    assert slow.samples_per_second >= named * (1 - 1e-6)
 
 
 def test_a_sites_own_budget_binds_too() -> None:
