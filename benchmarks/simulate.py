@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pool
 
 from _random_plans import Case, random_case, searched_case
@@ -28,11 +28,12 @@ GOAL_MEDIAN, GOAL_P95, GOAL_WORST = 0.02, 0.08, 0.15
 
 @dataclass(frozen=True)
 class Compared:
-    """One plan, random or searched, predicted and played."""
+    """One plan, random or searched, predicted and played; `reason` is its `why`, which needs the play's spans."""
 
     made: str
     case: Case
     simulated: Simulated
+    reason: str = ""
 
     @property
     def difference(self) -> float:
@@ -40,7 +41,7 @@ class Compared:
         return self.case.plan.predicted.iteration_seconds / self.simulated.iteration_seconds - 1
 
     @property
-    def reason(self) -> str:
+    def why(self) -> str:
         """Return why the two may differ in this direction: what the prediction leaves out or counts in full."""
         short = [*self._busy_links(), *self._dropped(), *self._uneven_minibatches()]
         long = [*self._switches(), *self._refills(), *self._unequal_replicas()]
@@ -115,7 +116,8 @@ def _sites(plan: Plan) -> set[str]:
 def compare(made: str, number: int, seed: int) -> Compared:
     """Make, predict and play plan `number`: a random one, or a searched one."""
     case = (searched_case if made == SEARCHED else random_case)(number, seed)
-    return Compared(made, case, simulate(case.plan, case.problem.model, seed))
+    found = Compared(made, case, simulate(case.plan, case.problem.model, seed))
+    return replace(found, reason=found.why, simulated=replace(found.simulated, spans=()))
 
 
 def percentile(values: list[float], share: float) -> float:
