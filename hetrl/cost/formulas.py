@@ -28,40 +28,43 @@ def following_seconds(
     """Return what the micro-batches behind the first one add to an unequal 1F1B pipeline whose hops may cross sites.
 
     the longest, over windows [i..j] of n = j-i+1 stages, of
-        c (round trip of the window) + (m-1-a - c n) min(slowest f+b in it, round trip / n) + a (slowest b in it)
+        c (round trip of the window) + (m-1-a - c n) min(slowest of all in it, round trip / n) + a (slowest b in it)
+        + max(a (slowest f in it) - all behind it, 0)
         with a = min(stages behind j, m-1) and c = floor((m-1-a) / n);
-    and over the stages, of the n-th longest times 1 + x_n variation,
-        (m-1-a) (f+b) + a b, or m (f+b) without the f+b and hops from this stage on
+    and over windows of one stage, the n-th longest of these times 1 + x_n variation
     `both` is f+b of each stage, `back` its b alone, `hops` the hop behind it (0 behind the last), `transfers` its
-    bytes / beta alone. The round trip of a window of consecutive stages is their f+b and twice the hops between them.
-    Strict 1F1B lets stage i run j-i micro-batches further ahead of their backwards than stage j: a forward that goes
-    from i to j and comes back as a backward is followed at stage i by the forward j-i+1 micro-batches later, n for each
-    round trip. At the end a stage has no forward left beside its last a backwards. Windows of one stage are the slowest
-    stage; longer ones bind over slow links, and a hop's bytes / beta is never more than that of its two.
+    bytes / beta alone, which counts among the f, b and f+b of a window. The round trip of a window of consecutive
+    stages is their f+b and twice the hops between them. Strict 1F1B lets stage i run j-i micro-batches further ahead of
+    their backwards than stage j: a forward that goes from i to j and comes back as a backward is followed at stage i by
+    the forward j-i+1 micro-batches later, n for each round trip. Stage j begins with a forwards, which may take longer
+    than the first of them takes to come back, and has no forward left beside its last a backwards. Windows of one stage
+    are the slowest stage; longer ones bind over slow links.
     Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
     stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean. Those of a round trip overtake each
     other's delays in part: all but the delays of the trip grows by `IN_FLIGHT` x_n variation.
     Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages, as paths through its event graph, of which
     these are nearly the longest; `hetrl.simulator` plays the same schedule.
     """
-    found, stages = 0.0, len(both)
+    found, stages, waits = 0.0, len(both), []
+    rest = [sum(both[stage + 1 :]) + 2 * sum(hops[stage:]) for stage in range(stages)]
     for first in range(stages):
-        round_trip = varying = slowest = last_back = 0.0
+        round_trip = varying = slowest = slowest_forward = slowest_back = 0.0
         for last in range(first, stages):
             count, alone = last - first + 1, min(stages - 1 - last, micro_batches - 1)
-            slowest, last_back = max(slowest, both[last]), max(last_back, back[last])
+            wire = transfers[last - 1] if last > first else 0.0
+            slowest = max(slowest, both[last], wire)
+            slowest_forward = max(slowest_forward, both[last] - back[last], wire)
+            slowest_back = max(slowest_back, back[last], wire)
             longer = (varying + both[last]) * largest[min(count, micro_batches)] * IN_FLIGHT * variation
             trip = round_trip + both[last] + longer
-            trips, rest = divmod(micro_batches - 1 - alone, count)
-            found = max(found, trips * trip + rest * min(slowest, trip / count) + alone * last_back)
+            trips, left = divmod(micro_batches - 1 - alone, count)
+            begin = max(alone * slowest_forward - rest[last], 0.0)
+            seconds = trips * trip + left * min(slowest, trip / count) + alone * slowest_back + begin
+            found = max(found, seconds)
+            if last == first:
+                waits.append(seconds)
             round_trip += both[last] + 2 * hops[last]
             varying += both[last] + 2 * transfers[last]
-    waits = []
-    for stage in range(stages):
-        alone = min(stages - 1 - stage, micro_batches - 1)
-        seconds = (micro_batches - 1 - alone) * both[stage] + alone * back[stage]
-        onwards = sum(both[stage:]) + 2 * sum(hops[stage:])
-        waits.append(max(seconds, micro_batches * both[stage] - onwards))
     for count, seconds in enumerate(sorted(waits, reverse=True), start=1):
         found = max(found, seconds * (1 + largest[min(count, micro_batches)] * variation))
     return found

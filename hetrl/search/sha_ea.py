@@ -44,7 +44,7 @@ from hetrl.search.space import Grouping, Space, linked_sets, set_partitions, sta
 START = 4  # children of a population in the first round
 POPULATIONS = 2
 CANDIDATES = 12
-EARLY, PATIENCE = 4, 4  # halvings: too short to end a search, and without anything better
+EARLY, PATIENCE = 7, 4  # halvings: too short to end a search, and without anything better
 # Annealing; docs/decisions.md ("The last candidates are annealed") has the other values that were tried.
 POLISH = 4
 SKETCHES, SKETCHED, SKETCHED_HOT = (4000, 6000, 9000), 2, 0.1  # evaluations, chains, their first temperature

@@ -156,7 +156,7 @@ def test_a_pipeline_of_servers_reads_its_weights_once_per_group_in_flight() -> N
 def test_unequal_micro_batches_wait_for_the_longest_of_those_under_way() -> None:
     stages = [Times(1.0, 2.0)] * 2
     waiting = NormalDist().inv_cdf(1.625 / 2.25)
-    assert pipeline_seconds(stages, 9, 0.2) == pytest.approx(6 + (7 * 3 + 2) * (1 + 0.2 * waiting))
+    assert pipeline_seconds(stages, 9, 0.2) == pytest.approx(6 + 8 * 3 * (1 + 0.7 * 0.2 * waiting))
     assert pipeline_seconds([Times(1.0, 2.0), Times(0.1, 0.2)], 9) == pytest.approx(9 * 3)
     assert pipeline_seconds(stages[:1], 9, 0.2) == pytest.approx(27)
 
@@ -180,7 +180,7 @@ def test_a_slow_hop_bounds_the_pipeline_by_the_round_trip_of_its_two_stages() ->
     swaying = 1 + 0.7 * 0.5642 * 0.3  # two micro-batches are on the way
     assert pipeline_seconds(stages, 11, 0.3) == pytest.approx(6 + 16 + 10 * (6 + 16) / 2 * swaying, rel=0.005)
     deep = [Times(0.001, 0.002, hop, 1e9), *[Times(0.001, 0.002)] * 7]
-    assert pipeline_seconds(deep, 101) == pytest.approx(768.324, abs=0.01)  # played
+    assert pipeline_seconds(deep, 101) == pytest.approx(864.3, abs=0.1)  # as it is played
 
 
 def test_a_long_round_trip_bounds_the_pipeline_by_what_is_in_flight() -> None:

@@ -1,51 +1,50 @@
-"""The formula of a pipeline against the schedule that it stands for, played pass by pass."""
+"""The formula of a pipeline against the schedule that it stands for, played pass by pass, hop by hop."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
 from hetrl.cost.training import Times, pipeline_seconds
 from hetrl.hardware import Path
-from hetrl.simulator.pipelines import FORWARD, one_forward_one_backward
+from hetrl.simulator.pipelines import BACKWARD, FORWARD, one_forward_one_backward
 
 
 def played(stages: list[Times], micro_batches: int) -> float:
-    """Return when the last pass ends, each as early as its stage and what it needs allow."""
+    """Return when the last pass ends, each as early as what it needs allows; a wire carries one at a time."""
     count = len(stages)
     orders = [list(one_forward_one_backward(count, stage, micro_batches)) for stage in range(count)]
-    ended: dict[tuple[str, int, int], float] = {}
-    free, places = [0.0] * count, [0] * count
+    arrived = {(FORWARD, 0, j): 0.0 for j in range(micro_batches)}
+    free, wires, places = [0.0] * count, {kind: [0.0] * count for kind in (FORWARD, BACKWARD)}, [0] * count
     while any(place < len(order) for place, order in zip(places, orders, strict=True)):
         for i, order in enumerate(orders):
             while places[i] < len(order):
                 kind, j = order[places[i]]
-                ready = _ready(stages, ended, kind, i, j)
-                if ready is None:
+                if (kind, i, j) not in arrived:
                     break
-                free[i] = max(free[i], ready) + (stages[i].forward if kind == FORWARD else stages[i].backward)
-                ended[kind, i, j] = free[i]
+                seconds = stages[i].forward if kind == FORWARD else stages[i].backward
+                free[i] = max(free[i], arrived[kind, i, j]) + seconds
                 places[i] += 1
+                following, hop = (i + 1, i) if kind == FORWARD else (i - 1, i - 1)
+                if following == count:
+                    arrived[BACKWARD, i, j] = free[i]
+                elif following >= 0:
+                    wires[kind][hop] = max(wires[kind][hop], free[i]) + stages[hop].hop_transfer
+                    delay = stages[hop].hop_seconds - stages[hop].hop_transfer
+                    arrived[kind, following, j] = wires[kind][hop] + delay
     return max(free)
-
-
-def _ready(stages: list[Times], ended: dict[tuple[str, int, int], float], kind: str, i: int, j: int) -> float | None:
-    if kind == FORWARD:
-        before, hop = (FORWARD, i - 1, j), stages[i - 1].hop_seconds
-        return 0.0 if i == 0 else ended[before] + hop if before in ended else None
-    if i == len(stages) - 1:
-        return ended.get((FORWARD, i, j))
-    after = (kind, i + 1, j)
-    return ended[after] + stages[i].hop_seconds if after in ended else None
 
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> list[Times]:
-    """Stages of unequal speed, backward passes two or three times as long, hops with a delay between some of them."""
+    """Stages of unequal speed, backward passes two or three times as long, some of the hops with delay or slow."""
     times = draw(st.floats(2, 3))
     forwards = draw(st.lists(st.floats(0.3, 1.5), min_size=1, max_size=8))
-    delays = [draw(st.sampled_from([0.0, 300.0, 2000.0])) for _ in forwards[1:]]
-    hops = [*(Path(delay_ms, 1e9) for delay_ms in delays), None]
-    return [Times(one, times * one, hop) for one, hop in zip(forwards, hops, strict=True)]
+    hops = [Path(draw(st.sampled_from([0.0, 300.0, 2000.0])), 8.0) for _ in forwards[1:]]
+    sent = [draw(st.sampled_from([0.0, 0.0, 0.5, 3.0, 20.0])) for _ in hops]  # seconds on the wire
+    pairs = zip(forwards, [*hops, None], [*sent, 0.0], strict=True)
+    return [Times(one, times * one, hop, 1e9 * seconds) for one, hop, seconds in pairs]
 
 
 @given(pipelines(), st.integers(1, 64))
@@ -61,6 +60,6 @@ def test_a_slower_stage_or_one_micro_batch_more_never_takes_less(
     before = pipeline_seconds(stages, micro_batches, variation)
     slower = [*stages]
     one = stages[place % len(stages)]
-    slower[place % len(stages)] = Times(one.forward * factor, one.backward * factor, one.hop)
+    slower[place % len(stages)] = replace(one, forward=one.forward * factor, backward=one.backward * factor)
     assert pipeline_seconds(slower, micro_batches, variation) >= before * (1 - 1e-9)
     assert pipeline_seconds(stages, micro_batches + 1, variation) >= before * (1 - 1e-9)

@@ -8,29 +8,33 @@
 double following_seconds(const Floats& both, const Floats& back, const Floats& hops, const Floats& transfers,
                          Int micro_batches, double variation, const Floats& largest) {
     const Int stages = both.size(), behind = micro_batches - 1;
-    double found = 0.0;
+    double found = 0.0, rest[MAX_STAGES], waits[MAX_STAGES], onwards = 0.0;
+    for (Int i = stages - 1; i >= 0; --i) {
+        rest[i] = onwards + 2 * hops[i];
+        onwards = rest[i] + both[i];
+    }
     for (Int first = 0; first < stages; ++first) {
-        double round_trip = 0.0, varying = 0.0, slowest = 0.0, last_back = 0.0;
+        double round_trip = 0.0, varying = 0.0, slowest = 0.0, slowest_forward = 0.0, slowest_back = 0.0;
         for (Int last = first; last < stages; ++last) {
             const Int count = last - first + 1, alone = std::min(stages - 1 - last, behind);
-            slowest = std::max(slowest, both[last]);
-            last_back = std::max(last_back, back[last]);
+            const double wire = last > first ? transfers[last - 1] : 0.0;
+            slowest = std::max({slowest, both[last], wire});
+            slowest_forward = std::max({slowest_forward, both[last] - back[last], wire});
+            slowest_back = std::max({slowest_back, back[last], wire});
             const double longer =
                 (varying + both[last]) * largest[std::min(count, micro_batches)] * IN_FLIGHT * variation;
             const double trip = round_trip + both[last] + longer;
-            const Int trips = (behind - alone) / count, rest = (behind - alone) % count;
-            found = std::max(found, double(trips) * trip + double(rest) * std::min(slowest, trip / double(count)) +
-                                        double(alone) * last_back);
+            const Int trips = (behind - alone) / count, left = (behind - alone) % count;
+            const double begin = std::max(double(alone) * slowest_forward - rest[last], 0.0);
+            const double seconds = double(trips) * trip + double(left) * std::min(slowest, trip / double(count)) +
+                                   double(alone) * slowest_back + begin;
+            found = std::max(found, seconds);
+            if (last == first) {
+                waits[first] = seconds;
+            }
             round_trip += both[last] + 2 * hops[last];
             varying += both[last] + 2 * transfers[last];
         }
-    }
-    double waits[MAX_STAGES], onwards = 0.0;
-    for (Int i = stages - 1; i >= 0; --i) {
-        const Int alone = std::min(stages - 1 - i, behind);
-        onwards += both[i] + 2 * hops[i];
-        waits[i] = std::max(double(behind - alone) * both[i] + double(alone) * back[i],
-                            double(micro_batches) * both[i] - onwards);
     }
     for (Int i = 0; i < stages; ++i) {
         Int count = 1;  // stages that take at least as long
