@@ -1,9 +1,9 @@
-"""What the bench `paper` runs: its knobs, the cases, and the planning problem of each."""
+"""What the bench `paper` runs: its knobs, the cases, the planning problem of each, and who plans for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 
@@ -12,11 +12,12 @@ from _results import ROOT
 from hetrl.describe.sites import read_scenario, topology_of
 from hetrl.describe.yaml_file import Strict
 from hetrl.hardware import Topology
-from hetrl.plan.plan import Plan
 from hetrl.search import Problem
+from hetrl.search.baselines.definition import AS_SOLVED, Definition
 from hetrl.workload import Lengths, Workload, architecture
 
 SYNC, ASYNC = "sync", "async"
+DEFINED = ("verl", "streamrl")  # what a `Definition` is about
 
 
 class Batch(Strict):
@@ -49,6 +50,15 @@ class Expert(Strict):
     least: float
 
 
+class Alone(Strict):
+    """All GPUs against those of one type."""
+
+    scenario: str
+    model: str
+    gpu: str
+    rivals: dict[str, tuple[str, ...]]
+
+
 class Knobs(Strict):
     """`paper.yaml`."""
 
@@ -62,12 +72,14 @@ class Knobs(Strict):
     max_staleness: int
     sensitivity: tuple[Setting, ...]
     planner: str
+    evaluations: int
+    seeds: tuple[int, ...]
     rivals: dict[str, tuple[str, ...]]
-    budget_seconds: dict[str, float]
-    seed: int
+    definitions: dict[str, Definition]
     widened_by: float
     cells_to_reach: int
     expert: Expert
+    alone: Alone
     simulator_indifferent: float
 
     @property
@@ -78,44 +90,35 @@ class Knobs(Strict):
 
 @dataclass(frozen=True)
 class Case:
-    """One plan to make."""
+    """A job on a scenario; `gpu` names the only type of GPUs that it may use, empty: all."""
 
     scenario: str
     model: str
     algorithm: str
     mode: str
     setting: Setting
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
-class Made:
-    """The plan of one solver for a case; None where it finds none."""
+class Asked:
+    """One plan to make: the case, the solver, and how it is read where that is open."""
 
     case: Case
     solver: str
-    plan: Plan | None
-    simulated_seconds: float | None
-
-    @property
-    def seconds(self) -> float | None:
-        """Return the predicted seconds of an iteration."""
-        return self.plan.predicted.iteration_seconds if self.plan else None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """All plans of a run; `paper` has the paper's range of each ratio and scenario."""
-
-    knobs: Knobs
-    paper: Mapping[str, Mapping[str, tuple[float, float]]]
-    made: Mapping[tuple[Case, str], Made]
-    full: bool
+    definition: Definition = AS_SOLVED
 
 
 @cache
-def topology(scenario: str) -> Topology:
-    """Return the sites of a scenario."""
-    return topology_of(read_scenario(ROOT / "topology" / "scenarios" / f"{scenario}.yaml"))
+def topology(scenario: str, gpu: str = "") -> Topology:
+    """Return the sites of a scenario; with `gpu`, their nodes of this type alone."""
+    whole = topology_of(read_scenario(ROOT / "topology" / "scenarios" / f"{scenario}.yaml"))
+    if not gpu:
+        return whole
+    kept = [replace(site, nodes=tuple(node for node in site.nodes if node.gpu == gpu)) for site in whole.sites]
+    sites = tuple(site for site in kept if site.nodes)
+    names = {site.name for site in sites}
+    return Topology(sites, tuple(link for link in whole.links if names.issuperset(link.between)))
 
 
 def problem(case: Case, knobs: Knobs) -> Problem:
@@ -136,7 +139,20 @@ def problem(case: Case, knobs: Knobs) -> Problem:
         reward=model,
         gradient_dtype=case.setting.gradient_dtype,
     )
-    return Problem(topology(case.scenario), workload)
+    return Problem(topology(case.scenario, case.gpu), workload)
+
+
+def rival(name: str, definition: Definition, case: Case) -> Asked:
+    """Return who plans as `name` under a definition; what does not matter to the case is as the solvers have it."""
+    if name not in DEFINED:
+        return Asked(case, name)
+    if name == "verl" and definition.chosen_hosts:
+        return Asked(case, "verl-expert")
+    if name == "verl":  # its GPUs are not divided
+        definition = replace(definition, sees_links=True)
+    if case.algorithm != "ppo":
+        definition = replace(definition, critic_apart=False)
+    return Asked(case, name, definition)
 
 
 def cases(knobs: Knobs, full: bool) -> Iterator[Case]:
@@ -147,3 +163,17 @@ def cases(knobs: Knobs, full: bool) -> Iterator[Case]:
     for setting in knobs.sensitivity if full else ():
         for choice in product(knobs.scenarios, knobs.sample.models, knobs.sample.algorithms, (SYNC, ASYNC)):
             yield Case(*choice, setting)
+
+
+def asked(knobs: Knobs, full: bool) -> list[Asked]:
+    """Return every plan to make, once: of the cases by all definitions, then those on GPUs of one type."""
+    found: list[Asked] = []
+    for case in cases(knobs, full):
+        definitions = knobs.definitions.values() if case.setting == knobs.setting else (AS_SOLVED,)
+        found += [Asked(case, knobs.planner)]
+        found += [rival(name, one, case) for name, one in product(knobs.rivals[case.mode], definitions)]
+    alone, algorithms = knobs.alone, (knobs if full else knobs.sample).algorithms
+    for algorithm, mode in product(algorithms, (SYNC, ASYNC)):
+        case = Case(alone.scenario, alone.model, algorithm, mode, knobs.setting, alone.gpu)
+        found += [Asked(case, name) for name in (knobs.planner, *alone.rivals[mode])]
+    return list(dict.fromkeys(found))

@@ -1,178 +1,174 @@
-"""The page of the bench `paper`: its cells, verl-expert, the simulator, the sensitivity."""
+"""The page of the bench `paper`: its cells, the definitions of the rivals, what the simulator plays, trends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from statistics import mean
 from typing import Any
 
-from _paper_cases import ASYNC, SYNC, Made, Outcome, Setting
+from _paper_figures import (
+    PLAYED,
+    PREDICTED,
+    RATIOS,
+    Cell,
+    Outcome,
+    Range,
+    Trend,
+    agreement,
+    cells,
+    change,
+    count,
+    definitions,
+    inside,
+    lost,
+    pairs,
+    slow,
+)
+from _paper_plans import Made, label
+from _paper_played import second_half
+from _paper_words import of_sample, sampled, span, table, verdict, words, yes
 
-from hetrl.search.baselines import TUNING
-
-# A ratio of the paper: the rival and its mode, the mode of the planner's plan.
-RATIOS = {
-    "sync_over_verl": ("verl", SYNC, SYNC),
-    "async_over_streamrl": ("streamrl", ASYNC, ASYNC),
-    "async_over_verl": ("verl", SYNC, ASYNC),
-}
-OTHERS = {"sync over verl-expert": ("verl-expert", SYNC, SYNC), "async over areal-hex": ("areal-hex", ASYNC, ASYNC)}
-Seconds = Callable[[Made], float | None]
-
-
-def predicted(made: Made) -> float | None:
-    """Return what the cost model says of a plan."""
-    return made.seconds
-
-
-def simulated(made: Made) -> float | None:
-    """Return what the simulator says of a plan."""
-    return made.simulated_seconds
-
-
-def ratios(
-    outcome: Outcome,
-    kind: tuple[str, str, str],
-    scenario: str,
-    seconds: Seconds = predicted,
-    setting: Setting | None = None,
-) -> dict[tuple[str, str], float]:
-    """Return, by model and algorithm, the rival's seconds over the planner's; those without a plan are left out."""
-    rival, rival_mode, own_mode = kind
-    found = {}
-    for case, solver in outcome.made:
-        if (case.scenario, case.mode, solver) != (scenario, rival_mode, rival):
-            continue
-        if case.setting != (setting or outcome.knobs.setting):
-            continue
-        own = outcome.made.get((replace(case, mode=own_mode), outcome.knobs.planner))
-        theirs, ours = seconds(outcome.made[case, rival]), seconds(own) if own else None
-        if ours and theirs:
-            found[case.model, case.algorithm] = theirs / ours
-    return found
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
 
 
-def scenarios(outcome: Outcome) -> list[str]:
-    """Return the scenarios that were run."""
-    return list(dict.fromkeys(case.scenario for case, _ in outcome.made))
-
-
-def page(outcome: Outcome) -> tuple[str, dict[str, Any]]:
+def page(outcome: Outcome, trends: Sequence[Trend], alone_range: Range) -> tuple[str, dict[str, Any]]:
     """Return the benchmark's part of the page, and the figures that the result keeps."""
-    cells = list(_cells(outcome))
-    inside = sum(cell["inside"] for cell in cells)
-    expert = [value for name in scenarios(outcome) for value in ratios(outcome, OTHERS[_EXPERT], name).values()]
-    agreeing, played = _agreement(outcome)
-    figures = {"cells": cells, "cells_inside": inside, "simulator_agrees": agreeing, "simulator_played": played}
-    figures |= {"expert_mean": mean(expert), "expert_least": min(expert)} if expert else {}
-    return "\n".join([*_head(outcome, cells, inside), *_cell_table(cells), *_rest(outcome, figures)]), figures
+    found = {name: cells(outcome, definition) for name, definition in definitions(outcome).items()}
+    parts = [
+        _head(outcome, found),
+        _cell_table(outcome, next(iter(found))),
+        _definitions(outcome, found),
+        _pace(outcome),
+        _trends(outcome, found, trends),
+        second_half(outcome, alone_range),
+    ]
+    return "\n".join(line for part in parts for line in part), _figures(outcome, found)
 
 
-_EXPERT = "sync over verl-expert"
+Found = Mapping[str, Sequence[Cell]]  # the cells under each definition
 
 
-def _cells(outcome: Outcome) -> Iterator[dict[str, Any]]:
-    widened = outcome.knobs.widened_by
-    for name, ranges in outcome.paper.items():
-        for scenario, (low, high) in ranges.items():
-            own = list(ratios(outcome, RATIOS[name], scenario).values())
-            if own:
-                inside = low * (1 - widened) <= mean(own) <= high * (1 + widened)
-                figures = {"mean": mean(own), "least": min(own), "most": max(own), "paper": [low, high]}
-                yield {"ratio": name, "scenario": scenario, **figures, "inside": inside}
+def _figures(outcome: Outcome, found: Found) -> dict[str, Any]:
+    widened_by, counts = outcome.knobs.widened_by, {}
+    for name, some in found.items():
+        counts[name] = {
+            "cells": len(some),
+            **{how: count(some, how) for how in (PREDICTED, PLAYED)},
+            **{f"{how}_widened": count(some, how, widened_by) for how in (PREDICTED, PLAYED)},
+            "means": {f"{cell.ratio} {cell.scenario}": mean(cell.ours[PREDICTED]) for cell in some},
+        }
+    return {
+        "inside": counts,
+        "slow": [label(made.asked) for made in slow(outcome)],
+        "lost": [[label(made.asked) for made in pair] for pair in lost(outcome)],
+        "simulator_agrees": agreement(outcome),
+    }
 
 
-def _head(outcome: Outcome, cells: list[dict[str, Any]], inside: int) -> list[str]:
+def _head(outcome: Outcome, found: Found) -> Iterator[str]:
     knobs = outcome.knobs
-    part = "all models" if outcome.full else f"{', '.join(knobs.sample.models)} only; `FULL=1` runs all models"
+    part = "all models" if outcome.full else f"{sampled(outcome)} only; `FULL=1` runs all models"
     steps = (
         f"{knobs.optimizer_steps} optimiser steps, {knobs.gradient_dtype} reduction, staleness {knobs.max_staleness}"
     )
-    return [
-        f"Throughput of `{knobs.planner}` ({knobs.budget_seconds[knobs.planner]:g} s each) over other systems, "
-        f"predicted by our model ({part}; {steps}), against the ranges that the HetRL paper reports: the mean over "
-        f"models and algorithms lies in the range widened by {knobs.widened_by:.0%} in {inside} of {len(cells)} cells "
-        f"(to reach: {knobs.cells_to_reach} of 11). The knobs were fixed beforehand in `benchmarks/paper.yaml`; "
-        "[baselines.md](baselines.md) says how the others are planned.",
-        "",
-    ]
+    counts = {name: count(some, PREDICTED, knobs.widened_by) for name, some in found.items()}
+    first, best = next(iter(counts)), max(counts, key=lambda name: counts[name])
+    yield (
+        f"Throughput of `{knobs.planner}` over other systems, against the ranges that the HetRL paper reports: means "
+        f"over models and algorithms, predicted by our model and played by the simulator ({part}; {steps}). Each plan "
+        f"of `{knobs.planner}` is the best of {len(knobs.seeds)} seeds with {knobs.evaluations:,} evaluations each; no "
+        f"clock decides. With the rivals as the solvers plan (`{first}`), {counts[first]} of {len(found[first])} cells "
+        f"lie in the range widened by {knobs.widened_by:.0%}, {count(found[first], PREDICTED)} in the paper's own; the "
+        f"most that a definition of the rivals reaches is {counts[best]}, `{best}` (to reach: {knobs.cells_to_reach} "
+        "of 11 with one definition). [baselines.md](baselines.md) says how the others are planned."
+    )
+    yield ""
 
 
-def _cell_table(cells: list[dict[str, Any]]) -> list[str]:
-    lines = ["| ratio | scenario | paper | mean | least to most | inside |", "| --- | --- | --- | --- | --- | --- |"]
-    for cell in cells:
-        low, high = cell["paper"]
-        lines.append(
-            f"| {cell['ratio'].replace('_', ' ')} | {cell['scenario']} | {low:.2f} to {high:.2f} | {cell['mean']:.2f} "
-            f"| {cell['least']:.2f} to {cell['most']:.2f} | {'yes' if cell['inside'] else 'no'} |"
+def _cell_table(outcome: Outcome, name: str) -> Iterator[str]:
+    share = outcome.knobs.widened_by
+    yield f"Rivals: `{name}`. In brackets: inside the paper's range, and inside it widened by {share:.0%}."
+    yield ""
+    yield from table("ratio", "scenario", "paper", "widened", "predicted", "least to most", "played", "least to most")
+    for cell in cells(outcome):
+        low, high = cell.paper
+        bounds = f"{low:.2f} to {high:.2f} | {low * (1 - share):.2f} to {high * (1 + share):.2f}"
+        shown = (
+            f"{mean(own):.2f} ({yes(inside(mean(own), cell.paper))}, {yes(inside(mean(own), cell.paper, share))}) "
+            f"| {span(own)}"
+            for own in (cell.ours[PREDICTED], cell.ours[PLAYED])
         )
-    return lines
+        yield f"| {words(cell.ratio)} | {cell.scenario} | {bounds} | {' | '.join(shown)} |"
+    yield ""
 
 
-def _rest(outcome: Outcome, figures: Mapping[str, Any]) -> list[str]:
-    knobs, lines = outcome.knobs, [""]
-    if "expert_mean" in figures:
-        lines += [
-            f"Over verl-expert: {figures['expert_mean']:.2f} on average (to reach: {knobs.expert.mean:g}), at least "
-            f"{figures['expert_least']:.2f} (to reach: {knobs.expert.least:g})."
-        ]
-    lines += [
-        f"The simulator names the same winner in {figures['simulator_agrees']} of {figures['simulator_played']} "
-        f"comparisons, plans within {knobs.simulator_indifferent:.0%} of each other not counted against it.",
-        "",
-        *_other_table(outcome),
-        *_sensitivity(outcome),
-        "How each was tuned:",
-        "",
-        *(f"- `{name}`: {text}." for name, text in TUNING.items() if any(name in own for own in knobs.rivals.values())),
-    ]
-    return lines
+def _definitions(outcome: Outcome, found: Found) -> Iterator[str]:
+    widened_by = outcome.knobs.widened_by
+    yield (
+        "The same cells under other definitions of what verl and StreamRL do with unequal GPUs, each for all cells "
+        "([baselines.md](baselines.md#definitions)): predicted means; in the paper's range, in the widened one, or out."
+    )
+    yield ""
+    yield from table("ratio", "scenario", "paper", *found)
+    known = [{(cell.ratio, cell.scenario): mean(cell.ours[PREDICTED]) for cell in some} for some in found.values()]
+    for ratio, scenario in dict.fromkeys(place for means in known for place in means):
+        bounds = outcome.paper[ratio][scenario]
+        means = [own.get((ratio, scenario)) for own in known]
+        shown = " | ".join("none" if v is None else f"{v:.2f} {verdict(v, bounds, widened_by)}" for v in means)
+        yield f"| {words(ratio)} | {scenario} | {bounds[0]:.2f} to {bounds[1]:.2f} | {shown} |"
+    for how, share in product((PREDICTED, PLAYED), (0.0, widened_by)):
+        counts = " | ".join(f"{count(some, how, share)} of {len(some)}" for some in found.values())
+        yield f"| inside, {how} | | {'widened' if share else 'the range'} | {counts} |"
+    yield ""
 
 
-def _other_table(outcome: Outcome) -> list[str]:
-    lines = ["| ratio | scenario | mean | least to most |", "| --- | --- | --- | --- |"]
-    for name, kind in OTHERS.items():
-        for scenario in scenarios(outcome):
-            own = list(ratios(outcome, kind, scenario).values())
-            if own:
-                lines.append(f"| {name} | {scenario} | {mean(own):.2f} | {min(own):.2f} to {max(own):.2f} |")
-    return [*lines, ""]
+def _pace(outcome: Outcome) -> Iterator[str]:
+    """Yield what the parts of an iteration take in the rivals' plans, under each definition."""
+    known = definitions(outcome)
+    yield (
+        f"Seconds of generation, inferences and trainings in the rivals' plans ({sampled(outcome)}): what the slowest "
+        "GPU decides goes down when samples are divided by speed, what links decide stays."
+    )
+    yield ""
+    yield from table("rival", "scenario", *known)
+    for kind, scenario in product((RATIOS["sync_over_verl"], RATIOS["async_over_streamrl"]), outcome.scenarios):
+        plans = [pairs(outcome, kind, scenario, definition) for definition in known.values()]
+        rivals = [[_parts(theirs) for own, theirs in some if of_sample(own, outcome)] for some in plans]
+        if any(rivals):
+            yield f"| {kind.rival} | {scenario} | {' | '.join(next(iter(some), 'none') for some in rivals)} |"
+    yield ""
 
 
-def _agreement(outcome: Outcome) -> tuple[int, int]:
-    """Return in how many comparisons the simulator names the same winner as the model, and of how many."""
-    agreeing = played = 0
-    for kind in (*RATIOS.values(), *OTHERS.values()):
-        for scenario in scenarios(outcome):
-            model, play = (ratios(outcome, kind, scenario, seconds) for seconds in (predicted, simulated))
-            for key in model.keys() & play.keys():
-                close = abs(model[key] - 1) <= outcome.knobs.simulator_indifferent
-                agreeing += close or (model[key] > 1) == (play[key] > 1)
-                played += 1
-    return agreeing, played
+def _parts(made: Made) -> str:
+    kinds = ((ACTOR_GENERATION,), INFERENCES, TRAININGS)
+    return ", ".join(f"{sum(made.tasks.get(name, 0.0) for name in kind):.0f}" for kind in kinds)
 
 
-def _sensitivity(outcome: Outcome) -> list[str]:
-    """Return the means of the cells under the other settings, beside those of the same models under the usual one."""
-    settings = list(dict.fromkeys(case.setting for case, _ in outcome.made))
-    if len(settings) < 2:
-        return []
-    columns = [f"{one.optimizer_steps} steps, {one.gradient_dtype}" for one in settings]
-    lines = [
-        f"Sensitivity, means of {', '.join(outcome.knobs.sample.models)} alone:",
-        "",
-        f"| ratio | scenario | {' | '.join(columns)} |",
-        f"| --- | --- |{' --- |' * len(columns)}",
-    ]
-    for name, ranges in outcome.paper.items():
-        for scenario in ranges:
-            means = [_sample_mean(outcome, RATIOS[name], scenario, setting) for setting in settings]
-            lines.append(f"| {name.replace('_', ' ')} | {scenario} | {' | '.join(means)} |")
-    return [*lines, ""]
+def _trends(outcome: Outcome, found: Found, trends: Sequence[Trend]) -> Iterator[str]:
+    widened_by, missed = outcome.knobs.widened_by, []
+    yield (
+        "Trends: by what factor a ratio changes from one cell to another, the paper's at the middles of its ranges; "
+        f"`no`: ours is not within {widened_by:.0%} of it."
+    )
+    yield ""
+    yield from table("from", "to", "paper", *found)
+    for trend in trends:
+        changes = [change(trend, some) for some in found.values()]
+        if not any(changes):
+            continue
+        paper = next(both[0] for both in changes if both)
+        kept = [both and inside(both[1], (paper, paper), widened_by) for both in changes]
+        missed += [trend] if kept[0] is False else []
+        shown = (f"{both[1]:.2f}{'' if same else ' no'}" if both else "none" for both, same in zip(changes, kept, strict=True))
+        yield f"| {_place(trend.to)} | {_place(trend.of)} | {paper:.2f} | {' | '.join(shown)} |"
+    yield ""
+    if missed:
+        yield f"Not reproduced with `{next(iter(found))}`, and the likely reason:"
+        yield ""
+        yield from (f"- {_place(trend.to)}, to {_place(trend.of)}: {trend.reason}." for trend in missed)
+        yield ""
 
 
-def _sample_mean(outcome: Outcome, kind: tuple[str, str, str], scenario: str, setting: Setting) -> str:
-    found = ratios(outcome, kind, scenario, setting=setting)
-    own = [value for (model, _), value in found.items() if model in outcome.knobs.sample.models]
-    return f"{mean(own):.2f}" if own else "none"
+def _place(cell: tuple[str, str]) -> str:
+    return f"{words(cell[0])}, {cell[1]}"

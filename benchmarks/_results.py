@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -53,6 +55,14 @@ def write_page() -> None:
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         where = result["machine"]
-        parts += [f"## {result['bench']}", "", result["table"], ""]
+        parts += [f"## {result['bench']}", "", *_outdated(result), result["table"], ""]
         parts += [f"`{result['command']}` on {where['cores']} cores of {where['cpu']}, Python {where['python']}.", ""]
     PAGE.write_text("\n".join(parts))
+
+
+def _outdated(result: Mapping[str, Any]) -> list[str]:
+    """Say so where a bench that has a file of knobs has others in it than this result was made with."""
+    knobs = Path(__file__).parent / f"{result['bench'].removesuffix('-sample')}.yaml"
+    if not knobs.exists() or result["knobs"] == yaml.safe_load(knobs.read_text()):
+        return []
+    return [f"Made with other knobs than `benchmarks/{knobs.name}` has: not to be compared with what it has made.", ""]

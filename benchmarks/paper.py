@@ -1,7 +1,8 @@
-"""Compare the planner with other systems on the paper's scenarios: ratios predicted by our model, and the paper's.
+"""Compare the planner with other systems on the paper's scenarios: ratios predicted and played, and the paper's.
 
 for each scenario, model and algorithm
-  sync: the planner, verl, verl-expert; async: the planner, StreamRL, AReaL-Hex; each plan also played by the simulator
+  sync: the planner, verl, verl-expert; async: the planner, StreamRL, AReaL-Hex; verl and StreamRL by each definition
+all GPUs over those of one type alone; each plan also played by the simulator
 a cell of the paper (ratio, scenario): the mean of the ratios over models and algorithms, inside its range or not
 
 The knobs are in `paper.yaml`. Without FULL=1 (or --full) only its `sample` runs, some minutes.
@@ -10,60 +11,48 @@ The knobs are in `paper.yaml`. Without FULL=1 (or --full) only its `sample` runs
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import yaml
-from _paper_cases import Case, Knobs, Made, Outcome, cases, problem
+from _paper_cases import Asked, Knobs, asked
+from _paper_figures import Outcome, Trend
 from _paper_page import page
-from _results import write_result
+from _paper_plans import Made, make, record, recorded, shown
+from _results import RESULTS, write_page, write_result
 
 from hetrl.describe.yaml_file import read_yaml
-from hetrl.errors import InfeasibleError
-from hetrl.search import solve
-from hetrl.simulator import simulate
 
 HERE = Path(__file__).resolve().parent
 
 
-def make(case: Case, solver: str, knobs: Knobs, budget_seconds: float) -> Made:
-    """Plan a case with one solver, and play the plan."""
-    asked = problem(case, knobs)
-    try:
-        plan = solve(asked, solver, budget_seconds, knobs.seed)
-    except InfeasibleError as error:
-        print(f"{case.scenario} {case.model} {case.algorithm} {case.mode} {solver}: {error}", file=sys.stderr)
-        return Made(case, solver, None, None)
-    played = simulate(plan, asked.model, knobs.seed)
-    return Made(case, solver, plan, played.iteration_seconds)
-
-
-def record(made: Made) -> dict[str, object]:
-    """Return what the result keeps of a plan."""
-    case, plan = made.case, made.plan
-    return {
-        "scenario": case.scenario,
-        "model": case.model,
-        "algorithm": case.algorithm,
-        "mode": case.mode,
-        **case.setting.model_dump(),
-        "solver": made.solver,
-        "predicted_seconds": made.seconds,
-        "simulated_seconds": made.simulated_seconds,
-        "planning_seconds": plan.solver.seconds if plan else None,
-        "compared": plan.solver.evaluations if plan else None,
-        "tasks": dict(plan.predicted.tasks) if plan else None,
+def paged(knobs: Knobs, made: dict[Asked, Made], full: bool) -> tuple[str, dict[str, Any]]:
+    """Return the page and the figures, with the paper's ranges and trends from their files."""
+    paper, trends = (
+        yaml.safe_load((HERE / "data" / f"paper_{name}.yaml").read_text()) for name in ("results", "trends")
+    )
+    known = [Trend(tuple(one["of"]), tuple(one["to"]), one["reason"]) for one in trends]
+    ranges = {
+        name: {scenario: tuple(own) for scenario, own in cells.items()} for name, cells in paper["ratios"].items()
     }
+    alone_range = tuple(paper["other"]["all_64_over_24_a100_only_8b"])
+    return page(Outcome(knobs, ranges, made, full), known, alone_range)
 
 
-def shown(made: Made) -> str:
-    """Return the line that tells how far the benchmark is."""
-    case, plan = made.case, "none"
-    if made.seconds is not None:
-        plan = f"{made.seconds:.1f} s, simulated {made.simulated_seconds:.1f} s"
-    return f"{case.scenario} {case.model} {case.algorithm} {case.mode} {made.solver}: {plan}"
+def again(knobs: Knobs, name: str, full: bool) -> str:
+    """Make the page of the last result from the plans that it has kept, and return it."""
+    path = RESULTS / f"{name}.json"
+    document = json.loads(path.read_text())
+    made = {one.asked: one for one in map(recorded, document["plans"])}
+    table, figures = paged(knobs, made, full)
+    path.write_text(json.dumps({**document, **figures, "table": table}, indent=1) + "\n")
+    write_page()
+    return table
 
 
 def main() -> None:
@@ -71,29 +60,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--full", action="store_true", help="all models and the sensitivity (also: FULL=1)")
     parser.add_argument("--scenario", action="append", help="only this one (may be repeated); nothing is written")
-    parser.add_argument("--budget", type=float, help="seconds for every solver; nothing is written")
-    parser.add_argument("--jobs", type=int, default=1, help="plans made at the same time, each on a core of its own")
+    parser.add_argument("--evaluations", type=int, help="of each search of the planner; nothing is written")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="plans made at the same time (all cores)")
+    parser.add_argument("--again", action="store_true", help="make the page of the last result anew, plan nothing")
     if os.environ.get("FULL") == "1" and "--full" not in sys.argv:
         sys.argv.append("--full")  # so that the result names the whole command
     arguments = parser.parse_args()
     knobs = read_yaml(HERE / "paper.yaml", Knobs)
-    paper = yaml.safe_load((HERE / "data" / "paper_results.yaml").read_text())
-    asked = [
-        (case, solver, knobs, arguments.budget or knobs.budget_seconds[solver])
-        for case in cases(knobs, arguments.full)
-        if not arguments.scenario or case.scenario in arguments.scenario
-        for solver in (knobs.planner, *knobs.rivals[case.mode])
+    name = "paper" if arguments.full else "paper-sample"
+    if arguments.again:
+        print(again(knobs, name, arguments.full))
+        return
+    if arguments.evaluations:
+        knobs = knobs.model_copy(update={"evaluations": arguments.evaluations})
+    wanted = [
+        one for one in asked(knobs, arguments.full) if one.case.scenario in (arguments.scenario or knobs.scenarios)
     ]
-    plans: dict[tuple[Case, str], Made] = {}
+    plans: dict[Asked, Made] = {}
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for made in pool.map(make, *zip(*asked, strict=True)):
-            plans[made.case, made.solver] = made
+        for made in pool.map(partial(make, knobs=knobs), wanted):
+            plans[made.asked] = made
             print(shown(made), file=sys.stderr, flush=True)
-    table, figures = page(Outcome(knobs, paper["ratios"], plans, arguments.full))
-    if not (arguments.scenario or arguments.budget):
-        name = "paper" if arguments.full else "paper-sample"
+    table, figures = paged(knobs, plans, arguments.full)
+    if not (arguments.scenario or arguments.evaluations):
         kept = [record(made) for made in plans.values()]
-        write_result(name, {"seed": knobs.seed, "knobs": knobs.model_dump(), **figures, "plans": kept}, table)
+        raw = yaml.safe_load((HERE / "paper.yaml").read_text())
+        write_result(name, {"knobs": raw, **figures, "plans": kept}, table)
     print(table)
 
 

@@ -34,7 +34,7 @@ from hetrl.plan.plan import RECOMPUTES, SHARDINGS, Plan, Replica, Stage, TaskPla
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
 from hetrl.search.baselines.areal_hex_milp import Column, Counts, Pool, Rollout, choose
-from hetrl.search.baselines.by_speed import by_speed, samples_by_rate
+from hetrl.search.baselines.by_speed import by_speed, samples_by_rate, samples_by_speed
 from hetrl.search.baselines.memory import with_kv_cache
 from hetrl.search.baselines.uniform import (
     OFFLOADED,
@@ -207,12 +207,7 @@ def _training(name: str, strategy: Strategy, problem: Problem) -> TaskPlan | Non
 def _inference(name: str, nodes: Nodes, problem: Problem) -> TaskPlan | None:
     """Return a forward-only task on the trainer's nodes, the samples divided by speed."""
     task = fastest_inference(name, nodes, problem)
-    if task is None:
-        return None
-    known = [problem.model.rates(replica.devices[0]) for replica in task.replicas]
-    shares = samples_by_rate([rates.prefill_flops for rates in known], problem.workload.samples, 1)
-    dealt = zip(shares, task.replicas, strict=True)
-    return replace(task, replicas=tuple(replace(replica, samples=share) for share, replica in dealt if share))
+    return samples_by_speed(name, task, problem, least=0) if task else None
 
 
 # --- rollouts and the plan -------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
       the trainer takes the first nodes, the stream generation service the rest; for each place of the cut
         tune both stages (uniform: TP, PP, DP, micro-batch, recomputation; the rollouts' TP)
       the allocation rule keeps the cut with the least max(seconds of generation, seconds of training)
-    the fastest order is the plan
+    the fastest order, of which all layouts are tuned, is the plan
 
 The inferences (reference, reward, critic) run with training, one after the other. Source: StreamRL (arXiv 2504.15930):
 the trainer and the stream generation service as two stages that overlap under one-step asynchrony, the profiler-based
@@ -17,14 +17,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from hetrl.cost.efficiency import Efficiencies, Rates
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
+from hetrl.problem import Problem
 from hetrl.search.assemble import Made
-from hetrl.search.baselines.uniform import Nodes, Trials, Tuned, by_node, listed_nodes, pieces, tuned
+from hetrl.search.baselines.definition import AS_SOLVED, Definition, in_one_place
+from hetrl.search.baselines.uniform import Nodes, Trials, Tuned, by_node, critic_apart, listed_nodes, pieces, tuned
+from hetrl.search.baselines.verl_expert import node_sets
 from hetrl.search.space import Space
-from hetrl.workload import ACTOR_GENERATION, TASKS
+from hetrl.workload import ACTOR_GENERATION
 
 TUNING = (
     "generation and training on disjoint GPUs, each the fastest of its uniform layouts; the division that balances "
@@ -32,29 +36,54 @@ TUNING = (
 )
 PLAIN = Trials(micro_batches=(1,), kept=1)
 MOST_CUTS = 16  # tried in one order of the nodes, evenly spread
+TUNED_CUTS = 6  # that were the fastest in the plain trials
 
 
-def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
+@dataclass(frozen=True)
+class _Cut:
+    """Each task's nodes under a cut, and what a plain trial of it takes."""
+
+    nodes: dict[str, Nodes]
+    plain: Tuned
+
+
+def plan(space: Space, budget_seconds: float, made: Made, definition: Definition = AS_SOLVED) -> tuple[Plan, int]:
     """Return StreamRL's plan and the number of layouts compared; raises InfeasibleError where none fits."""
     deadline = time.monotonic() + budget_seconds
-    best, compared = Tuned(None, 0), 0
-    listed = {name: pieces(nodes) for name, nodes in listed_nodes(space.problem).items()}
-    for order in _orders(listed, space.problem.efficiencies):
-        balanced, tried = _balanced_cut(space, order, made, deadline)
-        compared += tried
-        if balanced is None:
-            continue
-        found = tuned(space.problem, balanced, made, deadline=deadline)
+    seen = space.problem if definition.sees_links else in_one_place(space.problem)
+    cuts, compared = _balanced_cuts(seen, made, definition, deadline)
+    best, chosen = Tuned(None, 0), None
+    for cut in cuts:
+        found = tuned(seen, cut.nodes, made, Trials(shares=definition.shares), deadline)
         compared += found.compared
-        best = min(best, found, key=lambda one: one.seconds)
+        if found.seconds < best.seconds:
+            best, chosen = found, cut
         if best.plan and time.monotonic() > deadline:
             break
+    if chosen and seen is not space.problem:
+        best = tuned(space.problem, chosen.nodes, made, Trials(shares=definition.shares), deadline)
     if best.plan is None:
         raise InfeasibleError(
             "streamrl: no division of the GPUs gives both generation and training a uniform layout that fits; it needs "
             "at least two GPUs with room for the model each. Use planner.solver sha-ea, or add GPUs"
         )
     return best.plan, compared
+
+
+def _balanced_cuts(problem: Problem, made: Made, definition: Definition, deadline: float) -> tuple[list[_Cut], int]:
+    """Return the balanced cuts of all orders of the nodes, those that are the fastest first; how many were compared."""
+    listed, cuts, compared = listed_nodes(problem), [], 0
+    orders = _orders({name: pieces(nodes) for name, nodes in listed.items()}, problem.efficiencies)
+    if definition.chosen_hosts:
+        sets = node_sets(problem, listed)
+        orders = ({name: pieces(nodes) for name, nodes in chosen.items()} for chosen in sets)
+    for order in orders:
+        cut, tried = _balanced_cut(problem, order, made, definition, deadline)
+        compared += tried
+        cuts += [cut] if cut else []
+        if cuts and time.monotonic() > deadline:
+            break
+    return sorted(cuts, key=lambda cut: cut.plain.seconds)[:TUNED_CUTS], compared
 
 
 def _orders(listed: Mapping[str, Nodes], known: Efficiencies) -> Iterator[dict[str, Nodes]]:
@@ -76,20 +105,23 @@ def _flops(rates: Rates) -> float:
 
 
 def _balanced_cut(
-    space: Space, order: Mapping[str, Nodes], made: Made, deadline: float
-) -> tuple[dict[str, Nodes] | None, int]:
-    """Return each task's nodes under the cut that balances the stages, and the layouts compared; None: none fits."""
-    best: dict[str, Nodes] | None = None
+    problem: Problem, order: Mapping[str, Nodes], made: Made, definition: Definition, deadline: float
+) -> tuple[_Cut | None, int]:
+    """Return the cut that balances the stages, and the layouts compared; None: none fits."""
+    best: _Cut | None = None
     least, compared = float("inf"), 0
+    trials = replace(PLAIN, shares=definition.shares)
     total = max(map(len, order.values()))
     for cut in range(1, total, max(total // MOST_CUTS, 1)):
         nodes = _divided(order, cut)
         if nodes is None:
             continue
-        found = tuned(space.problem, nodes, made, PLAIN, deadline)
-        compared += found.compared
-        if found.plan and (slower := _slower_stage(found.plan)) < least:
-            best, least = nodes, slower
+        apart = critic_apart(nodes, (n for n in nodes if n != ACTOR_GENERATION)) if definition.critic_apart else None
+        for placed in filter(None, (nodes, apart)):
+            found = tuned(problem, placed, made, trials, deadline)
+            compared += found.compared
+            if found.plan and (slower := _slowest_stage(found.plan)) < least:
+                best, least = _Cut(placed, found), slower
         if best and time.monotonic() > deadline:
             break
     return best, compared
@@ -112,8 +144,6 @@ def _divided(order: Mapping[str, Nodes], cut: int) -> dict[str, Nodes] | None:
     return found if all(found.values()) else None
 
 
-def _slower_stage(plan: Plan) -> float:
-    times = plan.predicted.tasks
-    return max(
-        times[ACTOR_GENERATION], sum(times[name] for name in TASKS if name in times and name != ACTOR_GENERATION)
-    )
+def _slowest_stage(plan: Plan) -> float:
+    """Return the seconds of the group that is busy for longest."""
+    return max(sum(plan.predicted.tasks[name] for name in group.tasks) for group in plan.groups)

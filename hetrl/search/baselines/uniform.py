@@ -25,16 +25,30 @@ from hetrl.hardware import Device
 from hetrl.plan.plan import RECOMPUTES, Plan, Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, finish
+from hetrl.search.baselines.by_speed import samples_by_speed
+from hetrl.search.baselines.definition import BY_SPEED, EQUAL
 from hetrl.search.baselines.memory import fits_alone, with_kv_cache
 from hetrl.search.core.tables import MAX_STAGES
 from hetrl.search.core.tables_serving import MAX_SEQUENCES
 from hetrl.search.space import clique, powers_of_two
-from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES, TASKS, TRAININGS, Architecture
+from hetrl.workload import (
+    ACTOR_GENERATION,
+    CRITIC_INFERENCE,
+    CRITIC_TRAINING,
+    ENGINE_OF_TASK,
+    INFERENCES,
+    REWARD_INFERENCE,
+    TASKS,
+    TRAININGS,
+    Architecture,
+)
 
 MICRO_BATCHES = (1, 2, 4, 8)
 LEAST_PIECES = 8  # so that a division between two stages has some choice
 KEPT = 6  # training layouts that are valued as whole plans, for each choice of idle states
 OFFLOADED: tuple[frozenset[str], ...] = (frozenset(), frozenset(TRAININGS), frozenset(TASKS))  # in turn
+
+_CRITIC = (CRITIC_TRAINING, CRITIC_INFERENCE, REWARD_INFERENCE)
 
 Nodes = tuple[tuple[Device, ...], ...]  # the devices of each node, in the order of the ranks
 
@@ -44,13 +58,14 @@ class Trials:
     """What the tuning of one set of nodes may try; `orders` places stages over neighbours, replicas over them or both.
 
     In Megatron's rank order (`stages`) the replicas of one stage are neighbours in the list of nodes, and stages lie
-    far apart; `replicas` puts the stages of one replica on neighbours instead.
+    far apart; `replicas` puts the stages of one replica on neighbours instead. `shares` is that of a `Definition`.
     """
 
     orders: tuple[str, ...] = ("stages",)
     micro_batches: tuple[int, ...] = MICRO_BATCHES
     shardings: tuple[str, ...] = ("data_parallel",)
     kept: int = KEPT
+    shares: str = EQUAL
 
 
 @dataclass(frozen=True)
@@ -100,6 +115,19 @@ def pieces(nodes: Nodes) -> Nodes:
     return tuple(parts)
 
 
+def critic_apart(nodes: Mapping[str, Nodes], tasks: Iterable[str]) -> dict[str, Nodes] | None:
+    """Return the nodes with critic and reward model on the second half of those of `tasks`, the others on the first.
+
+    None without a critic, or where there is nothing to halve.
+    """
+    divided = dict(nodes)
+    for name in tasks:
+        parts = nodes[name] if len(nodes[name]) > 1 else pieces(nodes[name])
+        half = len(parts) // 2
+        divided[name] = parts[half:] if name in _CRITIC else parts[:half]
+    return divided if CRITIC_TRAINING in nodes and all(divided.values()) else None
+
+
 def tuned(
     problem: Problem, nodes: Mapping[str, Nodes], made: Made, trials: Trials = Trials(), deadline: float = float("inf")
 ) -> Tuned:
@@ -111,7 +139,7 @@ def tuned(
         return Tuned(None, 0)
     workload = problem.workload
     trainings = ranked_trainings(problem, nodes, trials)
-    inferences = {n: fastest_inference(n, nodes[n], problem) for n in workload.tasks if n in INFERENCES}
+    inferences = {n: fastest_inference(n, nodes[n], problem, trials.shares) for n in workload.tasks if n in INFERENCES}
     generations = generation_layouts(nodes[ACTOR_GENERATION], problem)
     best, compared = Tuned(None, 0), len(trainings) + len(generations)
     forward = {name: task for name, task in inferences.items() if task is not None}
@@ -120,7 +148,7 @@ def tuned(
     for offloaded in OFFLOADED:
         kept = 0
         for chosen in trainings:
-            found = _valued(problem, {**forward, **chosen}, generations, offloaded, made)
+            found = _valued(problem, {**forward, **chosen}, generations, offloaded, trials.shares, made)
             compared += len(found)
             best = min([best, *(Tuned(plan, 0) for plan in found)], key=lambda one: one.seconds)
             kept += bool(found)
@@ -134,6 +162,7 @@ def _valued(
     others: Mapping[str, TaskPlan],
     generations: Sequence[TaskPlan],
     offloaded: frozenset[str],
+    shares: str,
     made: Made,
 ) -> list[Plan]:
     """Return the whole plans, with their predictions, of those generations that fit beside the other tasks."""
@@ -143,6 +172,7 @@ def _valued(
         generation = replace(task, idle_state="offload" if ACTOR_GENERATION in offloaded else "sleep")
         tasks = with_kv_cache({**others, ACTOR_GENERATION: generation}, problem)
         if tasks is not None:
+            tasks[ACTOR_GENERATION] = _divided(ACTOR_GENERATION, tasks[ACTOR_GENERATION], shares, problem)
             found.append(finish(problem, [tasks], made))
     return found
 
@@ -155,7 +185,11 @@ def ranked_trainings(problem: Problem, nodes: Mapping[str, Nodes], trials: Trial
     settings = product(trials.orders, trials.shardings, trials.micro_batches, RECOMPUTES)
     for tensor, pipeline, setting in product(tensors, range(1, MAX_STAGES + 1), list(settings)):
         tasks = {n: training_layout(n, nodes[n], tensor, pipeline, setting, problem) for n in names}
-        fitting = {n: task for n, task in tasks.items() if task is not None and fits_alone(n, task, problem)}
+        fitting = {
+            n: _divided(n, task, trials.shares, problem)
+            for n, task in tasks.items()
+            if task is not None and fits_alone(n, task, problem)
+        }
         if len(fitting) == len(names):
             ranked.append((sum(task_cost(n, task, problem.model).seconds for n, task in fitting.items()), fitting))
     return [fitting for _, fitting in sorted(ranked, key=lambda entry: entry[0])]
@@ -188,13 +222,17 @@ def training_layout(
     )
 
 
-def fastest_inference(name: str, nodes: Nodes, problem: Problem) -> TaskPlan | None:
+def _divided(name: str, task: TaskPlan, shares: str, problem: Problem) -> TaskPlan:
+    return samples_by_speed(name, task, problem) if shares == BY_SPEED else task
+
+
+def fastest_inference(name: str, nodes: Nodes, problem: Problem, shares: str = EQUAL) -> TaskPlan | None:
     """Return a forward-only task in the TP and micro-batch that are fastest; None where no TP fits."""
     found: list[TaskPlan] = []
     for replicas, micro_batch in product(_serving_replicas(name, nodes, 1, problem), MICRO_BATCHES):
         task = TaskPlan(ENGINE_OF_TASK[name], replicas, micro_batch=micro_batch)
         if model_of(name, problem.workload).kv_heads % task.tensor_parallel == 0 and fits_alone(name, task, problem):
-            found.append(task)
+            found.append(_divided(name, task, shares, problem))
     return min(found, key=lambda task: task_cost(name, task, problem.model).seconds, default=None)
 
 

@@ -19,7 +19,8 @@ import time
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
 from hetrl.search.assemble import Made
-from hetrl.search.baselines.uniform import listed_nodes, tuned
+from hetrl.search.baselines.definition import AS_SOLVED, Definition
+from hetrl.search.baselines.uniform import Trials, Tuned, critic_apart, listed_nodes, tuned
 from hetrl.search.space import Space
 
 TUNING = (
@@ -28,12 +29,18 @@ TUNING = (
 )
 
 
-def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
+def plan(space: Space, budget_seconds: float, made: Made, definition: Definition = AS_SOLVED) -> tuple[Plan, int]:
     """Return verl's plan and the number of layouts compared; raises InfeasibleError where none fits."""
-    found = tuned(space.problem, listed_nodes(space.problem), made, deadline=time.monotonic() + budget_seconds)
-    if found.plan is None:
+    deadline, listed = time.monotonic() + budget_seconds, listed_nodes(space.problem)
+    placements = [listed, critic_apart(listed, listed) if definition.critic_apart else None]
+    best, compared = Tuned(None, 0), 0
+    for nodes in filter(None, placements):
+        found = tuned(space.problem, nodes, made, Trials(shares=definition.shares), deadline)
+        compared += found.compared
+        best = min(best, found, key=lambda one: one.seconds)
+    if best.plan is None:
         raise InfeasibleError(
             "verl: no uniform layout of all tasks fits on the GPUs together; the smallest GPU decides for all. "
             "Use planner.solver sha-ea, or leave the sites with the smallest GPUs out"
         )
-    return found.plan, found.compared
+    return best.plan, compared
