@@ -115,19 +115,30 @@ def cells(outcome: Outcome, definition: Definition = AS_SOLVED) -> list[Cell]:
     return found
 
 
+def with_worst_seeds(outcome: Outcome) -> Outcome:
+    """Return the outcome with each of the planner's predictions as its worst seed has it."""
+    made = {
+        asked: replace(one, predicted_seconds=max(one.seeds)) if one.seeds else one
+        for asked, one in outcome.made.items()
+    }
+    return replace(outcome, made=made)
+
+
 def count(some: Sequence[Cell], how: str, widened_by: float = 0.0) -> int:
     """Return in how many cells the mean, predicted or played, lies in the paper's range, widened by a share."""
     return sum(inside(mean(cell.ours[how]), cell.paper, widened_by) for cell in some)
 
 
+def missing(outcome: Outcome) -> list[Made]:
+    """Return what was asked for and has no plan: the means of its cells are over the other models."""
+    return [made for made in outcome.made.values() if made.predicted_seconds is None]
+
+
 def slow(outcome: Outcome) -> list[Made]:
     """Return the planner's plans that play slower than predicted by more than the simulator is indifferent to."""
-    limit = 1 + outcome.knobs.simulator_indifferent
-    return [made for made in outcome.made.values() if _searched(made, outcome) and made.slowness > limit]
-
-
-def _searched(made: Made, outcome: Outcome) -> bool:
-    return made.asked.solver == outcome.knobs.planner and made.predicted_seconds is not None
+    limit, planner = 1 + outcome.knobs.simulator_indifferent, outcome.knobs.planner
+    planned = [made for made in outcome.made.values() if made.asked.solver == planner and made.predicted_seconds]
+    return [made for made in planned if made.slowness > limit]
 
 
 def astray(outcome: Outcome) -> list[Made]:
@@ -183,10 +194,8 @@ def alone(outcome: Outcome) -> list[Alone]:
     """Return the ratios of all GPUs over those of one type: each mode over its own, and async over the sync rivals."""
     knobs, found = outcome.knobs, []
     for mode, over_mode in ((SYNC, SYNC), (ASYNC, ASYNC), (ASYNC, SYNC)):
-        solvers = (
-            (knobs.planner, *knobs.alone.rivals[over_mode]) if mode == over_mode else knobs.alone.rivals[over_mode]
-        )
-        for solver in solvers:
+        planner = [knobs.planner] if mode == over_mode else []
+        for solver in (*planner, *knobs.alone.rivals[over_mode]):
             plans = list(_alone_pairs(outcome, solver, mode, over_mode))
             if plans:
                 found.append(Alone(mode, solver, over_mode, ratios(plans)))

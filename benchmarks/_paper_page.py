@@ -24,6 +24,7 @@ from _paper_figures import (
     lost,
     pairs,
     slow,
+    with_worst_seeds,
 )
 from _paper_plans import Made, label
 from _paper_played import second_half
@@ -120,6 +121,10 @@ def _definitions(outcome: Outcome, found: Found) -> Iterator[str]:
     for how, share in product((PREDICTED, PLAYED), (0.0, widened_by)):
         counts = " | ".join(f"{count(some, how, share)} of {len(some)}" for some in found.values())
         yield f"| inside, {how} | | {'widened' if share else 'the range'} | {counts} |"
+    worst = with_worst_seeds(outcome)
+    unlucky = [cells(worst, definition) for definition in definitions(outcome).values()]
+    counts = " | ".join(f"{count(some, PREDICTED, widened_by)} of {len(some)}" for some in unlucky)
+    yield f"| inside, predicted, worst seeds | | widened | {counts} |"
     yield ""
 
 
@@ -160,7 +165,10 @@ def _trends(outcome: Outcome, found: Found, trends: Sequence[Trend]) -> Iterator
         paper = next(both[0] for both in changes if both)
         kept = [both and inside(both[1], (paper, paper), widened_by) for both in changes]
         missed += [trend] if kept[0] is False else []
-        shown = (f"{both[1]:.2f}{'' if same else ' no'}" if both else "none" for both, same in zip(changes, kept, strict=True))
+        shown = (
+            f"{both[1]:.2f}{'' if same else ' no'}" if both else "none"
+            for both, same in zip(changes, kept, strict=True)
+        )
         yield f"| {_place(trend.to)} | {_place(trend.of)} | {paper:.2f} | {' | '.join(shown)} |"
     yield ""
     if missed:

@@ -19,6 +19,7 @@ from _paper_figures import (
     apart,
     astray,
     lost,
+    missing,
     pairs,
     ratios,
     slow,
@@ -58,6 +59,7 @@ def _lists(outcome: Outcome) -> Iterator[str]:
         f"Rivals' plans that play more than {knobs.simulator_indifferent:.0%} slower or faster than predicted": (
             f"{label(made.asked)} ({made.slowness - 1:+.0%})" for made in astray(outcome)
         ),
+        "Without a plan, and so not in the means": (label(made.asked) for made in missing(outcome)),
         f"Searches whose worst seed is more than {knobs.simulator_indifferent:.0%} slower than the best": (
             f"{label(made.asked)} ({span(made.seeds)} s)" for made in apart(outcome)
         ),

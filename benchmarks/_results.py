@@ -63,6 +63,15 @@ def write_page() -> None:
 def _outdated(result: Mapping[str, Any]) -> list[str]:
     """Say so where a bench that has a file of knobs has others in it than this result was made with."""
     knobs = Path(__file__).parent / f"{result['bench'].removesuffix('-sample')}.yaml"
-    if not knobs.exists() or result["knobs"] == yaml.safe_load(knobs.read_text()):
+    if not knobs.exists() or _holds(result["knobs"], yaml.safe_load(knobs.read_text())):
         return []
     return [f"Made with other knobs than `benchmarks/{knobs.name}` has: not to be compared with what it has made.", ""]
+
+
+def _holds(kept: Any, written: Any) -> bool:
+    """Return whether all that is written in a file is in what was kept of it, which may have defaults beside it."""
+    if isinstance(written, dict):
+        return all(key in kept and _holds(kept[key], value) for key, value in written.items())
+    if isinstance(written, list):
+        return len(kept) == len(written) and all(map(_holds, kept, written))
+    return bool(kept == written)

@@ -84,8 +84,7 @@ def main() -> None:
     table, figures = paged(knobs, plans, arguments.full)
     if not (arguments.scenario or arguments.evaluations):
         kept = [record(made) for made in plans.values()]
-        raw = yaml.safe_load((HERE / "paper.yaml").read_text())
-        write_result(name, {"knobs": raw, **figures, "plans": kept}, table)
+        write_result(name, {"knobs": knobs.model_dump(), **figures, "plans": kept}, table)
     print(table)
 
 

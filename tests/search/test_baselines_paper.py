@@ -214,8 +214,13 @@ def test_a_case_without_a_plan_of_a_rival_is_left_out(bench: Any) -> None:
     run = two_models(bench)
     (first, *_) = (asked for asked in run.made if asked.solver == "verl")
     made = {**run.made, first: bench.plans.Made(first, None)}
-    (cell,) = bench.figures.cells(replace(run, made=made))
+    fewer = replace(run, made=made)
+    (cell,) = bench.figures.cells(fewer)
     assert cell.ours["predicted"] == (3.0,)
+    assert [one.asked for one in bench.figures.missing(fewer)] == [first]
+    assert bench.figures.missing(run) == []
+    text, _ = bench.page.page(fewer, [], (1.57, 2.0))
+    assert "not in the means: single-region qwen3-8b ppo sync verl." in text
 
 
 def test_other_settings_and_gpus_of_one_type_are_in_no_cell(bench: Any) -> None:
@@ -279,6 +284,23 @@ def test_seeds_that_end_apart_are_listed(bench: Any) -> None:
     made[first] = replace(made[first], seeds=(10.0, 10.4))
     made[second] = replace(made[second], seeds=(20.0, 21.1))
     assert [one.asked for one in bench.figures.apart(replace(run, made=made))] == [second]
+
+
+def test_with_the_worst_seeds_a_cell_may_leave_its_range(bench: Any) -> None:
+    run = two_models(bench)
+    made = {
+        asked: replace(one, seeds=(10.0, 25.0)) if asked.solver == "sha-ea" else one for asked, one in run.made.items()
+    }
+    lucky = replace(run, made=made)
+    (cell,) = bench.figures.cells(bench.figures.with_worst_seeds(lucky))
+    assert cell.ours["predicted"] == pytest.approx((0.8, 1.2))
+    assert (
+        bench.figures.cells(lucky)
+        == bench.figures.cells(run)
+        == bench.figures.cells(bench.figures.with_worst_seeds(run))
+    )
+    text, _ = bench.page.page(lucky, [], (1.57, 2.0))
+    assert "| inside, predicted, worst seeds | | widened | 0 of 1 | 0 of 1 |" in text
 
 
 def test_definitions_that_ask_for_the_same_plans_are_shown_once(bench: Any) -> None:
@@ -385,10 +407,13 @@ def test_the_sensitivity_is_of_the_sample_alone(bench: Any) -> None:
 
 
 def test_a_result_made_with_other_knobs_says_so(bench: Any) -> None:
-    same = yaml.safe_load((BENCHMARKS / "paper.yaml").read_text())
+    same = json.loads(json.dumps(knobs(bench).model_dump()))  # with the defaults of what the file leaves out
     outdated = bench.results._outdated
     for name in ("paper", "paper-sample"):
         assert outdated({"bench": name, "knobs": same}) == []
-        (line, _) = outdated({"bench": name, "knobs": {**same, "widened_by": 0.5}})
-        assert "other knobs than `benchmarks/paper.yaml`" in line
+        for changed in ({"widened_by": 0.5}, {"seeds": same["seeds"][1:]}, {"sample": {"models": ["qwen3-4b"]}}):
+            (line, _) = outdated({"bench": name, "knobs": {**same, **changed}})
+            assert "other knobs than `benchmarks/paper.yaml`" in line
+        missing = {key: value for key, value in same.items() if key != "evaluations"}
+        assert len(outdated({"bench": name, "knobs": missing})) == 2
     assert outdated({"bench": "sync"}) == []
