@@ -35,7 +35,8 @@ SLEEP = "import time; time.sleep(99)"
 FAIL_LAST = """
 import time
 from pathlib import Path
-while not Path("logs/actor_training-0.log").read_text().strip():
+log = Path("logs/actor_training-0.log")
+while not (log.exists() and log.read_text().strip()):
     time.sleep(0.1)
 time.sleep(1)
 raise SystemExit(3)
@@ -128,7 +129,7 @@ def test_a_step_that_fails_ends_the_others_and_gives_its_exit_code(strangers: La
     programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training-1": FAIL_LAST}
     alpha = cluster(strangers, ["alpha/a100-0/0", "alpha/a100-0/1"], [["other/x/0"]], programs)
     job = alpha.submit("gang")
-    assert alpha.exit_code(job) == "3:0"
+    assert alpha.exit_code(job) == "3:0", alpha.logs()
     assert "actor_training ended with exit code 3" in alpha.log(f"gang-{job}")
     assert "controller ended with exit code 143" in alpha.log(f"gang-{job}")
 
