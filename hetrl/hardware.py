@@ -75,6 +75,11 @@ class Node:
         found = self.described or gpu_type(self.gpu)
         return found if self.peer_gbps is None else replace(found, peer_gbps=self.peer_gbps)
 
+    @property
+    def uplink_gbps(self) -> float:
+        """Return what it exchanges with other sites at most, one direction."""
+        return min(self.nic_gbps, self.wan_gbps or self.nic_gbps)
+
 
 @dataclass(frozen=True)
 class Site:
@@ -209,8 +214,7 @@ class Topology:
         link = self.link(device.site, other.site)
         if link is None or link.gbps <= 0:
             return None
-        caps = [cap for cap in (node.wan_gbps, other_node.wan_gbps) if cap is not None]
-        return Path(link.delay_ms, min([link.gbps, node.nic_gbps, other_node.nic_gbps, *caps]))
+        return Path(link.delay_ms, min(link.gbps, node.uplink_gbps, other_node.uplink_gbps))
 
 
 def _refuse_duplicates(kind: str, names: Iterable[str]) -> None:

@@ -16,6 +16,38 @@ IN_FLIGHT = 0.7  # share of the wait for the longest micro-batch of a round trip
 TIE = 1e-6  # price of a second: of plans that cost the same, or nothing, the faster one is better
 
 
+def window_seconds(
+    trip: float,
+    stages: int,
+    slowest: float,
+    slowest_forward: float,
+    slowest_back: float,
+    alone: int,
+    rest: float,
+    micro_batches: int,
+) -> float:
+    """Return the time of the micro-batches behind the first one in a window of n stages of a 1F1B pipeline.
+
+    c trip + (m-1-a - c n) min(slowest, trip / n) + a slowest_back + max(a slowest_forward - rest, 0)
+        with a = min(`alone`, m-1) and c = floor((m-1-a) / n)
+    n micro-batches follow the first for each round trip (`trip`) of the window. Its last stage begins with a forwards,
+    which may take longer than the first of them takes to come back over the `rest`, and has no forward left beside its
+    last a backwards.
+    """
+    apart = min(alone, micro_batches - 1)
+    trips, left = divmod(micro_batches - 1 - apart, stages)
+    begin = max(apart * slowest_forward - rest, 0.0)
+    return trips * trip + left * min(slowest, trip / stages) + apart * slowest_back + begin
+
+
+def waiting_seconds(waits: Sequence[float], micro_batches: int, variation: float, largest: Sequence[float]) -> float:
+    """Return the longest of the times of stages that wait for each other: the n-th longest times 1 + x_n variation."""
+    found = 0.0
+    for count, seconds in enumerate(sorted(waits, reverse=True), start=1):
+        found = max(found, seconds * (1 + largest[min(count, micro_batches)] * variation))
+    return found
+
+
 def following_seconds(
     both: Sequence[float],
     back: Sequence[float],
@@ -27,18 +59,13 @@ def following_seconds(
 ) -> float:
     """Return what the micro-batches behind the first one add to an unequal 1F1B pipeline whose hops may cross sites.
 
-    the longest, over windows [i..j] of n = j-i+1 stages, of
-        c (round trip of the window) + (m-1-a - c n) min(slowest of all in it, round trip / n) + a (slowest b in it)
-        + max(a (slowest f in it) - all behind it, 0)
-        with a = min(stages behind j, m-1) and c = floor((m-1-a) / n);
-    and over windows of one stage, the n-th longest of these times 1 + x_n variation
+    the longest, over windows [i..j] of stages, of `window_seconds`, with `alone` the stages behind j and `rest` all
+    that is behind it; and of `waiting_seconds` over the windows of one stage
     `both` is f+b of each stage, `back` its b alone, `hops` the hop behind it (0 behind the last), `transfers` its
     bytes / beta alone, which counts among the f, b and f+b of a window. The round trip of a window of consecutive
     stages is their f+b and twice the hops between them. Strict 1F1B lets stage i run j-i micro-batches further ahead of
     their backwards than stage j: a forward that goes from i to j and comes back as a backward is followed at stage i by
-    the forward j-i+1 micro-batches later, n for each round trip. Stage j begins with a forwards, which may take longer
-    than the first of them takes to come back, and has no forward left beside its last a backwards. Windows of one stage
-    are the slowest stage; longer ones bind over slow links.
+    the forward j-i+1 micro-batches later. Windows of one stage are the slowest stage; longer ones bind over slow links.
     Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
     stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean. Those of a round trip overtake each
     other's delays in part: all but the delays of the trip grows by `IN_FLIGHT` x_n variation.
@@ -50,24 +77,20 @@ def following_seconds(
     for first in range(stages):
         round_trip = varying = slowest = slowest_forward = slowest_back = 0.0
         for last in range(first, stages):
-            count, alone = last - first + 1, min(stages - 1 - last, micro_batches - 1)
+            count = last - first + 1
             wire = transfers[last - 1] if last > first else 0.0
             slowest = max(slowest, both[last], wire)
             slowest_forward = max(slowest_forward, both[last] - back[last], wire)
             slowest_back = max(slowest_back, back[last], wire)
             longer = (varying + both[last]) * largest[min(count, micro_batches)] * IN_FLIGHT * variation
-            trip = round_trip + both[last] + longer
-            trips, left = divmod(micro_batches - 1 - alone, count)
-            begin = max(alone * slowest_forward - rest[last], 0.0)
-            seconds = trips * trip + left * min(slowest, trip / count) + alone * slowest_back + begin
+            trip, alone, behind = round_trip + both[last] + longer, stages - 1 - last, rest[last]
+            seconds = window_seconds(trip, count, slowest, slowest_forward, slowest_back, alone, behind, micro_batches)
             found = max(found, seconds)
             if last == first:
                 waits.append(seconds)
             round_trip += both[last] + 2 * hops[last]
             varying += both[last] + 2 * transfers[last]
-    for count, seconds in enumerate(sorted(waits, reverse=True), start=1):
-        found = max(found, seconds * (1 + largest[min(count, micro_batches)] * variation))
-    return found
+    return max(found, waiting_seconds(waits, micro_batches, variation, largest)) if variation > 0 else found
 
 
 def pipeline_seconds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +12,7 @@ from statistics import NormalDist
 
 from hetrl.cost import formulas
 from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
+from hetrl.cost.hops import hops_of
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
@@ -37,7 +38,6 @@ class Times:
     backward: float
     hop: Path | None = None
     hop_bytes: float = 0.0
-    hop_sharing: int = 1  # flows in one direction over the same wide-area link
 
     @property
     def both(self) -> float:
@@ -46,8 +46,8 @@ class Times:
 
     @property
     def hop_transfer(self) -> float:
-        """Return bytes / beta of the hop's share of the link, one direction."""
-        return 0.0 if self.hop is None else wire_seconds(self.hop_bytes * self.hop_sharing, self.hop.gbps)
+        """Return bytes / beta of the hop, one direction."""
+        return 0.0 if self.hop is None else wire_seconds(self.hop_bytes, self.hop.gbps)
 
     @property
     def hop_seconds(self) -> float:
@@ -88,17 +88,15 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
     minibatches = max(steps // workload.epochs, 1)
-    flows = Counter(direction for placed in replicas for _, direction in _wan_hops(placed))
+    samples = [replica.samples for replica in task.replicas]
+    hops = hops_of(replicas, samples, model.topology, sharing, back=True)
     memo: dict[object, Times] = {}
     pipelines = []
     for replica, placed in zip(task.replicas, replicas, strict=True):
         share = replica.samples / minibatches
         micro_batches = math.ceil(share / task.micro_batch)
         tokens = share / micro_batches * workload.sequence_tokens  # the last one may be filled in part
-        times = [
-            _times(stage, index, placed, tokens, task, workload, flows, sharing, memo)
-            for index, stage in enumerate(placed)
-        ]
+        times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
         alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
         pipelines.append(alone * (1 + expected_largest(len(replicas)) * variation(workload, share)))
     rings = gradient_rings(task, replicas)
@@ -108,9 +106,9 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     parts = {"pipeline": steps * max(pipelines), "reduction": steps * reduction, "update": steps * update}
     scored = name == ACTOR_TRAINING and workload.scores_batch
     if scored:
-        there = Counter(direction for placed in replicas for _, direction in _wan_hops(placed, back=False))
-        flows = Counter({direction: count * sharing.get(direction, 1) for direction, count in there.items()})
-        parts[OLD_LOGPROBS] = _forward_seconds(task, replicas, workload, flows)
+        there = hops_of(replicas, samples, model.topology, sharing, back=False)
+        shared = [there.shared(placed, count) for placed, count in zip(replicas, samples, strict=True)]
+        parts[OLD_LOGPROBS] = _forward_seconds(task, shared, workload)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
     for replica, placed in zip(task.replicas, replicas, strict=True):
         for direction, load in _activation_bytes(placed, replica.samples, workload, scored).items():
@@ -127,26 +125,14 @@ def _wan_hops(placed: Sequence[Placed], back: bool = True) -> Iterator[tuple[Sta
                 yield stage.shape, (following.site, stage.site)
 
 
-def _times(
-    stage: Placed,
-    index: int,
-    placed: Sequence[Placed],
-    tokens: float,
-    task: TaskPlan,
-    workload: Workload,
-    flows: Mapping[Direction, int],
-    sharing: Mapping[Direction, int],
-    memo: dict[object, Times],
-) -> Times:
-    direction = (stage.site, placed[index + 1].site) if stage.hop else (stage.site, stage.site)
-    key = (stage.shape, stage.peers, stage.hop, direction, tokens)
+def _times(stage: Placed, tokens: float, task: TaskPlan, workload: Workload, memo: dict[object, Times]) -> Times:
+    key = (stage.shape, stage.peers, stage.hop, tokens)
     if key not in memo:
-        shared = max(flows.get(direction, 1), 1) * sharing.get(direction, 1)
-        memo[key] = micro_batch_times(stage, tokens, task.recompute, workload.attended_tokens, shared)
+        memo[key] = micro_batch_times(stage, tokens, task.recompute, workload.attended_tokens)
     return memo[key]
 
 
-def micro_batch_times(stage: Placed, tokens: float, recompute: str, sequence: float, hop_sharing: int = 1) -> Times:
+def micro_batch_times(stage: Placed, tokens: float, recompute: str, sequence: float) -> Times:
     """Return the times of one micro-batch of `tokens` tokens on one stage.
 
     Tensor parallelism adds two all-reduces of the activations per layer and pass (Megatron-LM, arXiv 1909.08053,
@@ -159,7 +145,7 @@ def micro_batch_times(stage: Placed, tokens: float, recompute: str, sequence: fl
     fixed = shape.rates.overhead.micro_batch / 3
     forward += shape.layers * layer + fixed
     backward += (shape.layers + shape.recomputed(recompute)) * layer + 2 * fixed
-    return Times(forward, backward, stage.hop, activation, hop_sharing)
+    return Times(forward, backward, stage.hop, activation)
 
 
 def activation_bytes(shape: StageShape, tokens: float) -> float:
@@ -196,44 +182,35 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> li
 
 def inference_cost(name: str, task: TaskPlan, model: CostModel) -> Cost:
     """Return the seconds of one forward pass over the iteration's samples: the slowest replica."""
-    seconds = _forward_seconds(task, place_all(name, task.replicas, model), model.workload, {})
+    seconds = _forward_seconds(task, place_all(name, task.replicas, model), model.workload)
     return Cost(seconds, {}, {"forward": seconds})
 
 
-def _forward_seconds(
-    task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], workload: Workload, sharing: Mapping[Direction, int]
-) -> float:
+def _forward_seconds(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], workload: Workload) -> float:
     """Return the time of a forward pass over the batch on the slowest replica of a task."""
     slowest = 0.0
     memo: dict[object, float] = {}
     for replica, placed in zip(task.replicas, replicas, strict=True):
-        key = (replica.samples, tuple((stage.shape, stage.site, stage.peers, stage.hop) for stage in placed))
+        key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
         if key not in memo:
             behind = expected_largest(len(replicas)) * variation(workload, replica.samples)
-            alone = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload, sharing)
+            alone = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload)
             memo[key] = alone * (1 + behind)
         slowest = max(slowest, memo[key])
     return slowest
 
 
-def forward_pipeline_seconds(
-    placed: Sequence[Placed],
-    samples: int,
-    micro_batch: int,
-    workload: Workload,
-    sharing: Mapping[Direction, int] | None = None,
-) -> float:
+def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch: int, workload: Workload) -> float:
     """Return the time of so many samples in micro-batches, forward only, through the stages.
 
-    That of `formulas.forward_seconds`; `sharing` counts the flows in a direction between sites, one unless it says so.
+    That of `formulas.forward_seconds`.
     """
     micro_batches = math.ceil(samples / micro_batch)
     tokens = samples / micro_batches * workload.sequence_tokens
     forward, hops = [], []
-    for stage, following in zip(placed, [*placed[1:], placed[-1]], strict=True):
+    for stage in placed:
         forward.append(forward_pass_seconds(stage, tokens, workload.attended_tokens))
-        flows = (sharing or {}).get((stage.site, following.site), 1)
-        hops.append(Times(0.0, 0.0, stage.hop, activation_bytes(stage.shape, tokens), flows))
+        hops.append(Times(0.0, 0.0, stage.hop, activation_bytes(stage.shape, tokens)))
     return formulas.forward_seconds(
         forward,
         [hop.hop_seconds for hop in hops],

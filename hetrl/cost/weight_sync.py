@@ -163,14 +163,9 @@ def _uplink_seconds(wan: Mapping[Direction, float], devices: Sequence[Device], t
         slowest = max(slowest, site_gbps(topology, devices, direction).seconds(load))
         leaving[direction[0]] += load
     for source, load in leaving.items():
-        gbps = max(_uplink_gbps(topology, device) for device in devices if device.site == source)
+        gbps = max(topology.node_by_id[device.node_id].uplink_gbps for device in devices if device.site == source)
         slowest = max(slowest, wire_seconds(load, gbps))
     return slowest
-
-
-def _uplink_gbps(topology: Topology, device: Device) -> float:
-    node = topology.node_by_id[device.node_id]
-    return min(node.nic_gbps, node.wan_gbps or node.nic_gbps)
 
 
 def _pause_seconds(users: TaskPlan, total: float, model: CostModel) -> float:

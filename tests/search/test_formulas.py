@@ -57,6 +57,22 @@ def stages(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @st.composite
+def windows(draw: st.DrawFn) -> tuple[Any, ...]:
+    """A window of the stages of a pipeline, what is behind it, and micro-batches."""
+    stages, alone, micro_batches = draw(st.integers(1, 8)), draw(st.integers(0, 7)), draw(st.integers(1, 1024))
+    trip, slowest, forward, back, rest = (draw(seconds) for _ in range(5))
+    return trip, stages, slowest, forward, back, alone, rest, micro_batches
+
+
+@st.composite
+def waits(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Times of stages, micro-batches, and how far these lie apart."""
+    some = draw(st.lists(seconds, min_size=1, max_size=8))
+    largest = draw(st.lists(st.floats(0, 3), min_size=len(some) + 1, max_size=len(some) + 1))
+    return some, draw(st.integers(1, 1024)), draw(st.floats(0, 2)), largest
+
+
+@st.composite
 def forwards(draw: st.DrawFn) -> tuple[Any, ...]:
     """Stages of a forward pass, their hops with and without delays, micro-batches; sometimes over a missing link."""
     forward = draw(st.lists(positive, min_size=1, max_size=8))
@@ -92,6 +108,8 @@ def pairs(one: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.Sear
 
 batches = st.tuples(st.integers(1, 16), st.integers(1, 256)).map(lambda drawn: (drawn[0], drawn[0] * drawn[1]))
 CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
+    "window_seconds": windows(),
+    "waiting_seconds": waits(),
     "following_seconds": pipelines(),
     "pipeline_seconds": pipelines(),
     "overlapped": st.tuples(seconds, seconds),

@@ -127,7 +127,7 @@ def _network(space: Space, nodes: list[Node]) -> NetworkTables:
         delay=np.array([[path.delay_ms / 1e3 for path in row] for row in paths]),
         byte=np.array([_per_byte([path.gbps for path in row]) for row in paths]),
         nic=_per_byte([node.nic_gbps for node in nodes]),
-        uplink=_per_byte([min(node.nic_gbps, node.wan_gbps or node.nic_gbps) for node in nodes]),
+        uplink=_per_byte([node.uplink_gbps for node in nodes]),
         link_delay=np.array([[link.delay_ms / 1e3 if link else 0.0 for link in row] for row in links]),
         link_byte=np.array(
             [[1 / max(bytes_per_second(link.gbps), 1e-9) if link else 0.0 for link in row] for row in links]

@@ -5,9 +5,30 @@
 
 #include "records.h"
 
+double window_seconds(double trip, Int stages, double slowest, double slowest_forward, double slowest_back, Int alone,
+                      double rest, Int micro_batches) {
+    const Int apart = std::min(alone, micro_batches - 1);
+    const Int trips = (micro_batches - 1 - apart) / stages, left = (micro_batches - 1 - apart) % stages;
+    const double begin = std::max(double(apart) * slowest_forward - rest, 0.0);
+    return double(trips) * trip + double(left) * std::min(slowest, trip / double(stages)) +
+           double(apart) * slowest_back + begin;
+}
+
+double waiting_seconds(const Floats& waits, Int micro_batches, double variation, const Floats& largest) {
+    double found = 0.0;
+    for (Int i = 0; i < waits.size(); ++i) {
+        Int count = 1;  // stages that take at least as long
+        for (Int j = 0; j < waits.size(); ++j) {
+            count += waits[j] > waits[i] || (waits[j] == waits[i] && j < i);
+        }
+        found = std::max(found, waits[i] * (1 + largest[std::min(count, micro_batches)] * variation));
+    }
+    return found;
+}
+
 double following_seconds(const Floats& both, const Floats& back, const Floats& hops, const Floats& transfers,
                          Int micro_batches, double variation, const Floats& largest) {
-    const Int stages = both.size(), behind = micro_batches - 1;
+    const Int stages = both.size();
     double found = 0.0, rest[MAX_STAGES], waits[MAX_STAGES], onwards = 0.0;
     for (Int i = stages - 1; i >= 0; --i) {
         rest[i] = onwards + 2 * hops[i];
@@ -16,7 +37,7 @@ double following_seconds(const Floats& both, const Floats& back, const Floats& h
     for (Int first = 0; first < stages; ++first) {
         double round_trip = 0.0, varying = 0.0, slowest = 0.0, slowest_forward = 0.0, slowest_back = 0.0;
         for (Int last = first; last < stages; ++last) {
-            const Int count = last - first + 1, alone = std::min(stages - 1 - last, behind);
+            const Int count = last - first + 1;
             const double wire = last > first ? transfers[last - 1] : 0.0;
             slowest = std::max({slowest, both[last], wire});
             slowest_forward = std::max({slowest_forward, both[last] - back[last], wire});
@@ -24,10 +45,8 @@ double following_seconds(const Floats& both, const Floats& back, const Floats& h
             const double longer =
                 (varying + both[last]) * largest[std::min(count, micro_batches)] * IN_FLIGHT * variation;
             const double trip = round_trip + both[last] + longer;
-            const Int trips = (behind - alone) / count, left = (behind - alone) % count;
-            const double begin = std::max(double(alone) * slowest_forward - rest[last], 0.0);
-            const double seconds = double(trips) * trip + double(left) * std::min(slowest, trip / double(count)) +
-                                   double(alone) * slowest_back + begin;
+            const double seconds = window_seconds(trip, count, slowest, slowest_forward, slowest_back,
+                                                  stages - 1 - last, rest[last], micro_batches);
             found = std::max(found, seconds);
             if (last == first) {
                 waits[first] = seconds;
@@ -36,12 +55,8 @@ double following_seconds(const Floats& both, const Floats& back, const Floats& h
             varying += both[last] + 2 * transfers[last];
         }
     }
-    for (Int i = 0; i < stages; ++i) {
-        Int count = 1;  // stages that take at least as long
-        for (Int j = 0; j < stages; ++j) {
-            count += waits[j] > waits[i] || (waits[j] == waits[i] && j < i);
-        }
-        found = std::max(found, waits[i] * (1 + largest[std::min(count, micro_batches)] * variation));
+    if (variation > 0) {
+        found = std::max(found, waiting_seconds({waits, {stages}}, micro_batches, variation, largest));
     }
     return found;
 }

@@ -75,46 +75,25 @@ inline double best_byte(const Training& training, Int a, Int b, const Cohorts& c
     return best;
 }
 
-// Return the time of the busiest node of one run of stages; nodes repeat after as many as it has stages.
-inline double run_interfaces(const Training& training, Int q, Int first, Int run, const Cohorts& cohorts) {
-    const auto& [task, choice, tables, found, replicas] = training;
-    const Int kind = cohorts.kind[q][first], units = training.units_per_node(kind);
-    const Int begin = cohorts.offset[q][first], end = begin + run * cohorts.replicas[q], last = (end - 1) / units;
+// Return the time of the busiest node's network interface: all rings of the stages that the node holds.
+inline double interface_seconds(const Training& training, const Cohorts& cohorts) {
     double slowest = 0.0;
-    Int node = begin / units;
-    while (node <= last) {
-        Int held = cohorts.cursor[kind] == node ? cohorts.held[kind] : 0;
-        const Int stop = std::min(end, (node + 1) * units);
-        for (Int unit = std::max(begin, node * units); unit < stop; ++unit) {
-            held |= Int(1) << (first + (unit - begin) % run);
+    fill(cohorts.held, Int(0));  // the stages on the node that the last run of the class ends in, as bits
+    for_each_node(training, cohorts, [&](Int q, Int first, Int run, Int begin, Int end, bool entered) {
+        const Int kind = cohorts.kind[q][first];
+        Int held = entered ? cohorts.held[kind] : 0;
+        for (Int unit = begin; unit < end; ++unit) {
+            held |= Int(1) << (first + unit % run);
         }
         double load = 0.0;
-        for (Int i = 0; i < choice[PIPELINE]; ++i) {
+        for (Int i = 0; i < training.choice[PIPELINE]; ++i) {
             if (held >> i & 1) {
                 load += cohorts.load[i];
             }
         }
-        slowest = std::max(slowest, load * tables.network.nic[kind]);
-        cohorts.cursor[kind] = node;
+        slowest = std::max(slowest, load * training.tables.network.nic[kind]);
         cohorts.held[kind] = held;
-        node = node <= begin / units + run ? node + 1 : std::max(last, node + 1);
-    }
-    return slowest;
-}
-
-// Return the time of the busiest node's network interface: all rings of the stages that the node holds.
-inline double interface_seconds(const Training& training, const Cohorts& cohorts) {
-    double slowest = 0.0;
-    fill(cohorts.cursor, Int(-1));  // the node that the last run of the class ends in
-    fill(cohorts.held, Int(0));     // its stages, as bits
-    for (Int q = 0; q < training.found; ++q) {
-        Int first = 0;
-        while (first < training.choice[PIPELINE]) {
-            const Int run = training.choice[SHAPE] >= ALIKE ? 1 : cohorts.stride[q][first];
-            slowest = std::max(slowest, run_interfaces(training, q, first, run, cohorts));
-            first += run;
-        }
-    }
+    });
     return slowest;
 }
 

@@ -93,14 +93,6 @@ inline void hold_memory(const Training& training, const Cohorts& cohorts, const 
     }
 }
 
-// Return the samples that are shared out at once: whole micro-batches of every minibatch if possible.
-inline Int unit_of(const Training& training) {
-    const TrainingTables& numbers = training.tables.training;
-    const Int micro_batch = numbers.micro_batches[training.choice[MICRO_BATCH]];
-    const Int unit = micro_batch * numbers.minibatches;
-    return numbers.samples % unit == 0 && numbers.samples / unit >= training.replicas ? unit : micro_batch;
-}
-
 // Share the samples out by the time of a full micro-batch on each cohort, alone on its links.
 inline void share_by_pipelines(const Training& training, const Cohorts& cohorts) {
     const auto& [task, choice, tables, found, replicas] = training;
@@ -112,7 +104,11 @@ inline void share_by_pipelines(const Training& training, const Cohorts& cohorts)
     for (Int q = 0; q < found; ++q) {
         set_stages(training, q, STEP, tokens, cohorts);
         for (Int i = 0; i + 1 < stages; ++i) {
-            set_hop(training, q, i, 0, tokens, double(count_flows(training, q, i, STEP, cohorts)), cohorts);
+            if (cohorts.kind[q][i] == cohorts.kind[q][i + 1]) {
+                set_hop(training, q, i, 0, tokens, cohorts);
+            } else {
+                set_far_hop(training, q, i, STEP, tokens, 0, 1.0, cohorts);
+            }
         }
         // with no fewer micro-batches than stages, the time is nearly linear in their number (`following_seconds`)
         const double few = stages_seconds(stages, stages, variation, tables, cohorts);
@@ -190,9 +186,9 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
                 if (first >= end || (pass == SCORE && !numbers.scored[task])) {
                     continue;
                 }
-                const double samples = double(cohorts.samples[q] + more * unit);
-                const double share = pass == STEP ? samples / double(numbers.minibatches) : samples;
-                const double seconds = slowest_instance(training, q, first, end, pass, share, cohorts, parts, other);
+                const Int samples = cohorts.samples[q] + more * unit;
+                const double seconds = slowest_instance(training, q, first, end, pass, samples, cohorts, parts, other);
+                const double share = at_once(training, pass, samples);
                 const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
                 slowest[pass] = std::max(slowest[pass], seconds * (1 + behind));
             }
@@ -224,6 +220,7 @@ inline Int value_training(Int task, const Genes& devices, const Genes& order, co
         return 0;
     }
     const Training training = laid_out(task, choice, tables, found, cohorts);
+    count_uplinks(training, cohorts);
     limit_stages(training, cohorts);
     const Int stages = choice[PIPELINE];
     if (split_layers(head(cohorts.layer, stages), head(cohorts.beside, stages), head(cohorts.capacity, stages),
