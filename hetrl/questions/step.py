@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
@@ -83,7 +83,7 @@ class SoloTraining:
     nic_gbps: float | None = None
     efficiencies: Efficiencies = field(default_factory=calibrated)
 
-    @property
+    @cached_property
     def rates(self) -> Rates:
         """Return the effective rates of the GPUs under the trainer."""
         known = self.efficiencies.rates(self.gpu)
