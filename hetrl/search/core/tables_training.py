@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ from hetrl.cost.memory import embedding_bytes, kept_bytes, training_state_bytes,
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import (
-    Times,
     activation_bytes,
     beside_products_seconds,
     expected_largest,
@@ -182,41 +181,42 @@ def _parameters(shape: StageShape) -> Floats:
     return found
 
 
-def _corners(shape: StageShape, cost: Callable[[StageShape, int, str], float]) -> Floats:
-    """Return [r, l, 4]: the coefficients of 1, x, y and x y of a cost of (stage with x layers, y, recomputation).
+def _corners(shape: StageShape, costs: Callable[[StageShape, int], Sequence[float]]) -> Floats:
+    """Return [l, 4 n]: for each of n costs of (stage with x layers, y), the coefficients of 1, x, y and x y.
 
-    It is linear in x and in y, so its values at 0 and 1 layers, with y = 0 and one other, say all of it.
+    They are linear in x and in y, so their values at 0 and 1 layers, with y = 0 and one other, say all of them.
     """
     high = 4096  # tokens: as many as keep the digits of what one of them costs
-    found = np.zeros((len(RECOMPUTES), 2, 4))
-    for r, last in product(range(len(RECOMPUTES)), (0, 1)):
-        stages = [replace(shape, last=bool(last), layers=layers) for layers in (0, 1)]
-        (zero, up), (right, corner) = ([cost(stage, y, RECOMPUTES[r]) for y in (0, high)] for stage in stages)
-        found[r, last] = zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high
-    return found
+    zero, up, right, corner = (
+        np.array([costs(replace(shape, last=last, layers=layers), y) for last in (False, True)])
+        for layers, y in product((0, 1), (0, high))
+    )
+    found = np.stack([zero, right - zero, (up - zero) / high, (corner - right - up + zero) / high], axis=-1)
+    return found.reshape(2, -1)
 
 
 @lru_cache(maxsize=200_000)  # classes of one GPU type, and the searches of one process, ask for the same
 def _both(placed: Placed, workload: Workload) -> Floats:
-    def times(stage: StageShape, tokens: int, recompute: str) -> Times:
-        of_shape = replace(placed, shape=stage)
-        return micro_batch_times(of_shape, float(tokens), recompute, workload.attended_tokens)
+    """Return [r, l, 8]; see `TrainingTables.both`."""
 
-    both = _corners(placed.shape, lambda *asked: times(*asked).both)
-    return np.concatenate([both, _corners(placed.shape, lambda *asked: times(*asked).backward)], axis=-1)
+    def costs(recompute: str, stage: StageShape, tokens: int) -> tuple[float, float]:
+        of_shape = replace(placed, shape=stage)
+        times = micro_batch_times(of_shape, float(tokens), recompute, workload.attended_tokens)
+        return times.both, times.backward
+
+    return np.array([_corners(placed.shape, partial(costs, recompute)) for recompute in RECOMPUTES])
 
 
 @lru_cache(maxsize=200_000)
 def _forward(placed: Placed, sequence: float) -> Floats:
     """Return [l, 8]; see `TrainingTables.forward`."""
     found = np.zeros((2, 8))
-    beside = _corners(placed.shape, lambda stage, n, _: beside_products_seconds(replace(placed, shape=stage), n))
+    found[:, 4:] = _corners(placed.shape, lambda one, y: (beside_products_seconds(replace(placed, shape=one), y),))
     for last in (0, 1):
         none, one = (replace(placed.shape, last=bool(last), layers=layers) for layers in (0, 1))
         products = [forward_flops(stage, sequence) / stage.rates.prefill_flops for stage in (none, one)]
         reading = [weight_seconds(stage) for stage in (none, one)]
         found[last, :4] = products[0], products[1] - products[0], reading[0], reading[1] - reading[0]
-        found[last, 4:] = beside[0, last]
     return found
 
 
