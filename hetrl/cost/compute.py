@@ -12,6 +12,10 @@ from hetrl.cost.efficiency import Rates
 from hetrl.cost.formulas import overlapped
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
 
+# Per parameter, of an Adam update in mixed precision: it reads gradient, master and two moments in fp32 (16) and writes
+# master, moments and the bf16 weight (14). Source of what there is: ZeRO (arXiv 1910.02054), section 3.1.
+ADAM_BYTES = 30
+
 
 @dataclass(frozen=True)
 class StageShape:
@@ -187,10 +191,7 @@ def decode_seconds(stage: StageShape, batch: float, context: float) -> float:
     return overlapped(products, weight_seconds(stage)) + keys / device.decode_bytes
 
 
-def optimizer_seconds(stage: StageShape, shards: int, moved: int = 30) -> float:
-    """Return the time of one Adam update: `moved` bytes per parameter through memory (read 16, write 14), sharded.
-
-    Source: bytes of mixed-precision Adam (ZeRO, arXiv 1910.02054, section 3.1): gradient, master, two moments, weight.
-    """
+def optimizer_seconds(stage: StageShape, shards: int, moved: int = ADAM_BYTES) -> float:
+    """Return the time of one Adam update of a shard: `moved` bytes per parameter through memory, and the fixed time."""
     device = stage.rates
     return stage.parameters / shards * moved / device.memory_bytes_per_s + device.overhead.optimizer_step

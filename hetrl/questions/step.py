@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
+from hetrl.cost.compute import ADAM_BYTES, StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.memory import head_bytes, training_active_bytes
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
@@ -52,8 +52,8 @@ class Precision:
 
 
 PRECISIONS = {
-    "fp32": Precision(12, 6, 30),  # bf16 weights, fp32 gradients, master and moments (ZeRO, arXiv 1910.02054, s. 3.1)
-    "bf16": Precision(4, 4, 14),  # all in bf16: weights, gradients and two moments, without a master
+    "fp32": Precision(12, 6, ADAM_BYTES),  # bf16 weights, fp32 gradients, master and moments (see ADAM_BYTES)
+    "bf16": Precision(4, 4, 14),  # all in bf16: weights, gradients and two moments, without a master; reads 8, writes 6
 }
 
 
