@@ -14,7 +14,7 @@ A message says what is wrong, where, and what to do next:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 class HetrlError(Exception):
@@ -65,3 +65,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean "x"?` for the nearest known word, or nothing where none is near."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """Return `unknown what "name"` with the nearest known one and all of them, in their order."""
+    return f'unknown {what} "{name}"{nearest(name, known)}; known: {", ".join(known)}'

@@ -13,7 +13,7 @@ from importlib import resources
 
 import yaml
 
-from hetrl.errors import UsageError, nearest
+from hetrl.errors import UsageError, unknown
 
 PHASES = ("decode", "prefill", "training")  # in which a GPU reaches different shares of its data sheet
 
@@ -50,8 +50,7 @@ def gpu_type(name: str, where: str = "") -> GpuType:
     """Return the catalogue's entry; raises UsageError that names the nearest known type, after `where`."""
     catalogue = gpu_catalogue()
     if name not in catalogue:
-        known = ", ".join(sorted(catalogue))
-        raise UsageError(f'{where}unknown GPU type "{name}"{nearest(name, catalogue)}; known: {known}')
+        raise UsageError(where + unknown("GPU type", name, sorted(catalogue)))
     return catalogue[name]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from hetrl.cost.inferred import inferred_share
-from hetrl.errors import UsageError, nearest
+from hetrl.errors import UsageError, unknown
 from hetrl.gpus import PHASES, GpuType, gpu_type, is_cpu
 from hetrl.hardware import bytes_per_second
 
@@ -188,8 +188,7 @@ class Efficiencies:
             return _CPU_OVERHEAD.decode_step
         name = engine or self.engine_of.get(gpu, PLANNED_ENGINE)
         if name not in self.step_seconds:
-            known = ", ".join(sorted(self.step_seconds))
-            raise UsageError(f'unknown engine "{name}"{nearest(name, self.step_seconds)}; known: {known}')
+            raise UsageError(unknown("engine", name, sorted(self.step_seconds)))
         return self.step_seconds[name]
 
     def trainer_rate(self, trainer: str | None = None) -> float:
@@ -201,8 +200,7 @@ class Efficiencies:
         if trainer in (None, REFERENCE):
             return 1.0
         if trainer not in self.trainers:
-            known = ", ".join(sorted((REFERENCE, *self.trainers)))
-            raise UsageError(f'unknown trainer "{trainer}"{nearest(trainer, self.trainers)}; known: {known}')
+            raise UsageError(unknown("trainer", trainer, sorted((REFERENCE, *self.trainers))))
         return self.trainers[trainer]
 
     def uncalibrated(self, gpus: Iterable[str]) -> dict[str, tuple[str, ...]]:

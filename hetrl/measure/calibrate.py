@@ -25,7 +25,7 @@ import yaml
 
 from hetrl.cost.efficiency import PLANNED_ENGINE, REFERENCE, Efficiencies
 from hetrl.describe.yaml_file import read_mapping
-from hetrl.errors import UsageError, nearest
+from hetrl.errors import UsageError, unknown
 from hetrl.questions.answer import Answer
 from hetrl.questions.serving import decode_layer, generation, prefill_layer
 from hetrl.questions.step import SoloTraining
@@ -114,9 +114,7 @@ def points_of(document: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Point
     points = []
     for kind, entries in document.items():
         if kind not in KINDS:
-            raise UsageError(
-                f'calibration points: unknown kind "{kind}"{nearest(kind, KINDS)}; known: {", ".join(KINDS)}'
-            )
+            raise UsageError(f"calibration points: {unknown('kind', kind, KINDS)}")
         for entry in entries:
             lengths = {len(value) for value in entry.values() if isinstance(value, list)}
             if len(lengths) > 1:

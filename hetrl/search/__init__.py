@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hetrl.cost.check import check
 from hetrl.cost.objective import THROUGHPUT, Objective
-from hetrl.errors import UsageError, nearest
+from hetrl.errors import UsageError, unknown
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.search import baselines, sha_ea
@@ -73,7 +73,7 @@ def solve(
 
 def _refuse_unknown(solver: str, objective: Objective) -> None:
     if solver not in SOLVERS:
-        raise UsageError(f'unknown solver "{solver}"{nearest(solver, SOLVERS)}; known: {", ".join(sorted(SOLVERS))}')
+        raise UsageError(unknown("solver", solver, sorted(SOLVERS)))
     if solver not in solvers_for(objective):
         raise UsageError(
             f'solver "{solver}" plans for {THROUGHPUT} alone; for {objective.kind} take planner.solver sha-ea'

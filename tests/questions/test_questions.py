@@ -329,6 +329,7 @@ def test_every_task_answers_in_a_table(
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 8 --sequence 128 --tp 3", "no legal layout of 8 GPUs"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 0 --sequence 128", "--gpus must be positive"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 1 --sequence 128 --trainer llmw", 'did you mean "llmq"'),
+        ("training --architecture mpt-7b --gpu l4 --gpus 1 --sequence 128 --trainer llm-foundri", '"llm-foundry"?'),
         ("weight-sync --architecture qwen3-8b --topology nowhere.yaml --from a --to b", "No such file"),
     ],
 )
