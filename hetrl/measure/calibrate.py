@@ -14,7 +14,7 @@ physical value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -33,7 +33,8 @@ from hetrl.questions.training import training
 from hetrl.workload import architecture
 
 POINTS = "calibration_points.yaml"
-MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", "seconds_per_step", "milliseconds")
+TIMES = {"seconds_per_step": 1.0, "milliseconds": 1e3}  # measure of an answer's time -> its units in a second
+MEASURES = ("tokens_per_second", "tokens_per_second_per_gpu", *TIMES)
 SERVING: Mapping[str, Callable[..., Answer]] = {  # kind of point -> what answers it
     "generation": generation,
     "decode-layer": decode_layer,
@@ -141,18 +142,20 @@ def predicted(point: Point, numbers: Efficiencies) -> float:
         answer = training(SoloTraining(architecture=model, gpu=gpu, efficiencies=numbers, **asked))
     else:
         answer = SERVING[point.kind](model, gpu, efficiencies=numbers, **asked)
-    if point.measure == "seconds_per_step":
-        return answer.seconds
-    return float(answer.seconds * 1e3 if point.measure == "milliseconds" else answer.to_json()[point.measure])
+    if point.measure in TIMES:
+        return answer.seconds * TIMES[point.measure]
+    return float(answer.to_json()[point.measure])
 
 
 def fit(points: Sequence[Point], without: Point | None = None) -> Efficiencies:
     """Return the fitted numbers; types, phases and trainers without points have none.
 
-    `without` leaves one of the points out: what the others say of it.
+    `without` leaves one of the points out: what the others say of it. A parameter that it alone tells of stays at its
+    prior; a share is inferred then.
     """
     kept = [point for point in points if point != without]
-    found = {key: PRIOR[key[0]] for key in _keys(kept)}
+    others = [key for key in _keys(points) if key[0] not in SHARES]
+    found = _priors((*_keys(kept), *others, *_ALONE))
     for own in ([p for p in kept if p.kind in SERVING], [p for p in kept if p.kind not in SERVING]):
         found.update(_least_squares(own, found))
     return _fitted(found, points)
@@ -178,23 +181,25 @@ def _keys(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
             yield "trainer", str(point.question["trainer"])
 
 
+def _priors(keys: Iterable[tuple[str, str]]) -> Parameters:
+    return {key: PRIOR[key[0]] for key in keys}
+
+
 def _fitted(values: Parameters, points: Sequence[Point]) -> Efficiencies:
-    """Return the numbers of these parameters; what has none is at its prior, but shares, which are inferred then."""
+    """Return the numbers with these values of all parameters; a share that has none is inferred."""
     shares: dict[str, dict[str, float]] = {}
     for (kind, gpu), value in values.items():
         if kind in SHARES:
             shares.setdefault(gpu, {})[kind] = min(value, 1.0)
-    known = dict.fromkeys(key for key in _keys(points) if key[0] not in SHARES)
-    rest = {key: PRIOR[key[0]] for key in (*known, *_ALONE)} | values
     return Efficiencies(
         shares=shares,
-        step_seconds={name: value for (kind, name), value in rest.items() if kind == "step"},
+        step_seconds={name: value for (kind, name), value in values.items() if kind == "step"},
         engine_of={point.gpu: str(point.question["engine"]) for point in points if "engine" in point.question},
-        decode_all_reduce=rest["all_reduce", ""],
-        trainers={name: value for (kind, name), value in rest.items() if kind == "trainer"},
-        attention=rest["attention", ""],
-        activation_traffic=rest["activation_traffic", ""],
-        exposed=min(rest["exposed", ""], 1.0),
+        decode_all_reduce=values["all_reduce", ""],
+        trainers={name: value for (kind, name), value in values.items() if kind == "trainer"},
+        attention=values["attention", ""],
+        activation_traffic=values["activation_traffic", ""],
+        exposed=min(values["exposed", ""], 1.0),
     )
 
 
@@ -205,7 +210,7 @@ def _least_squares(points: Sequence[Point], beside: Parameters) -> Parameters:
         numbers = _fitted({**beside, **values}, points)
         return [predicted(point, numbers) / point.value for point in points]
 
-    return fit_ratios(ratios, {key: PRIOR[key[0]] for key in _keys(points)})
+    return fit_ratios(ratios, _priors(_keys(points)))
 
 
 def fit_ratios(ratios: Callable[[dict[Key, float]], Sequence[float]], priors: Mapping[Key, float]) -> dict[Key, float]:
