@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hetrl.cost.charges import offered
 from hetrl.gpus import gpu_type
 from hetrl.hardware import Topology
 from hetrl.report.text import figure
@@ -29,6 +30,9 @@ class Bought:
     def text(self) -> str:
         """Return the GPUs and their price."""
         return f"{' + '.join(f'{count} × {gpu}' for gpu, count in self.gpus.items())} at {self.price_per_hour:.1f}"
+
+
+Row = tuple[str, str, Bought, Bought, Pair]  # model, the bound that is kept, of one type, mixed, gain
 
 
 @dataclass(frozen=True)
@@ -87,19 +91,10 @@ def _offer_table(topology: Topology) -> list[str]:
         "| site | offered | per GPU-hour | TFLOP/s per price | GB/s of memory per price |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for (site, gpu), (count, price) in _offered(topology).items():
+    for (site, gpu, price), count in offered(topology).items():
         flops, memory = _per_price(gpu, price)
         lines.append(f"| {site} | {count} × {gpu} | {price:g} | {flops:.0f} | {memory:.0f} |")
     return lines
-
-
-def _offered(topology: Topology) -> dict[tuple[str, str], tuple[int, float]]:
-    found: dict[tuple[str, str], tuple[int, float]] = {}
-    for site in topology.sites:
-        for node in site.nodes:
-            count, _ = found.get((site.name, node.gpu), (0, 0.0))
-            found[site.name, node.gpu] = (count + node.gpus, node.price_per_gpu_hour)
-    return found
 
 
 def _per_price(gpu: str, price: float) -> tuple[float, float]:
@@ -109,26 +104,26 @@ def _per_price(gpu: str, price: float) -> tuple[float, float]:
 
 
 def _throughputs(cells: Sequence[Cell]) -> list[str]:
-    lines = [
-        "| model | budget per hour | best of one type | samples/s | mixed | samples/s | gain |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for cell in cells:
-        parts = (cell.single.text, _pair(cell.single.samples_per_second), cell.mixed.text)
-        rates = _pair(cell.mixed.samples_per_second), _gain(cell.throughput)
-        lines.append(f"| {' | '.join((cell.model, f'{cell.budget_per_hour:g}', *parts, *rates))} |")
-    return lines
+    rows = [(one.model, f"{one.budget_per_hour:g}", one.single, one.mixed, one.throughput) for one in cells]
+    return _table("budget per hour", "samples/s", lambda bought: bought.samples_per_second, rows)
 
 
 def _prices(cells: Sequence[Cell]) -> list[str]:
+    rows = [
+        (one.model, figure(one.single.samples_per_second[0]), one.cheap_single, one.cheap_mixed, one.price)
+        for one in cells
+    ]
+    return _table("at least, samples/s", "per iteration", lambda bought: bought.price_per_iteration, rows)
+
+
+def _table(bound: str, unit: str, found: Callable[[Bought], Pair], rows: Iterable[Row]) -> list[str]:
     lines = [
-        "| model | at least, samples/s | best of one type | per iteration | mixed | per iteration | gain |",
+        f"| model | {bound} | best of one type | {unit} | mixed | {unit} | gain |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for cell in cells:
-        parts = (cell.cheap_single.text, _pair(cell.cheap_single.price_per_iteration), cell.cheap_mixed.text)
-        prices = _pair(cell.cheap_mixed.price_per_iteration), _gain(cell.price)
-        lines.append(f"| {' | '.join((cell.model, figure(cell.single.samples_per_second[0]), *parts, *prices))} |")
+    for model, kept, single, mixed, gain in rows:
+        parts = (model, kept, single.text, _pair(found(single)), mixed.text, _pair(found(mixed)), _gain(gain))
+        lines.append(f"| {' | '.join(parts)} |")
     return lines
 
 
@@ -163,7 +158,7 @@ def _why(topology: Topology) -> str:
     c t + g on the second alone. The less of these, over t + g, is largest where they are equal, (c - 1) t = (m - 1) g,
     and is then (c m - 1) / (c + m - 2).
     """
-    known = {gpu: _per_price(gpu, price) for (_, gpu), (_, price) in _offered(topology).items()}
+    known = {gpu: _per_price(gpu, price) for _, gpu, price in offered(topology)}
     computes, reads = (max(known, key=lambda gpu: known[gpu][axis]) for axis in (0, 1))
     if computes == reads:
         return f"Why: {computes} gives the most of both per price, which leaves little to gain by other types."

@@ -10,6 +10,8 @@ from hetrl.cost import formulas
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan, node_of, site_of
 
+Kind = tuple[str, str, float]  # site, GPU type, price of a GPU-hour
+
 
 def held_devices(plan: Plan, topology: Topology) -> Mapping[str, int]:
     """Return how many devices of each node the jobs hold: those of the groups, and the rest where nodes are granted.
@@ -49,15 +51,26 @@ class Asked:
         return self.gpus * self.price_per_gpu_hour
 
 
+def offered(topology: Topology) -> Mapping[Kind, int]:
+    """Return how many GPUs there are by site, GPU type and price, in the order of the topology."""
+    return _by_kind(topology, {name: node.gpus for name, node in topology.node_by_id.items()})
+
+
 def asked_for(plan: Plan, topology: Topology) -> tuple[Asked, ...]:
     """Return what the jobs hold by site, GPU type and price, in the order of the topology."""
-    held, offered = Counter[tuple[str, str, float]](), Counter[tuple[str, str, float]]()
-    devices = held_devices(plan, topology)
-    for name, node in topology.node_by_id.items():
-        kind = site_of(name), node.gpu, node.price_per_gpu_hour
-        held[kind] += devices.get(name, 0)
-        offered[kind] += node.gpus
-    return tuple(Asked(kind[0], kind[1], held[kind], offered[kind], kind[2]) for kind in offered if held[kind])
+    held = _by_kind(topology, held_devices(plan, topology))
+    return tuple(
+        Asked(kind[0], kind[1], held[kind], count, kind[2]) for kind, count in offered(topology).items() if kind in held
+    )
+
+
+def _by_kind(topology: Topology, gpus: Mapping[str, int]) -> Mapping[Kind, int]:
+    """Return the sums of these numbers of GPUs, {node: GPUs}."""
+    found: Counter[Kind] = Counter()
+    for name, count in gpus.items():
+        node = topology.node_by_id[name]
+        found[site_of(name), node.gpu, node.price_per_gpu_hour] += count
+    return found
 
 
 def has_prices(topology: Topology) -> bool:
