@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -17,6 +20,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
+BENCHMARKS = HERE.parent / "benchmarks"
 # The layers of tests that start services, and the seconds that one test of each may take.
 LAYER_SECONDS = {"engines": 600, "rehearsal": 600, "end_to_end": 900, "lab": 900, "slurm": 900}
 LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processes that share them
@@ -42,6 +46,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(layer)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LAYER_SECONDS[layer]))
+
+
+@pytest.fixture(scope="module")
+def bench_file() -> Iterator[Callable[[str], ModuleType]]:
+    """Give what imports a file of benchmarks/ by its name, as they import each other; afterwards none is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield import_module
+    for path in BENCHMARKS.glob("*.py"):
+        module = sys.modules.get(path.stem)  # or a package of the program, whose name a bench has, too
+        if module is not None and module.__file__ == str(path):
+            del sys.modules[path.stem]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    import steps
-
-    yield steps
-    sys.path.remove(str(BENCHMARKS))
-    for name in ("_results", "steps"):
-        sys.modules.pop(name, None)
+def bench(bench_file: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_file("steps")
 
 
 def test_each_row_is_the_plan_of_its_recipe(bench: ModuleType) -> None:

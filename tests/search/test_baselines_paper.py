@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,14 +26,9 @@ TASKS = {"actor_generation": 10.0, "reference_inference": 1.0, "reward_inference
 
 
 @pytest.fixture(scope="module")
-def bench() -> Any:
+def bench(bench_file: Callable[[str], ModuleType]) -> Any:
     """The modules of the bench by their names, without `_paper_`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        found = {name.removeprefix("_paper_").strip("_"): __import__(name) for name in MODULES}
-        yield type("Bench", (), found)
-    for name in MODULES:
-        sys.modules.pop(name, None)
+    return SimpleNamespace(**{name.removeprefix("_paper_").strip("_"): bench_file(name) for name in MODULES})
 
 
 def ranges() -> dict[str, dict[str, tuple[float, float]]]:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("_fleet_page", "_paper_cases", "_results", "fleet")
+
+@pytest.fixture(scope="module")
+def bench(bench_file: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_file("fleet")
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    import fleet
-
-    yield fleet
-    sys.path.remove(str(BENCHMARKS))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+def pages(bench_file: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_file("_fleet_page")
 
 
 def small(bench: ModuleType) -> Any:
     """Return the bench's knobs with a job and searches that take no time."""
-    knobs = bench.read_yaml(BENCHMARKS / "fleet.yaml", bench.Knobs)
+    knobs = bench.read_yaml(bench.HERE / "fleet.yaml", bench.Knobs)
     batch = knobs.batch.model_copy(update={"samples": 64, "prompt_tokens": 128, "response_tokens": 256})
     return knobs.model_copy(update={"batch": batch, "response_mean": 200.0, "seeds": 1, "evaluations": 3000})
 
@@ -56,9 +50,7 @@ def test_one_type_alone_keeps_its_sites_and_their_links(bench: ModuleType) -> No
     assert bench.only(replace(topology, sites=both), "h100").links == topology.links
 
 
-def test_the_page_says_whether_the_papers_gains_are_reached(bench: ModuleType) -> None:
-    pages = sys.modules["_fleet_page"]
-
+def test_the_page_says_whether_the_papers_gains_are_reached(bench: ModuleType, pages: ModuleType) -> None:
     def bought(rate: float, played: float, price: float) -> Any:
         return pages.Bought({"h20": 8}, 18.32, (rate, played), (price, price / 2))
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from types import ModuleType
@@ -15,24 +14,20 @@ from hypothesis import given, strategies as st
 
 from hetrl.hardware import Link, Node, Site, Topology
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-MODULES = ("_paper_cases", "_plot", "_results", "_search_runs", "scale", "search")
+
+@pytest.fixture(scope="module")
+def scale(bench_file: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_file("scale")
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(BENCHMARKS))
-    import scale
-
-    yield scale
-    sys.path.remove(str(BENCHMARKS))
-    for name in MODULES:
-        sys.modules.pop(name, None)
+def runs(bench_file: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_file("_search_runs")
 
 
-@pytest.fixture
-def runs(bench: ModuleType) -> ModuleType:
-    return sys.modules["_search_runs"]
+@pytest.fixture(scope="module")
+def plot(bench_file: Callable[[str], ModuleType]) -> ModuleType:
+    return bench_file("_plot")
 
 
 def run(runs: ModuleType, *points: tuple[float, float, int], seed: int = 0):
@@ -68,8 +63,8 @@ def topology() -> Topology:
 
 
 @given(st.integers(1, 5))
-def test_grown_topologies_have_as_many_times_the_gpus(bench: ModuleType, factor: int) -> None:
-    nodes, sites = bench.more_nodes(topology(), factor), bench.more_sites(topology(), factor)
+def test_grown_topologies_have_as_many_times_the_gpus(scale: ModuleType, factor: int) -> None:
+    nodes, sites = scale.more_nodes(topology(), factor), scale.more_sites(topology(), factor)
     assert len(nodes.devices) == len(sites.devices) == factor * len(topology().devices)
     assert (len(nodes.devices_by_kind), len(sites.devices_by_kind)) == (3, 3 * factor)
     names = [site.name for site in sites.sites]
@@ -77,24 +72,23 @@ def test_grown_topologies_have_as_many_times_the_gpus(bench: ModuleType, factor:
     assert all(link is not None and (link.delay_ms, link.gbps) == (7.0, 3.0) for link in links)
 
 
-def test_a_plot_is_svg_with_every_line_and_each_name_once(bench: ModuleType) -> None:
-    make = sys.modules["_plot"]
+def test_a_plot_is_svg_with_every_line_and_each_name_once(plot: ModuleType) -> None:
     lines = [
-        make.Line("this & that", "#0072b2", [(0.1, 2.0), (10.0, 1.0)], steps=True),
-        make.Line("this & that", "#0072b2", [(0.2, 3.0), (10.0, 1.5)]),
-        make.Line("nothing", "#d55e00", []),
+        plot.Line("this & that", "#0072b2", [(0.1, 2.0), (10.0, 1.0)], steps=True),
+        plot.Line("this & that", "#0072b2", [(0.2, 3.0), (10.0, 1.5)]),
+        plot.Line("nothing", "#d55e00", []),
     ]
-    root = ElementTree.fromstring(make.plot("title", "seconds", lines))
+    root = ElementTree.fromstring(plot.plot("title", "seconds", lines))
     space = "{http://www.w3.org/2000/svg}"
     drawn = [node.attrib["points"].split() for node in root.iter(f"{space}polyline")]
     assert [len(points) for points in drawn] == [3, 2]
     assert [node.text for node in root.iter(f"{space}text") if node.get("class") == "name"] == ["this & that"]
     for x, y in (point.split(",") for points in drawn for point in points):
-        assert 0 <= float(x) <= make.WIDTH and 0 <= float(y) <= make.HEIGHT
+        assert 0 <= float(x) <= plot.WIDTH and 0 <= float(y) <= plot.HEIGHT
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1.0, 1e4))
-def test_marks_of_an_axis_enclose_its_values(bench: ModuleType, low: float, ratio: float) -> None:
-    marks = sys.modules["_plot"]._marks(low, low * ratio)
+def test_marks_of_an_axis_enclose_its_values(plot: ModuleType, low: float, ratio: float) -> None:
+    marks = plot._marks(low, low * ratio)
     assert marks[0] <= low * (1 + 1e-6) and marks[-1] >= low * ratio * (1 - 1e-6)
     assert marks == sorted(set(marks)) and len(marks) >= 2
