@@ -1,11 +1,13 @@
 """Groups of samples on their way to the trainer: how many may be under way, and which are too old to train on.
 
     admit:  start groups while  (max_staleness + iterations + 1) x batch - (accepted + running) > 0
-    batch:  wait for `batch` accepted groups, dropping those whose oldest token is more than max_staleness versions old
+    batch:  wait for `batch` accepted groups, and for those whose last chance it is: the next version makes them too old
+            (what is too old all the same, its oldest token more than max_staleness versions, is dropped)
     advance: one more iteration is trained and its weights are served
 
-With max_staleness 0 the groups of an iteration start when its weights are served: synchronous training.
-Source of the rule: AReaL (arXiv 2505.24298), section 5.1, staleness-aware training.
+With max_staleness 0 the groups of an iteration start when its weights are served: synchronous training. Without the
+wait the groups with the longest responses would be overtaken and dropped, and the policy would learn from short ones.
+Source of the admission: AReaL (arXiv 2505.24298), section 5.1, staleness-aware training.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Feed:
         self._needed = iterations * batch
         self._version, self._iterations = version, 0
         self._running: dict[int, asyncio.Future[PromptGroup]] = {}
+        self._since: dict[int, int] = {}  # the version that served when a running group was admitted
         self._waiting: dict[int, PromptGroup] = {}
         self._trained = 0
         self._next = 0
@@ -47,7 +50,7 @@ class Feed:
         while True:
             self._sweep()
             self._admit()
-            if len(self._waiting) >= self._batch:
+            if len(self._waiting) >= self._batch and not self._leaves_behind():
                 return self._take()
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
             self._collect()
@@ -69,11 +72,17 @@ class Feed:
         allowed = capacity(self._max_staleness, self._iterations, self._batch, accepted, len(self._running))
         for _ in range(min(allowed, self._needed - accepted - len(self._running))):
             self._running[self._next] = asyncio.ensure_future(self._draw(self._next))
+            self._since[self._next] = self._version
             self._next += 1
 
     def _collect(self) -> None:
         for number in [number for number, task in self._running.items() if task.done()]:
+            del self._since[number]
             self._waiting[number] = self._running.pop(number).result()
+
+    def _leaves_behind(self) -> bool:
+        """Whether a group is under way that this batch may take and the next one may not."""
+        return self._version - self._max_staleness in self._since.values()
 
     def _sweep(self) -> None:
         stale = [n for n, group in self._waiting.items() if self._version - oldest_version(group) > self._max_staleness]

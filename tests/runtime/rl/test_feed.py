@@ -99,6 +99,34 @@ def test_staleness_one_draws_one_batch_ahead_and_no_further_than_the_last_iterat
     asyncio.run(scenario())
 
 
+def test_a_batch_waits_for_the_groups_that_the_next_one_may_not_take() -> None:
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        feed = Feed(rollouts.draw, batch=2, max_staleness=1, iterations=3, version=1)
+        first = asyncio.ensure_future(feed.batch())
+        await settle()
+        for number in (1, 2):
+            rollouts.end(number)
+        assert numbers(await first) == [1, 2]
+        rollouts.version = 2
+        feed.advance(2)
+        await settle()
+        assert sorted(rollouts.open) == [0, 3, 4, 5]
+        second = asyncio.ensure_future(feed.batch())
+        for number in (4, 5, 3):
+            rollouts.end(number, 2)
+        await settle()
+        assert not second.done()
+        rollouts.end(0, 1, 2)
+        assert numbers(await second) == [0, 3]
+        rollouts.version = 3
+        feed.advance(3)
+        assert numbers(await feed.batch()) == [4, 5]
+        assert feed.dropped == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
     async def scenario() -> None:
         rollouts = Rollouts()
@@ -115,10 +143,9 @@ def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
         rollouts.end(0, 1, 3)
         await settle()
         assert feed.dropped == 1
-        latest = max(rollouts.open)
-        assert latest > 2
-        rollouts.end(latest, 3)
-        assert numbers(await second) == [latest]
+        assert sorted(rollouts.open) == [2, 3]
+        rollouts.end(2, 2)
+        assert numbers(await second) == [2]
         await feed.close()
 
     asyncio.run(scenario())
