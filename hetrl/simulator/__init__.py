@@ -28,6 +28,7 @@ from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Clock, Process, Signal, Turn
 from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.rollouts import Generation, PromptDraw
+from hetrl.simulator.steady import MOST_ITERATIONS, Versions
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
@@ -35,14 +36,10 @@ from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAIN
 
 __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
 
-STEADY = 0.01  # two windows of iterations that differ by less are steady,
-WORKS = 0.1  # if what generation did differs by less, too
-MOST_ITERATIONS = 40  # with drawn lengths some plays are never steady
-
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulation showed; seconds are means over the last, steady iterations.
+    """What a simulation showed; seconds are means over the iterations that count (`hetrl.simulator.steady`).
 
     `tasks` has the seconds in which each task ran (generation: its busiest replica) and those of the weight syncs;
     `wan_gb` what crossed each link in an iteration; `trained` the numbers of the prompts of each iteration, `dropped`
@@ -95,13 +92,12 @@ class _Play:
         self.setting = Setting(model, clock, Network(model.topology, clock, recorder), recorder)
         self.staleness = workload.max_staleness if workload.mode == "async" else 0
         self.batch = workload.samples // workload.samples_per_prompt
-        self.version = self.running = self.next = self.dropped = 0
+        self.version = self.next = self.dropped = 0
+        self.since: dict[int, int] = {}  # the version of each running group
         self.waiting: dict[int, PromptDraw] = {}
         self.trained: list[tuple[int, ...]] = []
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
-        self.served, self.late = [0.0], [0]  # when a version served, and by how many the critic was behind
-        self.busy: list[list[float]] = []
-        self.steady = False
+        self.versions, self.steady = Versions(1 + self.staleness), False
         self.changed, self.over = Signal(), Signal()
         self.turns = {name: turn for group in plan.groups for turn in [Turn()] for name in group.tasks}
         shares = len(next(group.tasks for group in plan.groups if ACTOR_GENERATION in group.tasks)) > 1
@@ -109,7 +105,7 @@ class _Play:
         self.weights = {name: WeightSync(self.setting, plan, name) for name in trained_models(plan.tasks)}
         self.valued = [_done()]  # [n]: the critic that n batches have trained is where its inference is
         self.left: dict[Turn, Signal] = {turn: _done() for turn in self.turns.values()}  # the batch before, each group
-        self._note_busy()
+        self._note_version()
         if shares:
             clock.start(self._hold_turn())
         clock.start(self._batches())
@@ -118,9 +114,10 @@ class _Play:
 
     def _admit(self) -> None:
         accepted = len(self.trained) * self.batch + len(self.waiting)
-        allowed = (self.staleness + self.version + 1) * self.batch - accepted - self.running
+        allowed = (self.staleness + self.version + 1) * self.batch - accepted - len(self.since)
         fresh = [self.generation.group(self.next + index, self.version) for index in range(allowed)]
-        self.next, self.running = self.next + len(fresh), self.running + len(fresh)
+        self.next += len(fresh)
+        self.since |= {group.number: group.version for group in fresh}
         if self.staleness == 0 and fresh:  # shares of a batch; in mode async they are weights of a dispatcher
             self.generation.deal(fresh)
         else:
@@ -128,17 +125,20 @@ class _Play:
                 self.generation.dispatch(group)
 
     def _complete(self, group: PromptDraw) -> None:
-        self.running -= 1
+        del self.since[group.number]
         self.waiting[group.number] = group
         self.changed.fire()
 
     def _batches(self) -> Process:
-        """Form a batch once there are enough groups and the last one leaves room; send it on its way."""
+        """Form a batch once there are enough groups and the last one leaves room; send it on its way.
+
+        It waits for the groups that the next batch may not take (`hetrl.runtime.rl.feed`).
+        """
         sent, served = _done(), _done()
         self._admit()
         while True:
             self._sweep()
-            while len(self.waiting) < self.batch:
+            while len(self.waiting) < self.batch or len(self.trained) - self.staleness in self.since.values():
                 self.changed = Signal()
                 yield self.changed
                 self._sweep()
@@ -254,54 +254,33 @@ class _Play:
 
     # --- what it showed ---
 
-    def _note_busy(self) -> None:
-        self.busy.append([rollout.busy_seconds for rollout in self.generation.rollouts])
+    def _note_version(self) -> None:
+        self.versions.times.append(self.setting.clock.now)
+        self.versions.busy.append([rollout.busy_seconds for rollout in self.generation.rollouts])
+        self.versions.late.append(self.version + 1 - sum(signal.done for signal in self.valued))
 
     def _serve(self) -> None:
-        self.served.append(self.setting.clock.now)
-        self.late.append(self.version + 1 - sum(signal.done for signal in self.valued))
-        self._note_busy()
-        done, window = len(self.served) - 1, self._window
-        if self.iterations is not None:
-            enough = done >= self.iterations
-        else:
-            if done >= 2 * window + self.staleness + 1:
-                self.steady = self._is_steady(window)
+        self._note_version()
+        done = self.versions.done
+        if self.iterations is None:
+            self.steady = self.versions.is_steady(builds_up=self.staleness > 0)
             enough = self.steady or done >= MOST_ITERATIONS
+        else:
+            enough = done >= self.iterations
         if enough:
             self.over.fire()
 
-    def _is_steady(self, window: int) -> bool:
-        """Whether the last window of iterations and the one before took alike, and the critic fell no further behind.
-
-        In mode async generation may live on what the start has left over: it must have worked alike, too.
-        """
-        last, before = (self.served[-1 - i] - self.served[-1 - i - window] for i in (0, window))
-        works = [
-            sum(later - earlier for later, earlier in zip(self.busy[-1 - i], self.busy[-1 - i - window], strict=True))
-            for i in (0, window)
-        ]
-        alike = self.staleness == 0 or abs(works[0] - works[1]) <= WORKS * works[0]
-        return alike and abs(last - before) <= STEADY * last and self.late[-1] == self.late[-1 - 2 * window]
-
-    @property
-    def _window(self) -> int:
-        """Return the iterations of a window: versions may come in bursts of 1 + max_staleness."""
-        return max(1 + self.staleness, 2)
-
     def result(self) -> Simulated:
-        """Return the means over the last two windows, or the last half of what is never steady, or what there is."""
-        done = len(self.served) - 1
-        count = min(2 * self._window if self.steady else max(2 * self._window, done // 2), max(done - 1, 1))
-        tasks = {name: sum(seconds[-count:]) / len(seconds[-count:]) for name, seconds in self.seconds.items()}
-        tasks[ACTOR_GENERATION] = max(
-            (after - before) / count for after, before in zip(self.busy[-1], self.busy[-1 - count], strict=True)
-        )
+        """Return what the play has shown."""
+        versions = self.versions
+        recent = {name: seconds[-versions.counted :] for name, seconds in self.seconds.items()}
+        tasks = {name: sum(seconds) / len(seconds) for name, seconds in recent.items()}
+        done = versions.done
         return Simulated(
-            iteration_seconds=(self.served[-1] - self.served[-1 - count]) / count,
+            iteration_seconds=versions.iteration_seconds,
             iterations=done,
             steady=self.steady,
-            tasks=tasks,
+            tasks={**tasks, ACTOR_GENERATION: versions.busiest_seconds},
             wan_gb={f"{a}-{b}": size / 1e9 / done for (a, b), size in sorted(self.setting.network.carried.items())},
             trained=tuple(self.trained[:done]),
             dropped=self.dropped,

@@ -49,11 +49,11 @@ class WeightSync:
             users.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
         allowed = {(one.source, one.target) for one in plan.weight_sync.routes if one.model == trained}
         self._sources = []
-        for node, size in self._held.items():
+        for index, (node, size) in enumerate(self._held.items()):
             members = tuple(device for device in trainer if device.node_id == node)
             here = members[0].site
             targets = [list(nodes.values()) for s, nodes in users.items() if s == here or (here, s) in allowed]
-            chains = tuple(self._chain(members[0], nodes) for nodes in targets)
+            chains = tuple(self._chain(members[0], _turned(nodes, members[0], index)) for nodes in targets)
             self._sources.append(_Source(members, size, chains))
 
     def _chain(self, source: Device, nodes: Sequence[Device]) -> tuple[Channel, ...]:
@@ -89,6 +89,13 @@ class WeightSync:
         shares = [sum(self._held.values()) / len(replica.devices) for replica in self._takes.replicas]
         pairs = zip(gpus, shares, strict=True)
         return [share / gpu.host_bytes_per_s + gpu.overhead.weight_version for gpu, share in pairs]
+
+
+def _turned(nodes: list[Device], source: Device, index: int) -> list[Device]:
+    """Let the chain of each source begin at another node, behind its own: all of them forward alike."""
+    own = [place for place, node in enumerate(nodes) if (node.site, node.node) == (source.site, source.node)]
+    start = (own[0] + 1 if own else index) % len(nodes)
+    return nodes[start:] + nodes[:start]
 
 
 def _forward(chain: Sequence[Channel], size: float) -> Process:

@@ -3,7 +3,8 @@
     a flow passes wires: GPU lanes inside a node; the nodes' NICs inside a site; NICs, caps and the link between sites
     whenever a flow starts or ends, the flows that share a wire with it get their rates anew:
       repeat: the wire with the least bandwidth per open flow fixes that rate for its flows; take it off their wires
-    flows of a later rank share what those of earlier ranks leave: weights give way to trainings
+    flows of a later rank share what those of earlier ranks leave: the critic's weights give way to the actor's, and
+    between sites, where gateways see to it, both to trainings; inside a site trainings have no precedence
     a flow has arrived one delay after its last byte has left
 
 Each wire is one direction. Source of the filling: Bertsekas and Gallager, Data Networks (2nd ed.), section 6.5.2.
@@ -21,6 +22,8 @@ from hetrl.simulator.events import Clock, Signal
 from hetrl.simulator.trace import Recorder
 
 Wire = tuple[str, ...]
+BETWEEN_SITES = ("wan out", "wan in", "link")
+TRAINING = 0  # the first rank; those of weights follow
 
 
 @dataclass(frozen=True)
@@ -139,12 +142,13 @@ class Network:
             return
         capacity = {wire: rate for one in affected for wire, rate in one.route.wires.items()}
         for rank in sorted({one.rank for one in affected}):
-            flows = [one for one in affected if one.rank == rank]
-            rates = fair_rates([tuple(one.route.wires) for one in flows], capacity)
+            flows = [one for one in affected if one.rank == rank or (rank == TRAINING and one.rank > rank)]
+            rates = fair_rates([_competing(one, rank) for one in flows], capacity)
             for one, rate in zip(flows, rates, strict=True):
-                self._go_on(one, rate)
-                for wire in one.route.wires:
-                    capacity[wire] = max(capacity[wire] - rate, 0.0)
+                if one.rank == rank:
+                    self._go_on(one, rate)
+                    for wire in one.route.wires:
+                        capacity[wire] = max(capacity[wire] - rate, 0.0)
 
     def _neighbours(self, flow: _Flow) -> list[_Flow]:
         """Return the other flows that share a wire with this one, directly or over others."""
@@ -173,6 +177,12 @@ class Network:
 
         if rate > 0:
             self.clock.after(flow.left / rate, end)
+
+
+def _competing(flow: _Flow, rank: int) -> tuple[Wire, ...]:
+    """Return the wires on which a flow gets its part with those of this rank: all of its own, inside with trainings."""
+    beside = rank == TRAINING
+    return tuple(w for w in flow.route.wires if flow.rank == rank or (beside and w[0] not in BETWEEN_SITES))
 
 
 class Channel:

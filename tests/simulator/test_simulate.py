@@ -238,3 +238,16 @@ def test_the_command_prints_both_and_writes_a_trace(tmp_path: Path, capsys: pyte
     assert json.loads(trace.read_text())["traceEvents"]
     assert main(["simulate", plan, "--config", config, "--trace", str(tmp_path / "no" / "where.json")]) == 1
     assert "cannot write the trace" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_no_batch_overtakes_a_prompt_for_good(staleness: int) -> None:
+    lengths = Lengths(256, 2048, "lognormal")
+    workload = small_workload(mode="async", max_staleness=staleness, samples=64, response=lengths)
+    plan = small_plan(workload, ONE_STAGE)
+    found = simulate(plan, CostModel(two_sites(gbps=100.0), workload), iterations=20)
+    trained = [number for batch in found.trained for number in batch]
+    assert found.dropped <= len(trained) // 50
+    late = (1 + staleness) * len(found.trained[0])  # as many may be under way at the end
+    missing = set(range(max(trained) - late)) - set(trained)
+    assert len(missing) <= found.dropped
