@@ -15,6 +15,9 @@ a batch's generation on:
       generation of further batches stands still for these three, which come again a period later; while it does so for
       the first two, no version is loaded
 
+A batch waits for the samples that the next one may not take any more. Since no more may be under way than batches that
+can take them, that is all that were admitted with the version which it is `staleness` ahead of.
+
 Source: cyclic scheduling of a repeated task graph (Hanen and Munier, 1995); the admission rule is AReaL's (arXiv
 2505.24298, section 5.1).
 """
@@ -26,14 +29,7 @@ from collections.abc import Sequence
 
 ROUNDS = 100  # towards a period: each is below it, and most periods are met by the second one
 SETTLED = 1e-12  # relative
-
-
-def waiting_share(samples_per_prompt: int, samples: int) -> float:
-    """Return which part of a period a prompt's samples wait until their batch is full: half of it without its own.
-
-    (1 - 1/n) / 2 of n prompts per batch, where batches fill up with whatever ends first (Little's law).
-    """
-    return (1 - samples_per_prompt / samples) / 2
+NEAREST = 1e-3  # to the period in which samples would share all of what generation runs for
 
 
 def held_up(period: float, arrival: float, begin: float, stop: float) -> float:
@@ -76,10 +72,50 @@ def running_seconds(
     return found
 
 
+def evenness(period: float, regular: float) -> float:
+    """Return how evenly batches follow each other, 0 to 1: the share of a period for which the busiest queue is taken.
+
+    Where a group's tasks or the transfers of versions take all of a period (`regular`), they let one batch pass in
+    each; where all wait for generation, nothing keeps batches from coming in pairs.
+    """
+    return min(regular / period, 1.0)
+
+
+def others_share(even: float, batches: int) -> float:
+    """Return the slope of the number of batches that decode beside one that takes a period, with the time it takes.
+
+    Of `batches` under way in a cycle of as many periods, one that is in generation for W finds, itself included,
+        W / P                  of them on average, where they come evenly (Little's law)
+        1 + s W / ((1 + s) P)  where they come at random: itself, and what s of them alone would be found at
+                               (the arrival theorem of closed networks: Reiser and Lavenberg, J. ACM 27(2), 1980)
+    """
+    return even + (1 - even) * (batches - 1) / batches
+
+
+def batch_seconds(
+    period: float,
+    stopped: float,
+    regular: float,
+    batches: int,
+    whole: float,
+    alone: float,
+    shared: float,
+    queued: float,
+) -> float:
+    """Return for how long a batch is in generation that runs, until its last sample is complete.
+
+    W = alone + shared x (batches that decode, W itself among what decides: `others_share`), and of `queued` the part of
+    the batch before that is left when this one comes; never less than `whole`. Of a period generation runs for
+    `period` - `stopped`, which is more than `shared`.
+    """
+    even, running = evenness(period, regular), period - stopped
+    found = (alone + shared * (1 - even)) / (1 - shared * others_share(even, batches) / running)
+    return max(whole, found + queued * max(1 - running / found, 0.0))
+
+
 def least_period(
     least: float,
-    needed: float,
-    waiting: float,
+    regular: float,
     stopped: float,
     batches: int,
     arrival: float,
@@ -88,21 +124,26 @@ def least_period(
     own_training: float,
     pause: float,
     refill: float,
+    whole: float,
+    alone: float,
+    shared: float,
+    queued: float,
 ) -> float:
-    """Return the least period, from `least` on, in which a batch is generated.
+    """Return the least period, from `least` on, in which a batch is generated: running_seconds >= batch_seconds.
 
-    running_seconds >= needed + waiting x (period - stopped): what its samples take in generation that runs, and the
-    part of a period for which a prompt waits for others (`waiting_share`). The difference grows by at most `batches` -
-    `waiting` with a second more, so that no step passes the least period; but for where a version comes to arrive just
-    ahead of a stop instead of in it, which no step passes either.
+    With a second more the difference of the two grows by no more than `batches` + (1 + queued / r) W k / (r (r - k)) +
+    queued / r, with r what generation runs of a period and k what the others share, so that no step passes the least
+    period; but for where a version comes to arrive just ahead of a stop instead of in it, which no step passes either.
     """
-    period = least
+    period = max(least, stopped + shared * (1 + NEAREST))
     for _ in range(ROUNDS):
         running = running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill)
-        lacking = needed + waiting * (period - stopped) - running
-        if lacking <= SETTLED * period:
+        needed = batch_seconds(period, stopped, regular, batches, whole, alone, shared, queued)
+        if needed - running <= SETTLED * period:
             break
-        following = period + lacking / (batches - waiting)
+        own, others = period - stopped, shared * others_share(evenness(period, regular), batches)
+        steep = (1 + queued / own) * needed * others / (own * (own - others)) + queued / own if needed > whole else 0.0
+        following = period + (needed - running) / (batches + steep)
         cycles = math.floor((arrival - inference) / following)
         ahead = (arrival - inference) / max(cycles, 1) * (1 + SETTLED)
         period = ahead if cycles >= 1 and period < ahead < following else following
@@ -121,8 +162,6 @@ def iteration_seconds(
     valuing: float,
     links: float,
     staleness: int,
-    samples_per_prompt: int,
-    samples: int,
 ) -> float:
     """Return the time between two weight versions, from the seconds of each group; group `own` generates.
 
@@ -134,33 +173,25 @@ def iteration_seconds(
     async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
            than a version's transfer, or than what crosses the busiest link or the critic's transfer (`links`), since
            versions follow one another; in which 1 + staleness batches pass the critic's weights, its inference and the
-           trainings; and in which generation runs, besides, for long enough (`least_period`), for one of: a batch's
-           samples, at the speed that they have with those of others (last); those of one prompt, and what they wait
-           until their batch is full (prompt); its samples alone, where a batch has ended before the next one starts
-           (whole).
+           trainings; and in which generation runs, besides, until a batch's last sample is complete (`least_period`).
 
-    Staleness 0 is sync. Prompts that end too late to be trained on are drawn again; that is left out. Source: HetRL
-    (arXiv 2512.12476) section 3, and the timetable above.
+    Staleness 0 is sync. Source: HetRL (arXiv 2512.12476) section 3, and the timetable above.
     """
     inference, training = max(inferences), max(trainings)
     if staleness == 0:
         return max(generation + inference + transfer + pause, critic + valuing) + training
     if math.isinf(inference + training + transfer + critic):
         return math.inf
-    whole, busy, prompt, last, refill = rollouts
+    whole, busy, alone, shared, queued, refill = rollouts
     own_inference, own_training, batches = inferences[own], trainings[own], 1 + staleness
     together = own_training > 0 and own_inference == inference
     stops = (own_inference > 0 and not together) + (own_training > 0)
     stopped = own_inference + own_training + pause + stops * refill
-    least = max(max(generation, busy) + stopped, transfer, links)
-    least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
+    regular = transfer
     for one, other in zip(inferences, trainings, strict=True):
-        least = max(least, one + other)
+        regular = max(regular, one + other)
+    least = max(max(generation, busy) + stopped, regular, links)
+    least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
     arrival = inference + training + transfer
     way = (stopped, batches, arrival, inference, own_inference, own_training, pause, refill)
-    waiting = waiting_share(samples_per_prompt, samples)
-    return min(
-        least_period(least, last, 0.0, *way),
-        least_period(least, prompt, waiting, *way),
-        least_period(max(least, stopped + whole), whole, 0.0, *way),
-    )
+    return least_period(least, regular, *way, whole, alone, shared, queued)

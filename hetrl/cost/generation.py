@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 from hetrl.cost import formulas
@@ -70,15 +70,17 @@ def prompts_seconds(server: Server, prompts: float, prompt_tokens: float) -> flo
 class ReplicaSeconds:
     """One replica with its samples of an iteration, `whole`: from the call to the last token, alone on the replica.
 
-    In asynchronous mode also, at the steady rate: `busy`, how long it works per iteration; from the call to the last
-    token of a `prompt`'s samples, and of the `last` one of the iteration; `refill`, what a stop costs that empties the
-    cache.
+    In asynchronous mode also: `busy`, how long it works per iteration at the steady rate; what the last sample takes
+    where nothing is decoded beside it, `alone`, and what the samples of each iteration that are decoded beside it
+    (those of its own among them) add to that, `shared`, and by waiting for the last of them to make room, `queued`;
+    `refill`, what a stop costs that empties the cache.
     """
 
     whole: float
     busy: float
-    prompt: float = 0.0
-    last: float = 0.0
+    alone: float = 0.0
+    shared: float = 0.0
+    queued: float = 0.0
     refill: float = 0.0
 
 
@@ -99,8 +101,9 @@ def replica_seconds(
              + (longest of the total - longest of the samples) x step(1): the slowest replica has the longest of all
     busy   = prefill + least of: (1 + s) batches at once, / (1 + s); samples x mean length x step(b) / b
              b = min(limit, (s + 1/2) x samples x mean length / longest of a prompt), s the staleness
-    prompt = call + prefill + longest of a prompt x step(b without the limit); last: with the steps of the profile.
-             The limit counts in `busy`; fixed lengths end in waves, all of them with the last, at step(b)
+    alone  = call + prefill + steps x a       with step(b) = a + c b, and steps those of `whole`: then samples of
+    shared = samples x mean length x c        one iteration add c x (all their tokens), of two twice as much
+    queued = what the samples of two iterations at once take longer than those of one and shared
     refill = prefill of the prompts of b running samples and of what they have of their responses
     A step is linear in batch x context, so the mean over all tokens may stand for every context: prompt + E[L^2] /
     (2 E[L]). b: the rule of admission lets (1 + s) batches be under way, of which half a batch waits for the rest
@@ -114,8 +117,8 @@ def replica_seconds(
 
     prefill = prompts_seconds(server, samples / samples_per_prompt, prompt_tokens)
     before = server[0][0].rates.overhead.generation_call + prefill
-    once = decoding(samples)
-    once += (response.longest_of(total) - response.longest_of(samples)) * step_seconds(server, 1.0, context)
+    longer = response.longest_of(total) - response.longest_of(samples)
+    once = decoding(samples) + longer * step_seconds(server, 1.0, context)
     if staleness == 0:
         return ReplicaSeconds(before + once, prefill + once)
     longest = response.longest_of(samples_per_prompt)
@@ -123,12 +126,19 @@ def replica_seconds(
     running = min(limit, admitted)
     together = decoding((1 + staleness) * samples) / (1 + staleness)
     busy = prefill + min(together, samples * response.mean * step_seconds(server, running, context) / running)
-    waves = response.kind == "fixed"
-    step = step_seconds(server, running if waves else admitted, context)
-    last = before + sum(n for n, _ in batch_profile(response, samples, limit)) * step
-    prompt = last if waves else before + longest * step
+    steps = sum(n for n, _ in batch_profile(response, samples, limit)) + longer
+    fixed, rise = _linear_step(server, context, min(limit, (1 + staleness) * samples * response.mean / steps))
+    alone, shared = before + steps * fixed, samples * response.mean * rise
     held = prompt_tokens * longest / (samples_per_prompt * response.mean) + age  # tokens per running sample
-    return ReplicaSeconds(before + once, busy, prompt, last, prompts_seconds(server, running, held))
+    queued = max(decoding(2 * samples) - decoding(samples) - shared, 0.0)
+    return ReplicaSeconds(before + once, busy, alone, shared, queued, prompts_seconds(server, running, held))
+
+
+def _linear_step(server: Server, context: float, batch: float) -> tuple[float, float]:
+    """Return a and c of step(b) = a + c b, through 1 and a larger batch."""
+    one, most = step_seconds(server, 1.0, context), max(batch, 2.0)
+    rise = (step_seconds(server, most, context) - one) / (most - 1)
+    return one - rise, rise
 
 
 def batch_limit(server: Server, replica: Replica, workload: Workload) -> int:
@@ -141,15 +151,13 @@ def batch_limit(server: Server, replica: Replica, workload: Workload) -> int:
 
 
 def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> ReplicaSeconds:
-    """Return the times of all replicas, each with its samples, together: those of the slowest.
+    """Return the times of all replicas, each with its samples, together: those of the slowest, the longest refill.
 
     Together they are `busy` at the sum of their rates: a replica that is ahead is given the next prompts.
     """
-    whole, prompt, last, refill = (
-        max(getattr(one, name) for _, one in replicas) for name in ("whole", "prompt", "last", "refill")
-    )
+    slowest = max((one for _, one in replicas), key=lambda one: one.whole)
     busy = formulas.steady_seconds([samples for samples, _ in replicas], [one.busy for _, one in replicas])
-    return ReplicaSeconds(whole, busy, prompt, last, refill)
+    return replace(slowest, busy=busy, refill=max(one.refill for _, one in replicas))
 
 
 def generation_cost(task: TaskPlan, model: CostModel) -> Cost:

@@ -1,7 +1,7 @@
-"""What the hops of pipelines between sites get of the wires that they share: links, and the uplinks of nodes.
+"""What the hops of pipelines get of the wires that they share: the nodes' network cards, uplinks, links between sites.
 
     flows of a pass on a wire: all hops that send over it; a step sends activations there and gradients back
-    gbps of a hop: the least of link / its flows, uplink / those of its node, at either end
+    gbps of a hop: the least of link / its flows, uplink / those of its node, card / those of its node, at either end
 
 On a link the flow of a replica that has n_j samples disturbs one that has n_i for min(n_j, n_i) of them, so it counts
 as min(1, n_j / n_i): equal shares of a link, as long as a flow has something to send. Nodes of one kind count as the
@@ -17,17 +17,31 @@ from itertools import pairwise
 
 from hetrl.cost.network import Direction
 from hetrl.cost.stages import Placed
-from hetrl.hardware import Node, Path, Topology
+from hetrl.hardware import Path, Topology
+
+Kind = Hashable  # all of a node but its name, and its site: as in `hetrl.search.space`
+
+
+@dataclass(frozen=True)
+class Flows:
+    """How many hops send from and to the busiest node of each kind at the same time."""
+
+    sending: Mapping[Kind, int]
+    receiving: Mapping[Kind, int]
+
+    def least_gbps(self, source: tuple[Kind, float], target: tuple[Kind, float]) -> float:
+        """Return what a hop gets between two nodes, given the kind of each and the rate of its wire."""
+        return min(source[1] / self.sending[source[0]], target[1] / self.receiving[target[0]])
 
 
 @dataclass(frozen=True)
 class Hops:
-    """How many hops of one pass use each link, and send from and to the busiest node of each kind, at the same time."""
+    """The flows of one pass on links, uplinks and network cards."""
 
     topology: Topology
     links: Mapping[Direction, Mapping[int, int]]  # how many hops of replicas with so many samples
-    sending: Mapping[Hashable, int]
-    receiving: Mapping[Hashable, int]
+    uplinks: Flows
+    cards: Flows
     sharing: Mapping[Direction, int]  # how many tasks use a link at the same time
 
     def shared(self, placed: Sequence[Placed], samples: int) -> tuple[Placed, ...]:
@@ -36,18 +50,19 @@ class Hops:
         return (*found, placed[-1])
 
     def _path(self, stage: Placed, following: Placed, samples: int) -> Path | None:
-        link = self.topology.link(stage.site, following.site)
-        if stage.hop is None or link is None or not self.topology.linked(stage.site, following.site):
+        ends = [one.devices[0].node_id for one in (stage, following)]
+        if stage.hop is None or ends[0] == ends[1] or not self.topology.linked(stage.site, following.site):
             return stage.hop
-        direction = stage.site, following.site
-        flows = sum(count * min(1.0, size / samples) for size, count in self.links[direction].items())
-        source, target = (self.topology.node_by_id[one.devices[0].node_id] for one in (stage, following))
-        shares = (
-            link.gbps / (flows * self.sharing.get(direction, 1)),
-            source.uplink_gbps / self.sending[_kind(stage.site, source)],
-            target.uplink_gbps / self.receiving[_kind(following.site, target)],
-        )
-        return Path(stage.hop.delay_ms, min(shares))
+        nodes = [(kind_of(self.topology, end), self.topology.node_by_id[end]) for end in ends]
+        source, target = ((kind, node.nic_gbps) for kind, node in nodes)
+        gbps = min(stage.hop.gbps, self.cards.least_gbps(source, target))
+        if link := self.topology.link(stage.site, following.site):
+            direction = stage.site, following.site
+            flows = sum(count * min(1.0, size / samples) for size, count in self.links[direction].items())
+            source, target = ((kind, node.uplink_gbps) for kind, node in nodes)
+            shared = link.gbps / (flows * self.sharing.get(direction, 1))
+            gbps = min(gbps, shared, self.uplinks.least_gbps(source, target))
+        return Path(stage.hop.delay_ms, gbps)
 
 
 def hops_of(
@@ -57,29 +72,32 @@ def hops_of(
     sharing: Mapping[Direction, int],
     back: bool,
 ) -> Hops:
-    """Count the hops between sites of a pass over replicas with so many samples each; `back`: gradients return."""
+    """Count the hops between nodes of a pass over replicas with so many samples each; `back`: gradients return."""
     links: defaultdict[Direction, Counter[int]] = defaultdict(Counter)
-    sending: Counter[str] = Counter()
-    receiving: Counter[str] = Counter()
+    far: list[tuple[str, str]] = []
+    near: list[tuple[str, str]] = []
     for placed, size in zip(replicas, samples, strict=True):
         for stage, following in pairwise(placed):
-            if stage.site == following.site:
-                continue
             for source, target in ((stage, following), (following, stage))[: 2 if back else 1]:
-                links[source.site, target.site][size] += 1
-                sending[source.devices[0].node_id] += 1
-                receiving[target.devices[0].node_id] += 1
-    return Hops(topology, links, _busiest(sending, topology), _busiest(receiving, topology), sharing)
+                ends = source.devices[0].node_id, target.devices[0].node_id
+                if source.site != target.site:
+                    links[source.site, target.site][size] += 1
+                    far.append(ends)
+                elif ends[0] != ends[1]:
+                    near.append(ends)
+    return Hops(topology, links, _busiest(far, topology), _busiest([*far, *near], topology), sharing)
 
 
-def _kind(site: str, node: Node) -> Hashable:
-    return site, replace(node, name="")  # all of a node but its name, as in `hetrl.search.space`
+def kind_of(topology: Topology, node_id: str) -> Kind:
+    """Return what nodes that are alike have in common."""
+    return node_id.partition("/")[0], replace(topology.node_by_id[node_id], name="")
 
 
-def _busiest(flows: Mapping[str, int], topology: Topology) -> dict[Hashable, int]:
-    """Return the most flows of a node of each kind."""
-    found: dict[Hashable, int] = {}
-    for node_id, count in flows.items():
-        kind = _kind(node_id.partition("/")[0], topology.node_by_id[node_id])
-        found[kind] = max(found.get(kind, 0), count)
-    return found
+def _busiest(flows: Sequence[tuple[str, str]], topology: Topology) -> Flows:
+    """Return the most flows from and to a node of each kind, given the ends of all."""
+    found: tuple[dict[Kind, int], dict[Kind, int]] = ({}, {})
+    for most, ends in zip(found, zip(*flows, strict=True), strict=False):
+        for node_id, count in Counter(ends).items():
+            kind = kind_of(topology, node_id)
+            most[kind] = max(most.get(kind, 0), count)
+    return Flows(*found)

@@ -13,7 +13,7 @@ from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, link_seconds
 from hetrl.cost.training import Cost, inference_cost, training_cost
-from hetrl.cost.weight_sync import SyncCost, critic_seconds, shared_fan_out_seconds, trained_models, weight_sync_cost
+from hetrl.cost.weight_sync import SyncCost, critic_seconds, trained_models, weight_sync_cost
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS, Workload
 
@@ -65,8 +65,6 @@ def iteration_seconds(groups: Sequence[GroupTimes], versions: Versions, workload
         versions.valuing,
         versions.links,
         workload.staleness if rollouts else 0,
-        workload.samples_per_prompt,
-        workload.samples,
     )
 
 
@@ -147,7 +145,7 @@ def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, Sync
     wan = _wan_bytes(costs, syncs)
     links = max((link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
     actor, critic = syncs["actor"], critic_seconds(syncs, model.topology)
-    follow = max(links, *(cost.transfer_seconds for cost in syncs.values()), shared_fan_out_seconds(syncs))
+    follow = max(links, actor.transfer_seconds, critic - syncs["critic"].pause_seconds if "critic" in syncs else 0.0)
     versions = Versions(actor.transfer_seconds, actor.pause_seconds, critic, valuing, follow)
     return iteration_seconds(groups, versions, model.workload)
 

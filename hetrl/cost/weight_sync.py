@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -119,28 +120,24 @@ def weight_sync_cost(
     return SyncCost(encode, uplink, fan_out, pause, dict(wan), frozenset(sites_of(users.devices)))
 
 
-def shared_fan_out_seconds(costs: Mapping[str, SyncCost]) -> float:
-    """Return the time of both versions inside a site where both are used; 0 where there is none."""
-    if "critic" not in costs or not costs["actor"].sites & costs["critic"].sites:
-        return 0.0
-    return costs["actor"].fan_out_seconds + costs["critic"].fan_out_seconds
-
-
 def critic_seconds(costs: Mapping[str, SyncCost], topology: Topology) -> float:
     """Return the seconds from the last optimiser step until the critic's inference has its weights; 0 without critic.
 
-    They give way to the actor's, which generation waits for, where both take the same direction between two sites, or
-    are used at the same site.
+    They stand still while the actor's, which generation waits for, take a direction between two sites that both take,
+    or the network cards of a site that both are used at.
     """
     if "critic" not in costs:
         return 0.0
     actor, critic = costs["actor"], costs["critic"]
-    shared = actor.wan_bytes.keys() & critic.wan_bytes.keys()
-    before = max((link_seconds(topology, way, actor.wan_bytes[way]) for way in shared), default=0.0)
-    inside = actor.fan_out_seconds if actor.sites & critic.sites else 0.0
-    behind = replace(
-        critic, uplink_seconds=before + critic.uplink_seconds, fan_out_seconds=inside + critic.fan_out_seconds
-    )
+    sites, uplink = actor.sites & critic.sites, critic.uplink_seconds
+    for way, moved in critic.wan_bytes.items():
+        before = link_seconds(topology, way, actor.wan_bytes.get(way, 0.0))
+        before = max(before, actor.fan_out_seconds if way[1] in sites else 0.0)
+        link = topology.link(*way)
+        delay = link.delay_ms / 1e3 if link else math.inf
+        uplink = max(uplink, before + delay + link_seconds(topology, way, moved))
+    inside = actor.fan_out_seconds if sites else 0.0
+    behind = replace(critic, uplink_seconds=uplink, fan_out_seconds=inside + critic.fan_out_seconds)
     return behind.seconds
 
 

@@ -17,6 +17,7 @@ from hetrl.cost.compute import (
     prefill_seconds,
     training_seconds,
 )
+from hetrl.cost.cycle import batch_seconds
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import (
     ReplicaSeconds,
@@ -124,24 +125,24 @@ def test_spread_lengths_wait_for_the_longest_and_attend_to_more() -> None:
     assert spread.longest_of(64) * alone < seconds < spread.longest_of(64) * step
 
 
-def test_ahead_of_training_the_batch_stays_full_and_a_prompt_waits_for_its_longest_sample() -> None:
+def test_ahead_of_training_the_batch_stays_full_and_samples_share_the_steps() -> None:
     spread = Lengths(1000, 4000, "lognormal")
     found = _replica(64, 64, spread, staleness=3)
     step = step_seconds(SERVER, 64, 500 + spread.second_moment / 2000)
     prefill = prompts_seconds(SERVER, 8, 500)
     assert found.busy == pytest.approx(prefill + 1000 * step)
-    admitted = 3.5 * 64 * 1000 / spread.longest_of(8)  # more than the cache holds: `busy` has the limit
-    slower = step_seconds(SERVER, admitted, 500 + spread.second_moment / 2000)
-    assert found.prompt == pytest.approx(OVERHEAD.generation_call + prefill + spread.longest_of(8) * slower)
-    assert found.busy < found.whole < found.last
+    assert found.whole == pytest.approx(found.alone + found.shared, rel=0.01)  # no other batch is decoded beside it
+    assert found.busy < found.alone < found.whole
     assert found.refill > prefill
-    assert _replica(64, 64, Lengths(1000, 1000), 3).prompt == _replica(64, 64, Lengths(1000, 1000), 3).last
+    fixed = _replica(64, 256, Lengths(1000, 1000), 3)
+    more = step_seconds(SERVER, 256, 1000) - step_seconds(SERVER, 1, 1000)
+    assert fixed.shared == pytest.approx(64 * 1000 * more / 255)
 
 
 def test_replicas_work_at_the_sum_of_their_rates() -> None:
-    fast, slow = ReplicaSeconds(10, 4, 6, 8, 1), ReplicaSeconds(12, 8, 9, 11, 2)
+    fast, slow = ReplicaSeconds(10, 4, 6, 8, 1, 3), ReplicaSeconds(12, 8, 9, 7, 0, 2)
     found = generation_seconds([(24, fast), (8, slow)])
-    assert (found.whole, found.prompt, found.last, found.refill) == (12, 9, 11, 2)
+    assert (found.whole, found.alone, found.shared, found.queued, found.refill) == (12, 9, 7, 0, 3)
     assert found.busy == pytest.approx(32 / (24 / 4 + 8 / 8))
 
 
@@ -388,7 +389,7 @@ def test_values_wait_for_the_critic_where_it_arrives_behind_the_samples() -> Non
     assert iteration_seconds(groups, Versions(5, 1, critic=15, valuing=4), sync) == 10 + 4 + 20 + 5 + 1
     assert iteration_seconds(groups, Versions(5, 1, critic=60, valuing=4), sync) == 60 + 4 + 20
     ahead = replace(sync, mode="async", max_staleness=1)
-    rollouts = ReplicaSeconds(whole=12, busy=10, prompt=12, last=12)
+    rollouts = ReplicaSeconds(whole=12, busy=10, alone=12)
     groups[0] = replace(groups[0], rollouts=rollouts)
     assert iteration_seconds(groups, Versions(5, 1, critic=40, valuing=4), ahead) == (40 + 4 + 20) / 2
     assert iteration_seconds(groups, Versions(5, 1, critic=38, valuing=38), ahead) == (38 + 38 + 20) / 2
@@ -424,7 +425,7 @@ def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
         versions = Versions(transfer, 1, links=links)
         return iteration_seconds(groups, versions, _workload(mode="async", max_staleness=staleness))
 
-    rollouts = ReplicaSeconds(whole=12, busy=10, prompt=12, last=12, refill=2)
+    rollouts = ReplicaSeconds(whole=12, busy=10, alone=8, shared=4, refill=2)
     groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
     assert seconds(groups) == 23  # the second group
     assert seconds(groups, transfer=30) == 30
@@ -437,7 +438,7 @@ def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
 
 
 def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -> None:
-    rollouts = ReplicaSeconds(whole=100, busy=10, prompt=100, last=100)
+    rollouts = ReplicaSeconds(whole=100, busy=10, alone=100)
     groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20)]
     for staleness in (1, 2, 4):
         workload = _workload(mode="async", max_staleness=staleness)
@@ -445,11 +446,36 @@ def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -
         assert period * (1 + staleness) == pytest.approx(100 + 3 + 20 + 7)
 
 
-def test_batches_in_turns_need_not_wait_for_the_longest() -> None:
-    workload = _workload(mode="async", max_staleness=1, samples=16)  # two prompts: one waits for the other
-    rollouts = ReplicaSeconds(whole=100, busy=10, prompt=50, last=100)
-    period = iteration_seconds([GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 0, 20)], Versions(0, 0), workload)
-    assert period * (2 - 1 / 4) == pytest.approx(50 + 20)
+@given(st.floats(30, 200), st.floats(0, 20), st.floats(1, 60), st.floats(0, 20), st.integers(2, 5))
+def test_a_batch_takes_what_it_takes_alone_and_the_part_of_those_beside_it(
+    period: float, stopped: float, alone: float, shared: float, batches: int
+) -> None:
+    running = period - stopped
+
+    def took(regular: float) -> float:
+        return batch_seconds(period, stopped, regular, batches, 0.0, alone, shared, 0.0)
+
+    if shared < running:
+        evenly, at_random = took(period), took(0.0)
+        assert evenly == pytest.approx(alone + shared * evenly / running)
+        others = (batches - 1) / batches * at_random / running
+        assert at_random == pytest.approx(alone + shared * (1 + others))
+        assert batch_seconds(period, stopped, period, batches, evenly + 1, alone, shared, 0.0) == evenly + 1
+        left = max(1 - running / evenly, 0.0)  # of the batch before
+        assert batch_seconds(period, stopped, period, batches, 0.0, alone, shared, 7.0) == pytest.approx(
+            evenly + 7 * left
+        )
+
+
+@pytest.mark.parametrize("busy", [10.0, 20.0])
+def test_batches_that_share_generation_pass_it_in_the_periods_that_they_have(busy: float) -> None:
+    workload = _workload(mode="async", max_staleness=1)
+    rollouts = ReplicaSeconds(whole=60, busy=busy, alone=40, shared=20)
+    groups = [GroupTimes(busy, 0, 0, rollouts), GroupTimes(0, 0, 30)]
+    period = iteration_seconds(groups, Versions(0, 0), workload)
+    beside = batch_seconds(period, 0.0, 30, 2, 60, 40, 20, 0.0)
+    assert beside > 60
+    assert 2 * period == pytest.approx(30 + beside)
 
 
 def test_prediction_names_every_task_link_and_device() -> None:

@@ -71,6 +71,24 @@ def test_a_node_in_the_middle_sends_activations_on_and_gradients_back() -> None:
         assert [stage.hop.gbps for stage in shared if stage.hop] == [gbps] * 2
 
 
+def test_hops_between_nodes_of_a_site_share_their_network_cards() -> None:
+    topology = Topology((Site("a", tuple(Node(f"n{index}", "a100-80gb", 4, nic_gbps=0.5) for index in range(2))),))
+    stages = [(Stage((f"a/n0/{i}",), (0, 20)), Stage((f"a/n1/{i}",), (20, 28))) for i in range(4)]
+    inside = (Stage(("a/n0/0",), (0, 20)), Stage(("a/n0/1",), (20, 28)))
+    workload = small_workload(samples=32)
+    model = CostModel(topology, workload)
+    replicas = tuple(Replica(8, pair) for pair in stages)
+    placed = place_all("actor_training", [*replicas, Replica(8, inside)], model)
+    shared = [hops_of(placed, [8] * 5, topology, {}, back=True).shared(one, 8)[0].hop for one in placed]
+    assert [hop.gbps for hop in shared if hop] == [0.5 / 4] * 4 + [2400.0]
+    plan = small_plan(workload, ONE_STAGE)
+    plan = replace(plan, tasks={"actor_training": replace(plan.tasks["actor_training"], replicas=replicas)})
+    alike = replace(workload, response=replace(workload.response, mean=workload.response.maximum))
+    predicted = training_cost("actor_training", plan.tasks["actor_training"], CostModel(topology, alike), {})
+    played, _ = trained_seconds(plan, topology, workload)
+    assert predicted.seconds == pytest.approx(played, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("topology", "samples"),
     [

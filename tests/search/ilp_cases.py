@@ -16,7 +16,6 @@ from hetrl.search.core.ilp_states import (
     ACTIVE_GB,
     APART,
     CHAIN,
-    EARLY,
     HOST_GB,
     INFERENCES,
     RESIDENT_GB,
@@ -88,7 +87,6 @@ class Group:
     tasks: tuple[int, ...]
     phases: tuple[float, float, float]
     chain: float
-    early: float
     transfer: float
     apart: tuple[float, ...]
     runs: tuple[float, ...]
@@ -148,7 +146,6 @@ class BruteForce:
                 members,
                 tuple(total[:CHAIN]),
                 total[CHAIN],
-                total[EARLY],
                 max((w for w, r in zip(together, runs, strict=True) if r), default=0.0) if both else 0.0,
                 nothing if both else tuple(sum(block[APART])),
                 nothing if both else tuple(runs),
@@ -165,7 +162,7 @@ class BruteForce:
             way = max([way, *(w for w, r in zip(trainer.apart, server.runs, strict=True) if r)])
         if not self.tables.staleness:
             return self._busy(groups) + way
-        ways = 1 + self.tables.staleness - sum(group.early for group in groups)
+        ways = 1 + self.tables.staleness
         longest = [max(group.phases[phase] for group in groups) for phase in (INFERENCES, TRAININGS)]
         chain = sum(longest) + way + sum(group.chain for group in groups)
         return max(self._busy(groups), way, chain / ways)

@@ -24,7 +24,7 @@ positive = st.floats(1e-6, 1e6)
 moved = st.one_of(st.just(0.0), st.floats(1.0, 1e12))
 counts = st.integers(1, 4096)
 flags = st.booleans()
-rollouts = st.lists(positive, min_size=5, max_size=5)
+rollouts = st.lists(positive, min_size=6, max_size=6)
 
 
 @st.composite
@@ -90,7 +90,16 @@ def groups(draw: st.DrawFn) -> tuple[Any, ...]:
     inferences, trainings = (draw(st.lists(seconds, min_size=count, max_size=count)) for _ in range(2))
     own, transfer = draw(st.integers(0, count - 1)), draw(st.one_of(seconds, st.just(float("inf"))))
     rest = (transfer, *(draw(seconds) for _ in range(4)), draw(st.integers(0, 8)))
-    return draw(positive), inferences, trainings, own, draw(rollouts), *rest, *draw(batches)
+    return draw(positive), inferences, trainings, own, draw(rollouts), *rest
+
+
+@st.composite
+def periods(draw: st.DrawFn) -> tuple[Any, ...]:
+    """What a period must hold: generation runs in it for longer than samples share."""
+    stopped, shared = draw(seconds), draw(seconds)
+    least, regular = stopped + shared + draw(positive), draw(seconds)
+    way = (draw(st.integers(2, 9)), *(draw(seconds) for _ in range(6)))
+    return least, regular, stopped, *way, draw(positive), draw(positive), shared, draw(seconds)
 
 
 @st.composite
@@ -106,7 +115,6 @@ def pairs(one: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.Sear
     return both.map(lambda drawn: tuple(map(list, zip(*drawn, strict=True))))
 
 
-batches = st.tuples(st.integers(1, 16), st.integers(1, 256)).map(lambda drawn: (drawn[0], drawn[0] * drawn[1]))
 CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "window_seconds": windows(),
     "waiting_seconds": waits(),
@@ -122,10 +130,12 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "steady_seconds": pairs(counts, positive),
     "interface_bytes": st.tuples(moved, moved, flags, flags),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
-    "waiting_share": batches,
     "held_up": st.tuples(positive, seconds, seconds, seconds),
     "running_seconds": st.tuples(positive, st.integers(1, 9), *[seconds] * 6),
-    "least_period": st.tuples(positive, seconds, st.floats(0, 0.5), seconds, st.integers(2, 9), *[seconds] * 6),
+    "evenness": st.tuples(positive, seconds),
+    "others_share": st.tuples(st.floats(0, 1), st.integers(2, 9)),
+    "batch_seconds": periods().map(lambda drawn: (*drawn[:1], drawn[2], drawn[1], drawn[3], *drawn[-4:])),
+    "least_period": periods(),
     "iteration_seconds": groups(),
     "deal_remainders": remainders(),
     "held_devices": st.tuples(counts, counts, counts, flags),

@@ -36,9 +36,9 @@ class Cohorts(NamedTuple):
     order: Ints1  # [c] classes of the chain
     units: Ints1  # [c] how many units each has
     cursor: Ints1  # [c] workspace: the next free unit; the node that was summed up last
-    held: Ints1  # [c] workspace: the stages on that node, as bits; hops that it sends activations over
-    taken: Ints1  # [c] workspace: hops that it takes activations from
-    flows: Ints2  # [pass x 2 + (sending, receiving), c] hops between sites on the uplink of the class's busiest node
+    held: Ints1  # [c] workspace: the stages on that node, as bits
+    hops: Ints2  # [wire x 2 + (behind, ahead), c] workspace: the hops behind and ahead of its stages
+    flows: Ints2  # [wire x 4 + pass x 2 + (sending, receiving), c] on the class's busiest node; its uplink, its card
     layers: Ints1  # [i]
     slope: Floats1  # [q] seconds per unit of samples
     start: Floats1  # [q] seconds beside them
@@ -59,8 +59,9 @@ def make_cohorts(tables: Tables) -> Cohorts:
         [
             *np.zeros((3, most, MAX_STAGES), np.int64),
             *np.zeros((4, most), np.int64),
-            *np.zeros((5, tables.classes), np.int64),
+            *np.zeros((4, tables.classes), np.int64),
             np.zeros((4, tables.classes), np.int64),
+            np.zeros((8, tables.classes), np.int64),
             np.zeros(MAX_STAGES, np.int64),
             *np.zeros((2, most)),
             *np.zeros((8, MAX_STAGES)),

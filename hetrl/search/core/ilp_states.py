@@ -11,9 +11,8 @@ or on the devices left, take longer.
 An option's *numbers*, and a state's, are seconds, then blocks of one number per device class:
 
     GENERATION, INFERENCES, TRAININGS   seconds of the phases
-    CHAIN       of generation in mode async: from a batch's admission to its last sample
+    CHAIN       of generation in mode async: from a batch's admission to its last sample, at least
     TRANSFER    of a version's way inside a group that trains the actor and generates
-    EARLY       see `ilp_options`
     RESIDENT_GB, ACTIVE_GB, HOST_GB     what the tasks keep, what the active one needs beside it, host memory
     APART, TOGETHER                     seconds of a version's way to rollouts on the class: another group's, its own
     RUNS                                1 where generation runs on the class
@@ -25,9 +24,9 @@ from typing import NamedTuple
 
 from hetrl.search.core.records import Floats1, Ints1
 
-GENERATION, INFERENCES, TRAININGS, CHAIN, TRANSFER, EARLY = range(6)
+GENERATION, INFERENCES, TRAININGS, CHAIN, TRANSFER = range(5)
 RESIDENT_GB, ACTIVE_GB, HOST_GB, APART, TOGETHER, RUNS = range(6)
-SECONDS, BLOCKS = 6, 6
+SECONDS, BLOCKS = 5, 6
 
 
 class Fixed(NamedTuple):

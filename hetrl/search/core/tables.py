@@ -65,7 +65,6 @@ class Tables(NamedTuple):
     node_gb: Floats1  # [c] host memory of a node
     host_byte: Floats1  # [c] seconds per byte between a device and its host
     version_seconds: Floats1  # [c] fixed pause of a weight version
-    samples_per_prompt: int
     staleness: int
     narrow: bool  # whether vectors stay inside the plan space of `hetrl.search.ilp.space`
     objective: ObjectiveTables
@@ -104,7 +103,6 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
         node_gb=np.array([node.host_memory_gb for node in nodes], np.float64),
         host_byte=np.array([1 / gpu.host_bytes_per_s for gpu in gpus]),
         version_seconds=np.array([gpu.overhead.weight_version for gpu in gpus]),
-        samples_per_prompt=workload.samples_per_prompt,
         staleness=workload.staleness,
         narrow=narrow,
         objective=objective_tables(space),

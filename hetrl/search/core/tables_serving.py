@@ -36,8 +36,8 @@ MOST_UNITS = 512  # of a row: the cost model is asked for each
 CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a hundredth of it
 
 # Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
-WHOLE, BUSY, PROMPT, LAST, REFILL = range(5)
-ROLLOUTS = 5  # how many they are
+WHOLE, BUSY, ALONE, SHARED, QUEUED, REFILL = range(6)
+ROLLOUTS = 6  # how many they are
 
 Floats = npt.NDArray[np.float64]
 
@@ -99,7 +99,7 @@ class Rows:
             return (forward_pipeline_seconds(placed, samples, forward_micro_batch(workload), workload),) * ROLLOUTS
         shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
         found = replica_seconds(server_of(placed), samples, limit, *shape, workload.staleness, workload.samples)
-        return found.whole, found.busy, found.prompt, found.last, found.refill
+        return found.whole, found.busy, found.alone, found.shared, found.queued, found.refill
 
 
 def forward_micro_batch(workload: Workload) -> int:

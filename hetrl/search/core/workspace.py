@@ -30,7 +30,7 @@ class Parts(NamedTuple):
     floats: Floats1
     ints: Ints1
     seconds: Floats1  # [t] of an iteration, infinite where the devices do not carry the task
-    rollouts: Floats1  # [5] of generation: the fields of `hetrl.cost.generation.ReplicaSeconds`, in order
+    rollouts: Floats1  # [6] of generation: the fields of `hetrl.cost.generation.ReplicaSeconds`, in order
     switch_seconds: Floats1  # [t]
     resident_gb: Floats2  # [t, c] of the fullest device
     peak_gb: Floats2  # [t, c] of the fullest device while the task runs
@@ -52,7 +52,7 @@ def make_parts(tables: Tables) -> Parts:
     directions = min(tables.sites * (tables.sites - 1), 2 * MAX_STAGES * (kinds + MAX_STAGES)) + 1
     shapes: dict[str, tuple[int, ...]] = {
         "seconds": (tasks,),
-        "rollouts": (5,),
+        "rollouts": (6,),
         "switch_seconds": (tasks,),
         "resident_gb": (tasks, kinds),
         "peak_gb": (tasks, kinds),

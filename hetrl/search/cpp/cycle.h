@@ -4,10 +4,6 @@
 
 #include "formulas.h"
 
-double waiting_share(Int samples_per_prompt, Int samples) {
-    return (1 - double(samples_per_prompt) / double(samples)) / 2;
-}
-
 double held_up(double period, double arrival, double begin, double stop) {
     double phase = arrival - std::floor(arrival / period) * period;
     if (begin < phase + period && phase + period < begin + stop) {
@@ -35,17 +31,36 @@ double running_seconds(double period, Int batches, double arrival, double infere
     return found;
 }
 
-double least_period(double least, double needed, double waiting, double stopped, Int batches, double arrival,
-                    double inference, double own_inference, double own_training, double pause, double refill) {
-    double period = least;
+double evenness(double period, double regular) {
+    return std::min(regular / period, 1.0);
+}
+
+double others_share(double even, Int batches) {
+    return even + (1 - even) * double(batches - 1) / double(batches);
+}
+
+double batch_seconds(double period, double stopped, double regular, Int batches, double whole, double alone,
+                     double shared, double queued) {
+    const double even = evenness(period, regular), running = period - stopped;
+    const double found = (alone + shared * (1 - even)) / (1 - shared * others_share(even, batches) / running);
+    return std::max(whole, found + queued * std::max(1 - running / found, 0.0));
+}
+
+double least_period(double least, double regular, double stopped, Int batches, double arrival, double inference,
+                    double own_inference, double own_training, double pause, double refill, double whole, double alone,
+                    double shared, double queued) {
+    double period = std::max(least, stopped + shared * (1 + NEAREST));
     for (Int step = 0; step < ROUNDS; ++step) {
         const double running =
             running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill);
-        const double lacking = needed + waiting * (period - stopped) - running;
-        if (lacking <= SETTLED * period) {
+        const double needed = batch_seconds(period, stopped, regular, batches, whole, alone, shared, queued);
+        if (needed - running <= SETTLED * period) {
             break;
         }
-        const double following = period + lacking / (double(batches) - waiting);
+        const double own = period - stopped, others = shared * others_share(evenness(period, regular), batches);
+        const double steep =
+            needed > whole ? (1 + queued / own) * needed * others / (own * (own - others)) + queued / own : 0.0;
+        const double following = period + (needed - running) / (double(batches) + steep);
         const double cycles = std::floor((arrival - inference) / following);
         const double ahead = (arrival - inference) / std::max(cycles, 1.0) * (1 + SETTLED);
         period = cycles >= 1 && period < ahead && ahead < following ? ahead : following;
@@ -55,7 +70,7 @@ double least_period(double least, double needed, double waiting, double stopped,
 
 double iteration_seconds(double generation, const Floats& inferences, const Floats& trainings, Int own,
                          const Floats& rollouts, double transfer, double pause, double critic, double valuing,
-                         double links, Int staleness, Int samples_per_prompt, Int samples) {
+                         double links, Int staleness) {
     const double inference = *std::max_element(inferences.begin(), inferences.end());
     const double training = *std::max_element(trainings.begin(), trainings.end());
     if (staleness == 0) {
@@ -69,18 +84,14 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     const bool together = own_training > 0 && own_inference == inference;
     const Int stops = Int(own_inference > 0 && !together) + Int(own_training > 0);
     const double stopped = own_inference + own_training + pause + double(stops) * refill;
-    double least = std::max({std::max(generation, rollouts[BUSY]) + stopped, transfer, links});
+    double regular = transfer;
+    for (Int group = 0; group < inferences.size(); ++group) {
+        regular = std::max(regular, inferences[group] + trainings[group]);
+    }
+    double least = std::max({std::max(generation, rollouts[BUSY]) + stopped, regular, links});
     least =
         std::max({least, generation + own_inference + own_training, (critic + valuing + training) / double(batches)});
-    for (Int group = 0; group < inferences.size(); ++group) {
-        least = std::max(least, inferences[group] + trainings[group]);
-    }
     const double arrival = inference + training + transfer;
-    const auto period = [&](double start, double needed, double waiting) {
-        return least_period(start, needed, waiting, stopped, batches, arrival, inference, own_inference, own_training,
-                            pause, refill);
-    };
-    return std::min({period(least, rollouts[LAST], 0.0),
-                     period(least, rollouts[PROMPT], waiting_share(samples_per_prompt, samples)),
-                     period(std::max(least, stopped + rollouts[WHOLE]), rollouts[WHOLE], 0.0)});
+    return least_period(least, regular, stopped, batches, arrival, inference, own_inference, own_training, pause,
+                        refill, rollouts[WHOLE], rollouts[ALONE], rollouts[SHARED], rollouts[QUEUED]);
 }

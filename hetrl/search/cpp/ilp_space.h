@@ -41,9 +41,9 @@ inline void note_transfers(const View& x, const Tables& tables, const Parts& par
     std::copy(runs_before.begin(), runs_before.end(), runs.begin());
 }
 
-// Add the pause of a version; in mode async note what `ilp_options` makes of the admission rule.
+// Add the pause of a version; in mode async note what `hetrl.search.ilp.options` makes the chain of.
 //
-// WHOLE lies under INFERENCES, LAST under CHAIN, the pause under TRANSFER and PROMPT under EARLY until then.
+// ALONE lies under CHAIN, WHOLE under INFERENCES, SHARED under TRAININGS and the pause under TRANSFER until then.
 inline void note_generation(const View& x, const Tables& tables, const Parts& parts, const Floats& out) {
     const double pause = sync_seconds(0, x, tables, parts).pause;
     for (Int kind = 0; kind < tables.classes; ++kind) {
@@ -53,9 +53,9 @@ inline void note_generation(const View& x, const Tables& tables, const Parts& pa
     if (tables.staleness > 0) {
         out[GENERATION] += parts.rollouts[REFILL];
         out[INFERENCES] = parts.rollouts[WHOLE];
-        out[CHAIN] = parts.rollouts[LAST];
+        out[TRAININGS] = parts.rollouts[SHARED];
+        out[CHAIN] = parts.rollouts[ALONE];
         out[TRANSFER] = pause;
-        out[EARLY] = parts.rollouts[PROMPT];
     }
 }
 

@@ -69,7 +69,7 @@ inline double bound(const Floats& row, Int members, const Floats& own_least, con
         }
     }
     const double chain = phases[INFERENCES] + phases[TRAININGS] + row[CHAIN] + row[TRANSFER];
-    return std::max({busy, longest, row[TRANSFER], chain / (double(1 + fixed.staleness) - row[EARLY])});
+    return std::max({busy, longest, row[TRANSFER], chain / double(1 + fixed.staleness)});
 }
 
 // Set the most that the tasks behind each one may add to RESIDENT_GB, ACTIVE_GB and HOST_GB of each class.

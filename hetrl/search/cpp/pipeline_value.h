@@ -64,8 +64,11 @@ inline void set_stages(const Training& training, Int q, Pass pass, double tokens
     cohorts.hop[stages - 1] = cohorts.transfer[stages - 1] = 0.0;
 }
 
-// Return whether the hop behind stage i leaves the node, for one replica of a cohort inside one class.
-inline bool crosses_node(const Training& training, Int q, Int i, Int instance, const Cohorts& cohorts) {
+// Return whether the hop behind stage i leaves the node, for one replica of a cohort.
+inline bool leaves_node(const Training& training, Int q, Int i, Int instance, const Cohorts& cohorts) {
+    if (cohorts.kind[q][i] != cohorts.kind[q][i + 1]) {
+        return true;
+    }
     const Int units = training.units_per_node(cohorts.kind[q][i]);
     const Int here = cohorts.offset[q][i] + instance * cohorts.stride[q][i];
     const Int there = cohorts.offset[q][i + 1] + instance * cohorts.stride[q][i + 1];
@@ -97,42 +100,40 @@ void for_each_node(const Training& training, const Cohorts& cohorts, const Visit
     }
 }
 
-// Return how many of the units begin .. end - 1 of runs are the stage so far behind the first.
-inline Int count_stage(Int begin, Int end, Int run, Int behind) {
-    return (end - behind + run - 1) / run - (begin - behind + run - 1) / run;
-}
-
-// Set `flows`: the hops between sites that send, or receive, over the uplink of the busiest node of each class.
-inline void count_uplinks(const Training& training, const Cohorts& cohorts) {
-    const Ints& site = training.tables.site;
-    const Int stages = training.choice[PIPELINE];
-    const auto leaves = [&](Int q, Int i) {
-        return i >= 0 && i + 1 < stages && site[cohorts.kind[q][i]] != site[cohorts.kind[q][i + 1]];
-    };
-    bool any = false;
-    for (Int q = 0; q < training.found; ++q) {
-        for (Int i = 0; i < stages; ++i) {
-            any = any || leaves(q, i);
-        }
-    }
-    if (!any) {
+// Set `flows`: the hops that leave the busiest node of each class, over its uplink and over its network card.
+inline void count_hops(const Training& training, const Cohorts& cohorts) {
+    if (training.choice[PIPELINE] == 1) {
         return;
     }
+    const Ints& site = training.tables.site;
     fill(cohorts.flows, Int(0));
-    fill(cohorts.held, Int(0));
-    fill(cohorts.taken, Int(0));
+    fill(cohorts.hops, Int(0));
     for_each_node(training, cohorts, [&](Int q, Int first, Int run, Int begin, Int end, bool entered) {
-        const Int kind = cohorts.kind[q][first], last = first + run - 1;
-        const Int sent = leaves(q, last) ? count_stage(begin, end, run, run - 1) : 0;
-        const Int received = leaves(q, first - 1) ? count_stage(begin, end, run, 0) : 0;
-        const Int held = sent + (entered ? cohorts.held[kind] : 0);
-        const Int taken = received + (entered ? cohorts.taken[kind] : 0);
-        const Int of_pass[] = {held + taken, held + taken, held, taken};  // a step's gradients return
-        for (Int way = 0; way < 4; ++way) {
-            cohorts.flows[way][kind] = std::max(cohorts.flows[way][kind], of_pass[way]);
+        const Int kind = cohorts.kind[q][first];
+        Int hops[] = {0, 0, 0, 0};
+        for (Int way = 0; entered && way < 4; ++way) {
+            hops[way] = cohorts.hops[way][kind];
         }
-        cohorts.held[kind] = held;
-        cohorts.taken[kind] = taken;
+        for (Int unit = begin; unit < end; ++unit) {
+            const Int i = first + unit % run, instance = unit / run;
+            for (const Int ahead : {0, 1}) {  // the hop behind the stage, and the one that leads to it
+                const Int hop = i - ahead;
+                if (hop < 0 || hop + 1 == training.choice[PIPELINE] ||
+                    !leaves_node(training, q, hop, instance, cohorts)) {
+                    continue;
+                }
+                hops[ahead] += site[cohorts.kind[q][hop]] != site[cohorts.kind[q][hop + 1]];
+                ++hops[2 + ahead];
+            }
+        }
+        for (Int way = 0; way < 4; ++way) {
+            cohorts.hops[way][kind] = hops[way];
+        }
+        const Int flows[] = {hops[0] + hops[1], hops[0] + hops[1], hops[0], hops[1],  // a step's gradients return
+                             hops[2] + hops[3], hops[2] + hops[3], hops[2], hops[3]};
+        for (Int wire = 0; wire < 8; ++wire) {
+            cohorts.flows[wire][kind] = std::max(cohorts.flows[wire][kind], flows[wire]);
+        }
     });
 }
 
@@ -163,33 +164,30 @@ inline double count_flows(const Training& training, Int here, Int there, Pass pa
     return count;
 }
 
-// Set alpha + bytes / beta from stage i to the next one inside a class, and the latter alone.
-inline void set_hop(const Training& training, Int q, Int i, Int instance, double tokens, const Cohorts& cohorts) {
-    const Int kind = cohorts.kind[q][i];
-    const NetworkTables& network = training.tables.network;
-    const bool leaves = crosses_node(training, q, i, instance, cohorts);
-    const double moved = tokens * training.tables.training.hop_bytes[training.task];
-    cohorts.transfer[i] = moved * (leaves ? network.byte[kind][kind] : network.peer[kind]);
-    cohorts.hop[i] = (leaves ? network.delay[kind][kind] : network.node_delay[kind]) + cohorts.transfer[i];
-}
-
-// The same between classes, for a replica that has so many samples; `sharing` tasks use a link between sites at the
-// same time.
-inline void set_far_hop(const Training& training, Int q, Int i, Pass pass, double tokens, Int samples, double sharing,
-                        const Cohorts& cohorts) {
+// Set alpha + bytes / beta from stage i to the next one, and the latter alone, for a replica that has so many samples
+// (`hetrl.cost.hops`); `sharing` tasks use a link between sites at the same time.
+inline void set_hop(const Training& training, Int q, Int i, Int instance, Pass pass, double tokens, Int samples,
+                    double sharing, const Cohorts& cohorts) {
     const Int kind = cohorts.kind[q][i], following = cohorts.kind[q][i + 1];
     const Int here = training.tables.site[kind], there = training.tables.site[following];
     const NetworkTables& network = training.tables.network;
-    double byte = network.byte[kind][following];
+    const bool leaves = leaves_node(training, q, i, instance, cohorts);
+    double byte = leaves ? network.byte[kind][following] : network.peer[kind];
+    const auto flows = [&](Int wire, Int way, Int end) {
+        return double(cohorts.flows[4 * wire + 2 * pass + way][end]);
+    };
+    if (leaves) {
+        byte = std::max({byte, network.nic[kind] * flows(1, 0, kind), network.nic[following] * flows(1, 1, following)});
+    }
     if (here != there) {
-        const double flows = count_flows(training, here, there, pass, samples, cohorts) * sharing;
-        byte = std::max({byte, network.link_byte[here][there] * flows,
-                         network.uplink[kind] * double(cohorts.flows[2 * pass][kind]),
-                         network.uplink[following] * double(cohorts.flows[2 * pass + 1][following])});
+        const double link = count_flows(training, here, there, pass, samples, cohorts) * sharing;
+        byte = std::max({byte, network.link_byte[here][there] * link, network.uplink[kind] * flows(0, 0, kind),
+                         network.uplink[following] * flows(0, 1, following)});
     }
     cohorts.transfer[i] = tokens * training.tables.training.hop_bytes[training.task] * byte;
-    cohorts.hop[i] = network.delay[kind][following] + cohorts.transfer[i];
+    cohorts.hop[i] = (leaves ? network.delay[kind][following] : network.node_delay[kind]) + cohorts.transfer[i];
 }
+
 // Return the time of so many micro-batches through the stages that are set.
 inline double stages_seconds(Int stages, Int micro_batches, double variation, const Tables& tables,
                              const Cohorts& cohorts) {
@@ -220,7 +218,7 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
         }
         const bool shared =
             other != task && uses(other, tables.site[kind] * tables.sites + tables.site[following], parts);
-        set_far_hop(training, q, i, pass, tokens, samples, shared ? 2.0 : 1.0, cohorts);
+        set_hop(training, q, i, 0, pass, tokens, samples, shared ? 2.0 : 1.0, cohorts);
     }
     const double longest = pass == SCORE ? 1 + numbers.largest[micro_batches] * variation : 1.0;
     double slowest = 0.0;
@@ -229,8 +227,8 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
         Int leaving = 0;
         for (Int i = 0; i + 1 < stages; ++i) {
             if (inner >> i & 1) {
-                set_hop(training, q, i, instance, tokens, cohorts);
-                leaving |= Int(crosses_node(training, q, i, instance, cohorts)) << i;
+                set_hop(training, q, i, instance, pass, tokens, samples, 1.0, cohorts);
+                leaving |= Int(leaves_node(training, q, i, instance, cohorts)) << i;
             }
         }
         if (leaving != seen) {

@@ -110,6 +110,18 @@ inline void share_units(Int task, const Tables& tables, const Shares& shares) {
     }
 }
 
+// Take note of what a replica takes to generate: the slowest one counts, and the longest refill.
+inline void note_rollouts(const Floats& row, const Floats& rollouts) {
+    if (row[WHOLE] > rollouts[WHOLE]) {
+        for (const Int column : {WHOLE, ALONE, SHARED, QUEUED}) {
+            rollouts[column] = row[column];
+        }
+    }
+    for (const Int column : {BUSY, REFILL}) {
+        rollouts[column] = std::max(rollouts[column], row[column]);
+    }
+}
+
 // Set seconds, switch and memory of the task from its shares.
 inline void note_serving(Int task, const Genes& options, Int cache, Int idle, const Tables& tables,
                          const Shares& shares, const Parts& parts) {
@@ -149,8 +161,8 @@ inline void note_serving(Int task, const Genes& options, Int cache, Int idle, co
                 slowest += tables.training.largest[count] * tables.training.variation / std::sqrt(samples);
             }
             whole = std::max(whole, row[units][WHOLE] * slowest);
-            for (Int column = 0; generates && column < ROLLOUTS; ++column) {
-                parts.rollouts[column] = std::max(parts.rollouts[column], row[units][column]);
+            if (generates) {
+                note_rollouts(row[units], parts.rollouts);
             }
             done[servers] = replicas * units;
             busy[servers] = row[units][BUSY];

@@ -191,32 +191,41 @@ inline Sync sync_seconds(Int m, const View& x, const Tables& tables, const Parts
     return {sent.bytes[1], uplink_seconds(sent, tables), fan_out_seconds(sent, x, tables), pause};
 }
 
-// Return whether the actor's and the critic's weights are used at the same site.
-inline bool meet(const Tables& tables, const Parts& parts) {
-    const Ints actor = parts.runs[tables.takes[0]], critic = parts.runs[tables.takes[1]];
-    for (Int a = 0; a < tables.classes; ++a) {
-        for (Int b = 0; b < tables.classes; ++b) {
-            if (actor[a] > 0 && critic[b] > 0 && tables.site[a] == tables.site[b]) {
-                return true;
-            }
+// Return whether a model's weights are used at a site.
+inline bool used_at(Int site, Int m, const Tables& tables, const Parts& parts) {
+    const Ints runs = parts.runs[tables.takes[m]];
+    for (Int kind = 0; kind < tables.classes; ++kind) {
+        if (runs[kind] > 0 && tables.site[kind] == site) {
+            return true;
         }
     }
     return false;
 }
 
-// Return the seconds until the critic's inference has the critic's weights, which give way to the actor's where both
-// take a direction between two sites, or are used at the same site.
+// Return the seconds until the critic's inference has the critic's weights, which stand still while the actor's take a
+// direction between two sites that both take, or the network cards of a site that both are used at.
 inline double critic_seconds(const Sync& actor, Sync critic, const Tables& tables, const Parts& parts) {
-    const Version one = version_of(0, tables, parts), other = version_of(1, tables, parts);
-    double before = 0.0;  // of the actor's on a link that both take
-    each_route(one, tables, [&](Int source, Int target, double moved) {
-        each_route(other, tables, [&](Int from, Int to, double) {
-            if (from == source && to == target) {
-                before = std::max(before, moved * tables.network.link_byte[source][target]);
-            }
+    Local<double> ways(tables.sites * tables.sites, 0.0), before(tables.sites * tables.sites, 0.0);
+    const auto add = [&](Local<double>& seconds, Int m) {
+        each_route(version_of(m, tables, parts), tables, [&](Int source, Int target, double moved) {
+            seconds[source * tables.sites + target] += moved * tables.network.link_byte[source][target];
         });
-    });
-    critic.uplinks += before;
-    critic.fan_out += meet(tables, parts) ? actor.fan_out : 0.0;
+    };
+    add(before, 0);
+    add(ways, 1);
+    double inside = 0.0;
+    for (Int target = 0; target < tables.sites; ++target) {
+        const bool both = used_at(target, 0, tables, parts) && used_at(target, 1, tables, parts);
+        inside = both ? actor.fan_out : inside;
+        for (Int source = 0; source < tables.sites; ++source) {
+            const Int way = source * tables.sites + target;
+            if (ways[way] > 0) {
+                const double still = std::max(before[way], both ? actor.fan_out : 0.0);
+                const double delay = tables.network.link_delay[source][target];
+                critic.uplinks = std::max(critic.uplinks, still + delay + ways[way]);
+            }
+        }
+    }
+    critic.fan_out += inside;
     return critic.transfer() + critic.pause;
 }

@@ -104,11 +104,7 @@ inline void share_by_pipelines(const Training& training, const Cohorts& cohorts)
     for (Int q = 0; q < found; ++q) {
         set_stages(training, q, STEP, tokens, cohorts);
         for (Int i = 0; i + 1 < stages; ++i) {
-            if (cohorts.kind[q][i] == cohorts.kind[q][i + 1]) {
-                set_hop(training, q, i, 0, tokens, cohorts);
-            } else {
-                set_far_hop(training, q, i, STEP, tokens, 0, 1.0, cohorts);
-            }
+            set_hop(training, q, i, 0, STEP, tokens, 0, 1.0, cohorts);
         }
         // with no fewer micro-batches than stages, the time is nearly linear in their number (`following_seconds`)
         const double few = stages_seconds(stages, stages, variation, tables, cohorts);
@@ -220,7 +216,7 @@ inline Int value_training(Int task, const Genes& devices, const Genes& order, co
         return 0;
     }
     const Training training = laid_out(task, choice, tables, found, cohorts);
-    count_uplinks(training, cohorts);
+    count_hops(training, cohorts);
     limit_stages(training, cohorts);
     const Int stages = choice[PIPELINE];
     if (split_layers(head(cohorts.layer, stages), head(cohorts.beside, stages), head(cohorts.capacity, stages),

@@ -154,11 +154,10 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
         const Sync critics = sync_seconds(1, x, tables, parts);
         critic = critic_seconds(sync, critics, tables, parts);
         valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
-        links = std::max({links, critics.transfer(), meet(tables, parts) ? sync.fan_out + critics.fan_out : 0.0});
+        links = std::max(links, critic - critics.pause);
     }
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
-                             sync.transfer(), sync.pause, critic, valuing, links, tables.staleness,
-                             tables.samples_per_prompt, tables.training.samples);
+                             sync.transfer(), sync.pause, critic, valuing, links, tables.staleness);
 }
 
 // Set `room.result` to what the objective wants least and the seconds of an iteration; see

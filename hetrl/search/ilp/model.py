@@ -10,11 +10,11 @@
     Y >= the least w_ck x_c over classes k         wherever the rollouts are
     sync:  Z >= sum g_c x_c + I + R + Y
     async: Z >= sum of (g + i + r)_c x_c over columns of t, for every t;   Z >= Y
-           (1 + max_staleness) Z >= sum of l_c x_c + I + R + Y + V;   V >= sum of e_c x_c Z, made linear with the limit
+           (1 + max_staleness) Z >= sum of l_c x_c + I + R + Y
     Z <= the limit; minimise Z
 
-g, i, r are a column's generation, inferences and trainings; l the time from a batch's admission to its
-last sample, or that of a prompt, with e > 0 (`ilp_options`).
+g, i, r are a column's generation, inferences and trainings; l the least time from a batch's admission to its last
+sample.
 
     relaxation: solve it with some columns; add those of negative reduced cost; until there is none
     its value bounds every plan; a column whose reduced cost exceeds limit - value is in no plan within the limit
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
-from hetrl.search.core.ilp_states import CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRAININGS, TRANSFER
+from hetrl.search.core.ilp_states import CHAIN, GENERATION, INFERENCES, SECONDS, TRAININGS, TRANSFER
 from hetrl.search.core.tables import Tables
 from hetrl.search.ilp.columns import Columns
 from hetrl.search.ilp.options import Menu
@@ -38,15 +38,15 @@ from hetrl.search.ilp.space import Floats, Ints
 PRICED = 5_000  # columns to start the relaxation with, and to add at most in one round
 ROUNDING = 1e-6  # about what solvers let a constraint or a reduced cost be off by
 GAP = 1e-6
-AUXILIARY = ("Z", "I", "R", "Y", "V")
+AUXILIARY = ("Z", "I", "R", "Y")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One constraint: weights of the columns plus those of Z, I, R, Y, V; `sense` is pulp's."""
+    """One constraint: weights of the columns plus those of Z, I, R, Y; `sense` is pulp's."""
 
     weights: Floats
-    auxiliary: tuple[float, float, float, float, float]
+    auxiliary: tuple[float, float, float, float]
     sense: int
     right: float
 
@@ -75,7 +75,7 @@ def composed_seconds(numbers: Floats, tasks: Ints, tables: Tables) -> float:
     if tables.staleness == 0:
         return float(most.sum() + transfer)
     chain = most[INFERENCES] + most[TRAININGS] + transfer + numbers[generator, CHAIN]
-    return float(max(phases.sum(axis=1).max(), transfer, chain / (1 + tables.staleness - numbers[generator, EARLY])))
+    return float(max(phases.sum(axis=1).max(), transfer, chain / (1 + tables.staleness)))
 
 
 def rows_of(columns: Columns, menu: Menu, tables: Tables, limit: float) -> list[Row]:
@@ -85,25 +85,22 @@ def rows_of(columns: Columns, menu: Menu, tables: Tables, limit: float) -> list[
     rows = []
     for task in range(tables.tasks):
         owns = (columns.tasks >> task & 1).astype(float)
-        rows.append(Row(owns, (0, 0, 0, 0, 0), pulp.LpConstraintEQ, 1))
+        rows.append(Row(owns, (0, 0, 0, 0), pulp.LpConstraintEQ, 1))
         if tables.is_inference[task]:
-            rows.append(Row(-owns * numbers[:, INFERENCES], (0, 1, 0, 0, 0), least, 0))
+            rows.append(Row(-owns * numbers[:, INFERENCES], (0, 1, 0, 0), least, 0))
         elif tables.is_training[task]:
-            rows.append(Row(-owns * numbers[:, TRAININGS], (0, 0, 1, 0, 0), least, 0))
+            rows.append(Row(-owns * numbers[:, TRAININGS], (0, 0, 1, 0), least, 0))
         if tables.staleness:
-            rows.append(Row(-owns * numbers[:, :CHAIN].sum(axis=1), (1, 0, 0, 0, 0), least, 0))
+            rows.append(Row(-owns * numbers[:, :CHAIN].sum(axis=1), (1, 0, 0, 0), least, 0))
     for kind in range(tables.classes):
         owned = menu.allotments[columns.allotment, kind].astype(float)
-        rows.append(Row(owned, (0, 0, 0, 0, 0), most, float(tables.devices[kind])))
-    rows += [Row(-numbers[:, TRANSFER], (0, 0, 0, 1, 0), least, 0), *_between_groups(columns, tables)]
+        rows.append(Row(owned, (0, 0, 0, 0), most, float(tables.devices[kind])))
+    rows += [Row(-numbers[:, TRANSFER], (0, 0, 0, 1), least, 0), *_between_groups(columns, tables)]
     if tables.staleness:
-        rows.append(Row(nothing, (1, 0, 0, -1, 0), least, 0))
-        early = numbers[:, EARLY]
-        most_early = float(early.max())
-        rows.append(Row(-limit * early, (-most_early, 0, 0, 0, 1), least, -limit * most_early))
-        rows.append(Row(-numbers[:, CHAIN], (1 + tables.staleness, -1, -1, -1, -1), least, 0))
+        rows.append(Row(nothing, (1, 0, 0, -1), least, 0))
+        rows.append(Row(-numbers[:, CHAIN], (1 + tables.staleness, -1, -1, -1), least, 0))
     else:
-        rows.append(Row(-numbers[:, GENERATION], (1, -1, -1, -1, 0), least, 0))
+        rows.append(Row(-numbers[:, GENERATION], (1, -1, -1, -1), least, 0))
     return rows
 
 
@@ -111,11 +108,11 @@ def _between_groups(columns: Columns, tables: Tables) -> list[Row]:
     """Return the bounds of Y by the way of a version to rollouts of another group."""
     apart, runs = np.split(columns.numbers[:, SECONDS:], [tables.classes], axis=1)
     serves = tables.serving.options[tables.generation] > 0
-    rows = [Row(-apart[:, serves].min(axis=1, initial=np.inf), (0, 0, 0, 1, 0), pulp.LpConstraintGE, 0)]
+    rows = [Row(-apart[:, serves].min(axis=1, initial=np.inf), (0, 0, 0, 1), pulp.LpConstraintGE, 0)]
     for kind in np.flatnonzero(serves):
         if (largest := float(apart[:, kind].max(initial=0.0))) > 0:
             weights = -apart[:, kind] - largest * runs[:, kind]
-            rows.append(Row(weights, (0, 0, 0, 1, 0), pulp.LpConstraintGE, -largest))
+            rows.append(Row(weights, (0, 0, 0, 1), pulp.LpConstraintGE, -largest))
     return rows
 
 

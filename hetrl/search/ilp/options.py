@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetrl.cost.cycle import waiting_share
 from hetrl.search.core.encoding import CHOICES, views
 from hetrl.search.core.functions import value_options
-from hetrl.search.core.ilp_states import BLOCKS, CHAIN, EARLY, GENERATION, INFERENCES, SECONDS, TRANSFER
-from hetrl.search.core.tables import Tables
+from hetrl.search.core.ilp_states import BLOCKS, CHAIN, INFERENCES, SECONDS, TRAININGS, TRANSFER
 from hetrl.search.core.workspace import VALUED
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.ilp.space import Floats, Genes, Ints, device_counts, genes_of, pareto
@@ -67,7 +65,7 @@ def _task_options(task: int, allotments: Ints, evaluator: Evaluator, limit: floa
             genes = menu(tuple(kind for kind, count in enumerate(row) if count))
             numbers = _value(task, row, genes, evaluator)
             if task == tables.generation and tables.staleness:
-                numbers, genes = _all_ways(numbers, limit, tables), np.concatenate([genes] * 3)
+                numbers = _chained(numbers, limit)
             places = pareto(numbers, limit)
             whole[row] = numbers[places], genes[places]
             found.append(_joined([whole[part] for part in _parts(row)], limit))
@@ -76,24 +74,18 @@ def _task_options(task: int, allotments: Ints, evaluator: Evaluator, limit: floa
     return Options(np.concatenate(numbers_of), np.concatenate(genes_of_rows), np.array(first, np.int64))
 
 
-def _all_ways(numbers: Floats, limit: float, tables: Tables) -> Floats:
-    """Return the options of generation three times, once for each way in which the rule of admission may be met.
+def _chained(numbers: Floats, limit: float) -> Floats:
+    """Return the options of generation with their chains: `hetrl.cost.cycle.batch_seconds` where it is least.
 
-    `hetrl.cost.formulas.admitted_period` asks w P >= rest + n P / (P - S) of a period P in which generation stops for
-    S, with w one more than the staleness and n the time to a batch's last sample; or with a smaller w (by EARLY) and n
-    the mean time to a prompt's last sample; or with n the time of a batch alone, which generation then runs for. S is
-    taken as the pause of a version, P / (P - S) at the limit, where it is least.
+    That is in the longest period, `limit`, in which generation stops for the pause of a version alone, and where
+    batches come evenly.
     """
-    whole, pause = numbers[:, INFERENCES], numbers[:, TRANSFER]
-    longer = limit / np.maximum(limit - pause, 1e-9 * limit)
-    last = numbers.copy()
-    last[:, INFERENCES] = last[:, TRANSFER] = last[:, EARLY] = 0.0
-    early, alone = last.copy(), last.copy()
-    early[:, EARLY] = waiting_share(tables.samples_per_prompt, tables.training.samples)
-    early[:, CHAIN], alone[:, CHAIN] = numbers[:, EARLY], whole
-    alone[:, GENERATION] = np.maximum(alone[:, GENERATION], whole + pause)
-    found = np.concatenate([last, early, alone])
-    found[:, CHAIN] *= np.tile(longer, 3)
+    found = numbers.copy()
+    whole, shared, pause = (numbers[:, column] for column in (INFERENCES, TRAININGS, TRANSFER))
+    running = np.maximum(limit - pause, 1e-9 * limit)
+    found[:, CHAIN] *= running / np.maximum(running - shared, 1e-9 * limit)
+    found[:, CHAIN] = np.maximum(found[:, CHAIN], whole)
+    found[:, [INFERENCES, TRAININGS, TRANSFER]] = 0.0
     return found
 
 
