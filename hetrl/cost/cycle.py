@@ -15,8 +15,8 @@ a batch's generation on:
       generation of further batches stands still for these three, which come again a period later; while it does so for
       the first two, no version is loaded
 
-A batch waits for the samples that the next one may not take any more. Since no more may be under way than batches that
-can take them, that is all that were admitted with the version which it is `staleness` ahead of.
+A batch waits for the prompts that the next one may not take any more. No more are under way than the batches to come
+can take, so that a batch is nearly all of those that were admitted `staleness` versions before.
 
 Source: cyclic scheduling of a repeated task graph (Hanen and Munier, 1995); the admission rule is AReaL's (arXiv
 2505.24298, section 5.1).
@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-ROUNDS = 100  # towards a period: each is below it, and most periods are met by the second one
+ROUNDS = 100  # towards a period: each is below it; half of the periods are met by the second one, few need fifty
 SETTLED = 1e-12  # relative
 NEAREST = 1e-3  # to the period in which samples would share all of what generation runs for
 
@@ -73,21 +73,21 @@ def running_seconds(
 
 
 def evenness(period: float, regular: float) -> float:
-    """Return how evenly batches follow each other, 0 to 1: the share of a period for which the busiest queue is taken.
+    """Return how evenly batches follow each other, 0 to 1: the share of a period that is taken in the busiest queue.
 
     Where a group's tasks or the transfers of versions take all of a period (`regular`), they let one batch pass in
-    each; where all wait for generation, nothing keeps batches from coming in pairs.
+    each; where everything waits for generation, nothing keeps batches from coming in pairs.
     """
     return min(regular / period, 1.0)
 
 
 def others_share(even: float, batches: int) -> float:
-    """Return the slope of the number of batches that decode beside one that takes a period, with the time it takes.
+    """Return how many batches more are decoded beside a batch per period that it is in generation.
 
-    Of `batches` under way in a cycle of as many periods, one that is in generation for W finds, itself included,
-        W / P                  of them on average, where they come evenly (Little's law)
-        1 + s W / ((1 + s) P)  where they come at random: itself, and what s of them alone would be found at
-                               (the arrival theorem of closed networks: Reiser and Lavenberg, J. ACM 27(2), 1980)
+    Of `batches` = 1 + s under way, one that is in generation for W finds there, itself included,
+        W / P                      where they come evenly (Little's law)
+        1 + s / (1 + s) x (W / P)  where they come at random: itself, and as many of the s others as are there without
+                                   it (the arrival theorem: Reiser and Lavenberg, J. ACM 27(2), 1980)
     """
     return even + (1 - even) * (batches - 1) / batches
 
@@ -104,9 +104,9 @@ def batch_seconds(
 ) -> float:
     """Return for how long a batch is in generation that runs, until its last sample is complete.
 
-    W = alone + shared x (batches that decode, W itself among what decides: `others_share`), and of `queued` the part of
-    the batch before that is left when this one comes; never less than `whole`. Of a period generation runs for
-    `period` - `stopped`, which is more than `shared`.
+    The W of W = alone + shared x (batches that are decoded, itself included, of which there are more the longer it
+    takes: `others_share`); then of `queued` as much as is left of the batch before when this one comes. Never less than
+    `whole`. Generation runs for `period` - `stopped` of a period, which is more than `shared`.
     """
     even, running = evenness(period, regular), period - stopped
     found = (alone + shared * (1 - even)) / (1 - shared * others_share(even, batches) / running)
