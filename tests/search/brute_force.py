@@ -52,7 +52,6 @@ Floats = npt.NDArray[np.float64]
 Ranks = tuple[str, ...]  # device ids of one stage
 Stages = tuple[Stage, ...]  # of one replica
 IDLE = {ACTOR_GENERATION: ("resident", "sleep", "offload"), ACTOR_TRAINING: ("resident", "offload")}
-ROLLOUT = ("whole", "prompt", "last")  # parts of generation's cost: each from a prompt to the end of its samples
 ROUNDING = 1e-9  # relative
 
 
@@ -192,8 +191,7 @@ class Way:
 def way(name: str, task: TaskPlan, model: CostModel) -> Way:
     """Return what the cost model says of a task."""
     cost = task_cost(name, task, model)
-    times = [cost.parts[key] for key in ROLLOUT if cost.parts.get(key)] or [cost.seconds]
-    return Way(task, cost, cost.seconds + switch_seconds(name, task, model), min(times))
+    return Way(task, cost, cost.seconds + switch_seconds(name, task, model), cost.parts.get("whole", cost.seconds))
 
 
 @dataclass(frozen=True)
