@@ -180,7 +180,7 @@ def _with_one_more(stage: Stage, over: Collection[str]) -> Stage:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a task. `seconds` are those of an iteration with the idle state, `shortest` those of a prompt."""
+    """One way to run a task. `seconds`: of an iteration with the idle state, `shortest`: of its samples alone."""
 
     task: TaskPlan
     cost: Cost
