@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from hetrl.describe.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
-DESCRIBED = ROOT / "hetrl/describe/experiment.py"
+DESCRIBED = tuple(ROOT / "hetrl/describe" / name for name in ("experiment.py", "algorithm.py"))
 
 
 def keys(kind: Any, prefix: str = "") -> Iterator[str]:
@@ -35,9 +35,10 @@ def reads(tree: ast.AST) -> set[str]:
 @pytest.fixture(scope="module")
 def read() -> set[str]:
     """The attributes that the program reads, outside of the description or through its properties and methods."""
-    files = [path for room in ("hetrl", "launch") for path in (ROOT / room).rglob("*.py") if path != DESCRIBED]
+    files = [path for room in ("hetrl", "launch") for path in (ROOT / room).rglob("*.py") if path not in DESCRIBED]
     found = set[str]().union(*(reads(ast.parse(path.read_text())) for path in files))
-    functions = [node for node in ast.walk(ast.parse(DESCRIBED.read_text())) if isinstance(node, ast.FunctionDef)]
+    nodes = [node for path in DESCRIBED for node in ast.walk(ast.parse(path.read_text()))]
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
     for _ in functions:  # a property may read another
         found |= set[str]().union(*(reads(function) for function in functions if function.name in found))
     return found

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime.rl.advantages import GroupAdvantages, group_advantages
 from hetrl.runtime.rl.divergence import bounded_exp, importance_weights, kl_estimate
 from hetrl.runtime.rl.sampling import PromptGroup
@@ -107,7 +107,7 @@ def training_batch(
             arrays["old_logprobs"],
             arrays["sampler_logprobs"],
             mask,
-            bound=algorithm.correction,
+            bound=algorithm.importance_bound,
             cap=algorithm.correction_cap,
             bounds=algorithm.correction_bounds,
         )
@@ -157,7 +157,7 @@ def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
         kl_estimator=algorithm.kl_estimator,
         entropy_coefficient=algorithm.entropy_coefficient,
         first_step=first_step,
-        correction=algorithm.correction if first_step and _corrects(algorithm) else None,
+        correction=algorithm.importance_bound if first_step and _corrects(algorithm) else None,
         correction_cap=algorithm.correction_cap,
         correction_bounds=algorithm.correction_bounds,
     )
@@ -185,7 +185,7 @@ def drawn_under(version: int, groups: Sequence[PromptGroup], width: int) -> NDAr
 
 def _corrects(algorithm: AlgorithmSection) -> bool:
     """Return whether tokens are weighed by p(trainer) / p(sampler)."""
-    return not algorithm.ratio_to_sampler and (algorithm.max_staleness > 0 or algorithm.correction != "none")
+    return not algorithm.ratio_to_sampler and (algorithm.max_staleness > 0 or algorithm.importance_bound != "none")
 
 
 def _advantages(rewards: Sequence[Sequence[float]], algorithm: AlgorithmSection) -> GroupAdvantages:

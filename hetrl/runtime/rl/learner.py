@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl.balance import over_replicas

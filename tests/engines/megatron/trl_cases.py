@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire import Sample, VersionSpan

@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.errors import HetrlError
 from hetrl.runtime.rl import losses
 from hetrl.runtime.rl.experience import loss_settings

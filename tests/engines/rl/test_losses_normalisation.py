@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime.rl import losses
 from hetrl.runtime.rl.experience import Arrays, loss_settings, minibatches, padded
 

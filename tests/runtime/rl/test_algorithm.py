@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime.rl.experience import loss_settings
 from hetrl.runtime.wire import LossSettings
 
@@ -67,6 +67,23 @@ def test_kl_counts_in_the_loss_or_in_the_reward_never_in_both() -> None:
     assert loss_settings(AlgorithmSection(kl_coefficient=0.1, kl_in="reward")).kl_coefficient == 0.0
     with pytest.raises(ValidationError, match="'loss' or 'reward'"):
         AlgorithmSection.model_validate({"kl_in": ["loss", "reward"]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound"),
+    [
+        ({}, "none"),
+        ({"mode": "async"}, "none"),
+        ({"mode": "async", "max_staleness": 1}, "truncate"),
+        ({"mode": "async", "max_staleness": 1, "correction": "none"}, "none"),
+        ({"mode": "async", "max_staleness": 1, "correction": "mask"}, "mask"),
+        ({"mode": "async", "max_staleness": 1, "objective": "coupled"}, "none"),
+    ],
+)
+def test_the_weights_of_stale_samples_are_truncated_unless_one_says_otherwise(
+    settings: dict[str, Any], bound: str
+) -> None:
+    assert AlgorithmSection.model_validate(settings).importance_bound == bound
 
 
 STALE: dict[str, Any] = {"mode": "async", "max_staleness": 2}

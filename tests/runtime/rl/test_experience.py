@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.experience import (
@@ -105,7 +105,8 @@ def test_without_options_a_training_batch_is_the_scored_experience_and_minibatch
     [
         ({}, None),
         ({"correction": "mask"}, "mask"),
-        (STALE, "none"),
+        (STALE, "truncate"),
+        ({**STALE, "correction": "none"}, "none"),
         ({**STALE, "correction": "truncate", "correction_cap": 1.5}, "truncate"),
     ],
 )
@@ -176,13 +177,19 @@ def test_a_correction_weighs_what_the_engines_disagree_on(correction: str, weigh
         assert (measured["importance_weight"], measured["importance_cut"]) == (pytest.approx(weight), cut)
 
 
-def test_stale_samples_are_weighed_when_decoupled_and_clipped_against_their_sampler_when_coupled() -> None:
-    decoupled = AlgorithmSection(**STALE, minibatches=2)
-    arrays = scored(decoupled)
+@pytest.mark.parametrize(("settings", "weight", "cut"), [({}, 2.0, 1.0), ({"correction": "none"}, 3.0, 0.0)])
+def test_stale_samples_are_weighed_when_decoupled_at_most_twice_unless_one_says_none(
+    settings: dict[str, Any], weight: float, cut: float
+) -> None:
+    decoupled = AlgorithmSection.model_validate({**STALE, "minibatches": 2, **settings})
+    arrays = scored(decoupled, ratio=3.0)
     batch, measured = training_batch(arrays, GROUPS, 1, decoupled)
-    assert batch["importance_weights"][batch["mask"]].tolist() == pytest.approx([2.0] * 8)
+    assert batch["importance_weights"][batch["mask"]].tolist() == pytest.approx([weight] * 8)
     assert batch["old_logprobs"] is arrays["old_logprobs"]
-    assert measured["importance_weight"] == pytest.approx(2.0)
+    assert (measured["importance_weight"], measured["importance_cut"]) == (pytest.approx(weight), cut)
+
+
+def test_stale_samples_are_clipped_against_their_sampler_when_coupled() -> None:
     coupled = AlgorithmSection(**STALE, objective="coupled", minibatches=2)
     assert not coupled.scores_batch
     arrays = experience(GROUPS, 0, coupled)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hetrl.describe.experiment import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.learner import Learner, Policy

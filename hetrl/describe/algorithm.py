@@ -1,0 +1,80 @@
+"""The section `algorithm` of an experiment file: PPO or GRPO, and their knobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict
+from hetrl.workload import needs_old_logprobs
+
+
+class AlgorithmSection(Strict):
+    """PPO or GRPO and their knobs."""
+
+    kind: Literal["ppo", "grpo"] = "grpo"
+    mode: Literal["sync", "async"] = "sync"
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    samples_per_prompt: AtLeastOne = 8
+    minibatches: AtLeastOne = 1
+    epochs: AtLeastOne = 1
+    learning_rate: Positive = 1e-6
+    kl_coefficient: NotNegative = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    entropy_coefficient: NotNegative = 0.0
+    temperature: Positive = 1.0
+    on_update: Literal["recompute", "continue"] = "recompute"
+    advantage_std: Literal["unbiased", "none"] = "unbiased"
+    advantage_epsilon: Positive = 1e-6
+    normalisation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
+    normalisation_tokens: AtLeastOne | None = None
+    objective: Literal["decoupled", "coupled"] = "decoupled"
+    correction: Literal["none", "truncate", "mask"] | None = None
+    correction_cap: Annotated[float, Field(ge=1)] = 2.0
+    correction_bounds: tuple[NotNegative, NotNegative] = (0.5, 5.0)
+
+    @model_validator(mode="after")
+    def _keys_fit_together(self) -> AlgorithmSection:
+        if self.mode == "sync" and self.max_staleness:
+            raise ValueError("max_staleness is for mode async; in mode sync it is 0")
+        if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
+            raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
+        low, high = self.correction_bounds
+        if not low <= 1 <= high:
+            raise ValueError("correction_bounds must be [low, high] with low <= 1 <= high")
+        if self.importance_bound != "none" and self.objective == "coupled" and self.max_staleness:
+            raise ValueError(
+                "correction weighs the trainer's log-probs against the sampler's; objective coupled with stale samples "
+                "uses the sampler's alone: set correction none or objective decoupled"
+            )
+        return self
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """Return whether a KL penalty is taken off the rewards."""
+        return self.kl_coefficient > 0 and self.kl_in == "reward"
+
+    @property
+    def ratio_to_sampler(self) -> bool:
+        """Return whether the ratio of the loss is to the log-probs of the policy that drew the tokens."""
+        return self.max_staleness > 0 and self.objective == "coupled"
+
+    @property
+    def importance_bound(self) -> Literal["none", "truncate", "mask"]:
+        """Return what bounds the importance weights: `correction`, or what it is by default.
+
+        Stale samples of objective decoupled have weights that grow without bound with the distance of two policies:
+        by default they are truncated, as verl and TRL do it.
+        """
+        decoupled = self.max_staleness > 0 and self.objective == "decoupled"
+        return self.correction or ("truncate" if decoupled else "none")
+
+    @property
+    def scores_batch(self) -> bool:
+        """Return whether the trainer scores a batch ahead of the first optimiser step."""
+        return needs_old_logprobs(self.minibatches * self.epochs, self.kl_in_reward, self.ratio_to_sampler)
