@@ -23,6 +23,7 @@ class AlgorithmSection(Strict):
     kl_coefficient: NotNegative = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    ratio: Literal["token", "sequence"] = "token"
     clip_low: Positive = 0.2
     clip_high: Positive = 0.2
     dual_clip: Annotated[float, Field(gt=1)] | None = None

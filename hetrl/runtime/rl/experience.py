@@ -150,6 +150,7 @@ def loss_settings(algorithm: AlgorithmSection) -> LossSettings:
     return LossSettings(
         learning_rate=algorithm.learning_rate,
         temperature=algorithm.temperature,
+        ratio=algorithm.ratio,
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,

@@ -18,7 +18,9 @@ from hetrl.runtime.wire import LossSettings
 Sums = dict[str, torch.Tensor]
 
 LOSSES = ("policy", "supervised")
+RATIOS = ("token", "sequence")
 COEFFICIENTS = (
+    "ratio",
     *("clip_low", "clip_high", "dual_clip", "kl_coefficient", "kl_estimator", "entropy_coefficient"),
     *("first_step", "correction", "correction_cap", "correction_bounds"),
 )
@@ -40,7 +42,7 @@ def policy_loss(
 
     All tensors are [b, s]; `mask` is bool. `extras` are advantages, old_logprobs and, where they are given,
     reference_logprobs, importance_weights, token_weights, sampler_logprobs and fresh. With S of `clipped_surrogate` at
-    r = exp(logprob - old_logprob), a token is
+    r of `probability_ratio`, a token is
         token_weight (-importance_weight S + kl_coefficient KL - entropy_coefficient entropy)
     KL is `kl_estimate` of d = reference_logprob - logprob: the term of GRPO (arXiv 2402.03300, equation 3). The entropy
     bonus is PPO's (arXiv 1707.06347, equation 9). The weights are constants, 1 where they are not given: see
@@ -48,15 +50,16 @@ def policy_loss(
     +-LARGEST_EXPONENT. A coefficient above 0 needs its tensor; a reference without coefficient is a metric only.
 
     In the `first_step` after the weights that old_logprobs are of, nothing has changed: they are the step's own,
-    detached, so that r is 1 and its gradient that of the log-prob, and no pass has to compute them beforehand. With
-    `correction` the importance weights are exp(old_logprob - sampler_logprob), bounded as `bounded_weights` says.
+    detached, so that r of either kind is 1 and its gradient that of the log-prob, and no pass has to compute them
+    beforehand. With `correction` the importance weights are exp(old_logprob - sampler_logprob), bounded as
+    `bounded_weights` says: those of tokens, whatever the ratio is of.
 
     Metrics (sums, not weighted): those of `clipped_surrogate`, `_importance` and `_penalties`, ratio and
     logprob_difference (|logprob - old_logprob|).
     """
     old = logprobs.detach() if settings.first_step else extras["old_logprobs"]
     difference = _masked(logprobs - old, mask)
-    ratio = _bounded_exp(difference)
+    ratio = probability_ratio(difference, mask, settings.ratio)
     surrogate, sums = clipped_surrogate(ratio, _masked(extras["advantages"], mask), settings)
     sums["ratio"] = _masked(ratio, mask).sum()
     sums["logprob_difference"] = difference.abs().sum()
@@ -129,6 +132,21 @@ def _sampler_weights(difference: torch.Tensor, settings: LossSettings) -> tuple[
     """Return the weights of `settings.correction` from old_logprob - sampler_logprob, and what it cut."""
     correction, cap, bounds = settings.correction or "none", settings.correction_cap, settings.correction_bounds
     return bounded_weights(_bounded_exp(difference), correction, cap, bounds)
+
+
+def probability_ratio(difference: torch.Tensor, mask: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return the ratio r [b, s] from d = logprob - old_logprob, which is 0 outside the mask; each row is a sample.
+
+    token     exp(d): PPO (arXiv 1707.06347, section 3)
+    sequence  s = exp(mean of d over the response's masked tokens), of which each token has sg[s] exp(d - sg[d]), where
+              sg stops the gradient: GSPO in its token variant (arXiv 2507.18071, equations 7 and 14). A sequence is
+              clipped as a whole, and sum_t r A / |o| has the gradient s A (sum_t grad d) / |o| of GSPO, also where
+              tokens differ in their weight.
+    """
+    if kind == "token":
+        return _bounded_exp(difference)
+    of_sequence = _bounded_exp(difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1))
+    return of_sequence.detach() * (difference - difference.detach()).exp()
 
 
 def clipped_surrogate(
@@ -213,6 +231,8 @@ def check(settings: LossSettings, extras: Mapping[str, object]) -> None:
             if getattr(settings, name) != getattr(_DEFAULTS, name):
                 raise HetrlError(f'{loss} loss: unknown hyper-parameter "{name}"; known: learning_rate, temperature')
         return
+    if settings.ratio not in RATIOS:
+        raise HetrlError(f'{loss} loss: ratio "{settings.ratio}" is not one of {", ".join(RATIOS)}')
     if settings.kl_estimator not in ESTIMATORS:
         raise HetrlError(f'{loss} loss: KL estimator "{settings.kl_estimator}" is not one of {", ".join(ESTIMATORS)}')
     if settings.dual_clip is not None and settings.dual_clip <= 1.0:

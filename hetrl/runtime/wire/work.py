@@ -158,6 +158,7 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loss: str = "policy"  # policy | supervised
     learning_rate: float | None = None
     temperature: float = 1.0
+    ratio: str = "token"  # token | sequence
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None

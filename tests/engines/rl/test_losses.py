@@ -125,6 +125,7 @@ def test_supervised_loss_is_the_negative_log_likelihood_of_the_targets() -> None
         ("policy", {"advantages": 0}, {}, 'no "old_logprobs"'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"kl_coefficient": 0.1}, 'no "reference_logprobs"'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"kl_estimator": "k4"}, '"k4" is not one of k1, k2, k3'),
+        ("policy", {"advantages": 0, "old_logprobs": 0}, {"ratio": "sample"}, '"sample" is not one of token, sequence'),
         ("policy", {"advantages": 0, "old_logprobs": 0}, {"dual_clip": 1.0}, "dual_clip is 1.0; it must be above 1"),
         ("supervised", {}, {"clip_low": 0.1}, 'unknown hyper-parameter "clip_low"'),
     ],
@@ -151,6 +152,7 @@ def test_evaluate_passes_every_option_and_every_array_on() -> None:
     extras = dict(zip(ARRAYS, rest, strict=False))
     entropy = rest[5].requires_grad_()
     coefficients: dict[str, Any] = {
+        "ratio": "sequence",
         "clip_low": 0.1,
         "clip_high": 0.3,
         "dual_clip": 1.2,
@@ -166,7 +168,7 @@ def test_evaluate_passes_every_option_and_every_array_on() -> None:
         return float(losses.evaluate(logprobs, mask, extras, settings, entropy)[0].detach())
 
     assert evaluated(learning_rate=1.0) == float(direct.detach())
-    others: dict[str, Any] = {**dict.fromkeys(coefficients, 2.0), "kl_estimator": "k1"}
+    others: dict[str, Any] = {**dict.fromkeys(coefficients, 2.0), "kl_estimator": "k1", "ratio": "token"}
     assert len({evaluated(), *(evaluated(**{name: value}) for name, value in others.items())}) == 1 + len(others)
 
 

@@ -38,6 +38,7 @@ def test_what_is_set_reaches_the_loss() -> None:
         "kl_estimator": "k2",
         "entropy_coefficient": 0.01,
         "dual_clip": 3.0,
+        "ratio": "sequence",
     }
     assert loss_settings(AlgorithmSection(**settings, epochs=2)) == LossSettings(**settings)
 
@@ -99,6 +100,7 @@ STALE: dict[str, Any] = {"mode": "async", "max_staleness": 2}
         ({"correction_bounds": [1.5, 2.0]}, "low <= 1 <= high"),
         ({"correction_bounds": [0.1, 0.9]}, "low <= 1 <= high"),
         ({"correction": "mask", "objective": "coupled", **STALE}, "set correction none or objective decoupled"),
+        ({"ratio": "sample"}, "'token' or 'sequence'"),
         ({"max_staleness": 1}, "max_staleness is for mode async"),
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
     ],
