@@ -30,7 +30,8 @@ class AlgorithmSection(Strict):
     entropy_coefficient: NotNegative = 0.0
     temperature: Positive = 1.0
     on_update: Literal["recompute", "continue"] = "recompute"
-    advantage_std: Literal["unbiased", "none"] = "unbiased"
+    advantages: Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline"] = "grpo"
+    advantage_std: Literal["unbiased", "batch", "none"] = "unbiased"
     advantage_epsilon: Positive = 1e-6
     normalisation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
     normalisation_tokens: AtLeastOne | None = None
@@ -45,6 +46,8 @@ class AlgorithmSection(Strict):
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
         if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
             raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
+        if self.advantages != "grpo" and self.advantage_std != "unbiased":
+            raise ValueError(f"advantage_std is for advantages grpo, not for {self.advantages}: leave it out")
         low, high = self.correction_bounds
         if not low <= 1 <= high:
             raise ValueError("correction_bounds must be [low, high] with low <= 1 <= high")

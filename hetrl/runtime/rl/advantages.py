@@ -1,4 +1,4 @@
-"""Advantages: relative to a group of samples (GRPO), and from a value model (PPO)."""
+"""Advantages: relative to a group of samples (GRPO, RLOO) or to a batch (REINFORCE++), from a value model (PPO)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """One advantage per sample, group after group, float64, and how many groups say nothing.
+    """One advantage per sample, group after group, float64, and how many groups do not say which sample is better.
 
     `equal` counts groups of two or more samples whose rewards are all the same, `single` groups of one sample.
     """
@@ -28,24 +28,71 @@ def group_advantages(
 ) -> GroupAdvantages:
     """Return the advantage of each sample against the other samples of its prompt; groups may differ in size.
 
-    With `std` "unbiased": (r - mean) / (sigma + epsilon), sigma^2 = sum (r - mean)^2 / (G - 1) over the group's G
-    samples. Source: GRPO, DeepSeekMath (arXiv 2402.03300), section 4.1.2, which leaves the kind of deviation open;
-    verl and TRL take the unbiased one (torch.std), verl this epsilon.
-    With `std` "none": r - mean. Source: Dr. GRPO (arXiv 2503.20783), section 3.1: the deviation gives more weight to
-    prompts that are nearly always or nearly never answered.
+    With `std`
+        unbiased  (r - mean) / (sigma + epsilon), sigma^2 = sum (r - mean)^2 / (G - 1) over the group's G samples: GRPO,
+                  DeepSeekMath (arXiv 2402.03300), section 4.1.2, which leaves the kind of deviation open; verl and TRL
+                  take the unbiased one (torch.std), verl this epsilon
+        batch     the same with the unbiased deviation of the rewards of all samples: Lite PPO (arXiv 2508.08221), and
+                  `scale_rewards: batch` of TRL. A group's deviation is small where a prompt is nearly solved
+        none      r - mean: Dr. GRPO (arXiv 2503.20783), section 3.1: the deviation gives more weight to prompts that
+                  are nearly always or nearly never answered
     A group with equal rewards, or with one sample, has advantages of exactly zero: it does not say which is better.
     """
-    parts: list[NDArray[np.float64]] = []
-    equal = single = 0
-    for group in rewards:
-        values = np.asarray(group, dtype=np.float64)
-        if len(values) < 2 or (values == values[0]).all():
-            single, equal = single + (len(values) < 2), equal + (len(values) >= 2)
-            parts.append(np.zeros_like(values))
-            continue
-        centred = values - values.mean()
-        parts.append(centred if std == "none" else centred / (values.std(ddof=1) + epsilon))
-    return GroupAdvantages(np.concatenate(parts), equal, single)
+    parts = [_centred(np.asarray(group, dtype=np.float64)) for group in rewards]
+    if std == "unbiased":
+        parts = [part / (_deviation(part) + epsilon) for part in parts]
+    values = np.concatenate(parts)
+    if std == "batch":
+        values = values / (_deviation(np.concatenate([[*group] for group in rewards])) + epsilon)
+    return _counted(values, rewards)
+
+
+def leave_one_out_advantages(rewards: Sequence[Sequence[float]]) -> GroupAdvantages:
+    """Return r_i - mean of the rewards of the group's other samples, which is G / (G - 1) (r_i - mean).
+
+    A group with equal rewards, or with one sample, has advantages of exactly zero. Source: RLOO, Ahmadian et al. (arXiv
+    2402.14740), after Kool et al. ("Buy 4 REINFORCE samples, get a baseline for free").
+    """
+    centred = [_centred(np.asarray(group, dtype=np.float64)) for group in rewards]
+    return _counted(np.concatenate([part * len(part) / max(1, len(part) - 1) for part in centred]), rewards)
+
+
+def batch_advantages(
+    rewards: Sequence[Sequence[float]], tokens: NDArray[np.int64], *, baseline: bool, epsilon: float = EPSILON
+) -> GroupAdvantages:
+    """Return (x - mean) / (sigma + epsilon) with mean and unbiased deviation over the tokens of the whole batch.
+
+    x is a sample's reward, with `baseline` less the mean of its group (0 in a group of one sample). `tokens` [n] are
+    how many of each sample are trained on, in the order of the samples: each counts in the two moments, as every token
+    has its advantage. All are zero where no two x of samples with tokens differ. A group with equal rewards is not
+    zero: it lies somewhere in the batch. Source: REINFORCE++ and REINFORCE++-baseline (arXiv 2501.03262); moments over
+    tokens as in OpenRLHF and verl (`masked_whiten`).
+    """
+    groups = [np.asarray(group, dtype=np.float64) for group in rewards]
+    values = np.concatenate([_centred(group) if baseline else group for group in groups])
+    counted, total = values[tokens > 0], int(tokens.sum())
+    if not len(counted) or (counted == counted[0]).all():
+        return _counted(np.zeros_like(values), rewards)
+    mean = float((values * tokens).sum() / total)
+    sigma = np.sqrt(((values - mean) ** 2 * tokens).sum() / (total - 1))
+    return _counted((values - mean) / (sigma + epsilon), rewards)
+
+
+def _centred(group: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rewards less their mean: exactly zero where they are equal."""
+    return np.zeros_like(group) if (group == group[0]).all() else group - group.mean()
+
+
+def _deviation(values: NDArray[np.float64]) -> float:
+    """Return the unbiased standard deviation, 0 of one value."""
+    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _counted(values: NDArray[np.float64], rewards: Sequence[Sequence[float]]) -> GroupAdvantages:
+    """Count the groups that do not say which of their samples is better."""
+    single = sum(len(group) < 2 for group in rewards)
+    equal = sum(len(group) >= 2 and len(set(group)) == 1 for group in rewards)
+    return GroupAdvantages(values, equal, single)
 
 
 def generalised_advantages(

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetrl.describe.algorithm import AlgorithmSection
-from hetrl.runtime.rl.advantages import GroupAdvantages, group_advantages
+from hetrl.runtime.rl.advantages import (
+    GroupAdvantages,
+    batch_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+)
 from hetrl.runtime.rl.divergence import bounded_exp, importance_weights, kl_estimate
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire import LossSettings
@@ -46,8 +51,8 @@ def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: Algorit
     """
     pairs = [(group, sample) for group in groups for sample in group.samples]
     arrays = padded([(group.prompt_tokens, sample.tokens) for group, sample in pairs], pad_token)
-    advantages = _advantages([group.rewards for group in groups], algorithm)
-    if advantages.single:
+    advantages = _advantages([group.rewards for group in groups], arrays["mask"], algorithm)
+    if advantages.single and algorithm.advantages != "reinforce++":
         log.warning(
             "%d of %d groups have one sample: their advantages are 0, nothing is learnt from them; "
             "raise algorithm.samples_per_prompt",
@@ -91,9 +96,9 @@ def training_batch(
     if algorithm.kl_in_reward:
         penalties = algorithm.kl_coefficient * _sequence_kl(arrays, algorithm.kl_estimator)
         rewards = _minus(rewards, penalties)
-        batch["advantages"] = _per_token(_advantages(rewards, algorithm), mask)
+        batch["advantages"] = _per_token(_advantages(rewards, mask, algorithm), mask)
         measured["kl_penalty"] = float(penalties.mean())
-    advantages = _advantages(rewards, algorithm)
+    advantages = _advantages(rewards, mask, algorithm)
     measured |= {"groups_equal": advantages.equal, "groups_single": advantages.single}
     fresh = drawn_under(version, groups, mask.shape[1])
     if not algorithm.scores_batch:
@@ -189,8 +194,17 @@ def _corrects(algorithm: AlgorithmSection) -> bool:
     return not algorithm.ratio_to_sampler and (algorithm.max_staleness > 0 or algorithm.importance_bound != "none")
 
 
-def _advantages(rewards: Sequence[Sequence[float]], algorithm: AlgorithmSection) -> GroupAdvantages:
-    return group_advantages(rewards, algorithm.advantage_std, algorithm.advantage_epsilon)
+def _advantages(
+    rewards: Sequence[Sequence[float]], mask: NDArray[np.bool_], algorithm: AlgorithmSection
+) -> GroupAdvantages:
+    """Return those of `algorithm`; `mask` [n, s] says which tokens are trained on."""
+    match algorithm.advantages:
+        case "grpo":
+            return group_advantages(rewards, algorithm.advantage_std, algorithm.advantage_epsilon)
+        case "rloo":
+            return leave_one_out_advantages(rewards)
+    baseline = algorithm.advantages == "reinforce++-baseline"
+    return batch_advantages(rewards, mask.sum(axis=1), baseline=baseline, epsilon=algorithm.advantage_epsilon)
 
 
 def _per_token(advantages: GroupAdvantages, mask: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -139,9 +139,9 @@ def probability_ratio(difference: torch.Tensor, mask: torch.Tensor, kind: str) -
 
     token     exp(d): PPO (arXiv 1707.06347, section 3)
     sequence  s = exp(mean of d over the response's masked tokens), of which each token has sg[s] exp(d - sg[d]), where
-              sg stops the gradient: GSPO in its token variant (arXiv 2507.18071, equations 7 and 14). A sequence is
-              clipped as a whole, and sum_t r A / |o| has the gradient s A (sum_t grad d) / |o| of GSPO, also where
-              tokens differ in their weight.
+              sg stops the gradient: GSPO in its token variant (arXiv 2507.18071, equation 7 and section 4.3). A
+              sequence is clipped as a whole, and sum_t r A / |o| has the gradient s A (sum_t grad d) / |o| of GSPO;
+              where tokens differ in their weight, each keeps its own.
     """
     if kind == "token":
         return _bounded_exp(difference)

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from hetrl.runtime.rl.advantages import generalised_advantages, group_advantages
+from hetrl.runtime.rl.advantages import (
+    batch_advantages,
+    generalised_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+)
 
 REWARDS = arrays(np.float64, (3, 5), elements=st.floats(-10, 10))
 
@@ -40,6 +45,62 @@ def test_advantages_sum_to_zero_in_each_group(rewards: np.ndarray) -> None:
 def test_advantages_ignore_a_shift_and_nearly_a_scale(rewards: np.ndarray, shift: int, scale: int) -> None:
     plain = group_advantages(rewards.astype(float)).values
     assert np.allclose(plain, group_advantages((rewards * scale + shift).astype(float)).values, atol=1e-4)
+
+
+def test_over_the_deviation_of_the_batch_groups_keep_their_proportions() -> None:
+    # All rewards: mean 0.5, squares about it 8 x 0.25 over 7. Centred: 0.75 and -0.25, 0.25 and -0.75; the third is 0.
+    sigma = np.sqrt(2.0 / 7)
+    found = group_advantages([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]], "batch", epsilon=0.5).values * (sigma + 0.5)
+    assert found.tolist() == pytest.approx([0.75, -0.25, -0.25, -0.25, 0.25, 0.25, 0.25, -0.75])
+    advantages = group_advantages([[0.1, 0.1, 0.1], [7.0], [1.0, 0.0]], "batch")
+    assert advantages.values[:4].tolist() == [0.0] * 4 and advantages.values[4] > 0
+    assert (advantages.equal, advantages.single) == (1, 1)
+    assert group_advantages([[0.1, 0.1, 0.1]], "batch").values.tolist() == [0.0] * 3
+
+
+@given(REWARDS)
+def test_leave_one_out_is_the_reward_less_the_mean_of_the_others(rewards: np.ndarray) -> None:
+    found = leave_one_out_advantages(rewards).values.reshape(3, 5)
+    for group, advantages in zip(rewards, found, strict=True):
+        others = [np.delete(group, sample).mean() for sample in range(5)]
+        assert np.allclose(advantages, group - others, atol=1e-12)
+
+
+def test_leave_one_out_of_equal_and_single_groups_is_exactly_zero() -> None:
+    advantages = leave_one_out_advantages([[0.1, 0.1, 0.1], [7.0], [1.0, 0.0]])
+    assert advantages.values.tolist() == [0.0] * 4 + [1.0, -1.0]
+    assert (advantages.equal, advantages.single) == (1, 1)
+
+
+def test_over_the_tokens_of_a_batch_by_hand() -> None:
+    # Rewards 1 on 1 token and 0 on 3: mean 0.25, squares 0.75 over 3, sigma 0.5.
+    tokens = np.array([1, 3])
+    for rewards in ([[1.0, 0.0]], [[1.0], [0.0]]):
+        found = batch_advantages(rewards, tokens, baseline=False, epsilon=0.5).values
+        assert found.tolist() == pytest.approx([0.75, -0.25])
+    # With the means of the groups off: 0.5, -0.5, 0, 0 on 2, 1, 1 and 1 tokens; mean 0.1, squares 0.7 over 4.
+    found = batch_advantages([[1.0, 0.0], [3.0, 3.0]], np.array([2, 1, 1, 1]), baseline=True, epsilon=0.0).values
+    assert (found * np.sqrt(0.7 / 4)).tolist() == pytest.approx([0.4, -0.6, -0.1, -0.1])
+
+
+@given(REWARDS, st.lists(st.integers(0, 4), min_size=15, max_size=15), st.booleans())
+def test_over_the_tokens_of_a_batch_is_what_whitening_all_tokens_gives(
+    rewards: np.ndarray, lengths: list[int], baseline: bool
+) -> None:
+    tokens = np.array(lengths)
+    found = batch_advantages(rewards.round() * 5, tokens, baseline=baseline, epsilon=0.0)
+    per_token = np.repeat(found.values, tokens)
+    assert np.isfinite(found.values).all()
+    if per_token.any():
+        assert per_token.mean() == pytest.approx(0.0, abs=1e-6)
+        assert per_token.std(ddof=1) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_batch_whose_rewards_are_equal_says_nothing(baseline: bool) -> None:
+    advantages = batch_advantages([[0.1, 0.1, 0.1], [0.1]], np.array([1, 2, 3, 4]), baseline=baseline)
+    assert advantages.values.tolist() == [0.0] * 4
+    assert (advantages.equal, advantages.single) == (1, 1)
 
 
 def test_gae_by_hand_passes_over_what_is_not_a_target() -> None:

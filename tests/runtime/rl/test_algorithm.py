@@ -100,6 +100,8 @@ STALE: dict[str, Any] = {"mode": "async", "max_staleness": 2}
         ({"correction_bounds": [1.5, 2.0]}, "low <= 1 <= high"),
         ({"correction_bounds": [0.1, 0.9]}, "low <= 1 <= high"),
         ({"correction": "mask", "objective": "coupled", **STALE}, "set correction none or objective decoupled"),
+        ({"advantages": "rloo", "advantage_std": "none"}, "advantage_std is for advantages grpo, not for rloo"),
+        ({"advantages": "gae"}, "'reinforce\\+\\+' or"),
         ({"ratio": "sample"}, "'token' or 'sequence'"),
         ({"max_staleness": 1}, "max_staleness is for mode async"),
         ({"kl_estimator": "k4"}, "'k1', 'k2' or 'k3'"),
@@ -117,6 +119,7 @@ def test_a_wrong_combination_is_refused(settings: dict[str, Any], message: str) 
         {"correction": "mask", "objective": "coupled"},
         {"correction": "truncate", **STALE},
         {"objective": "coupled", **STALE},
+        {"advantages": "grpo", "advantage_std": "batch"},
     ],
 )
 def test_a_right_combination_is_taken(settings: dict[str, Any]) -> None:

@@ -136,6 +136,23 @@ def test_groups_of_one_sample_are_warned_about_and_counted(caplog: pytest.LogCap
     assert training_batch(arrays, (group, *GROUPS), 1)[1]["groups_single"] == 1
 
 
+def test_each_kind_of_advantages_is_given_to_every_token() -> None:
+    # Rewards 1, 0, 0 and 0 on 2, 1, 3 and 2 tokens. Of the batch: mean 1/4, squares 3/2 over 7.
+    sigma = np.sqrt(1.5 / 7)
+    # Less the means of the groups: 1/2, -1/2, 0 and 0; mean 1/16, squares 2 x 1/4 + 1/4 - 8 / 256, over 7.
+    of_groups = np.sqrt((0.75 - 8 / 256) / 7)
+    expected = {
+        "rloo": [1.0, -1.0, 0.0, 0.0],
+        "reinforce++": [0.75 / sigma, *[-0.25 / sigma] * 3],
+        "reinforce++-baseline": [value / of_groups for value in (7 / 16, -9 / 16, -1 / 16, -1 / 16)],
+    }
+    for advantages, values in expected.items():
+        algorithm = AlgorithmSection.model_validate({"advantages": advantages, "advantage_epsilon": 1e-9})
+        arrays = experience(GROUPS, 0, algorithm)
+        assert np.allclose(arrays["advantages"], np.where(arrays["mask"], np.array(values)[:, None], 0.0)), advantages
+        assert training_batch(arrays, GROUPS, 1, algorithm)[1]["groups_equal"] == 1
+
+
 def test_kl_in_the_reward_is_taken_off_before_the_advantages() -> None:
     algorithm = AlgorithmSection(kl_coefficient=0.5, kl_in="reward", kl_estimator="k1", advantage_std="none")
     arrays = scored(algorithm)
