@@ -33,6 +33,7 @@ class AlgorithmSection(Strict):
     advantages: Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline"] = "grpo"
     advantage_std: Literal["unbiased", "batch", "none"] = "unbiased"
     advantage_epsilon: Positive = 1e-6
+    mask_truncated: bool = False
     normalisation: Literal["token-mean", "sequence-mean", "constant"] = "token-mean"
     normalisation_tokens: AtLeastOne | None = None
     objective: Literal["decoupled", "coupled"] = "decoupled"

@@ -24,6 +24,13 @@ class Model(Strict):
     dtype: Literal["bf16", "fp32"] = "bf16"
 
 
+class Overlong(Strict):
+    """What a response loses that comes within so many tokens of the longest one: up to `penalty`, evenly."""
+
+    buffer_tokens: AtLeastOne
+    penalty: Positive = 1.0
+
+
 class Reward(Strict):
     """A rule (no GPU) or a reward model.
 
@@ -37,6 +44,7 @@ class Reward(Strict):
     unscorable: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     deadline_seconds: Positive = 5.0
     workers: AtLeastOne = 2
+    overlong: Overlong | None = None
 
     @model_validator(mode="after")
     def _model_has_architecture(self) -> Reward:
@@ -226,6 +234,11 @@ class Experiment(Strict):
         prompts = samples // group
         if prompts % self.algorithm.minibatches:
             raise ValueError(f"algorithm.minibatches must divide the {prompts} prompts of an iteration")
+        if (overlong := self.reward.overlong) and overlong.buffer_tokens > self.batch.response_tokens:
+            raise ValueError(
+                f"reward.overlong.buffer_tokens ({overlong.buffer_tokens}) is more than batch.response_tokens "
+                f"({self.batch.response_tokens})"
+            )
         if self.critic is not None and self.algorithm.kind != "ppo":
             raise ValueError("critic is for algorithm.kind ppo")
         return self

@@ -101,6 +101,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         changed("algorithm", "minibatches", to=3),
         "algorithm.minibatches must divide the 8 prompts",
     ),
+    "overlong": (
+        changed("reward", "overlong", to={"buffer_tokens": 4097}),
+        "reward.overlong.buffer_tokens (4097) is more than batch.response_tokens",
+    ),
     "critic of GRPO": (changed("critic", "architecture", to="qwen3-0.6b"), "critic is for algorithm.kind ppo"),
     "stale but synchronous": (changed("algorithm", "max_staleness", to=1), "max_staleness is for mode async"),
     "rule with a model": (changed("reward", "architecture", to="qwen3-0.6b"), "architecture goes with kind model"),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from hetrl.describe.experiment import Data, Reward
+from hetrl.describe.experiment import Data, Overlong, Reward
 from hetrl.errors import HetrlError
 from hetrl.runtime.data.math_answer import has_box, last_boxed, marked
 
@@ -237,6 +237,19 @@ async def open_scorer(reward: Reward, data: Data) -> AsyncIterator[Scorer]:
 def reward_of(judgement: Judgement, reward: Reward) -> float:
     """Return 1 for a right response, 0 for a wrong one, and `reward.unscorable` for one that cannot be scored."""
     return {Verdict.RIGHT: 1.0, Verdict.WRONG: 0.0, Verdict.UNSCORABLE: reward.unscorable}[judgement.verdict]
+
+
+def overlong_penalty(tokens: int, longest: int, overlong: Overlong | None) -> float:
+    """Return what a response of so many tokens loses for its length; `longest` is the most that a response may have.
+
+    With b = buffer_tokens: 0 up to longest - b tokens, then penalty x (tokens - (longest - b)) / b, the whole penalty
+    at `longest`; nothing is longer. Source: soft overlong punishment, DAPO (arXiv 2503.14476, equation 13), where the
+    penalty is 1.
+    """
+    if overlong is None:
+        return 0.0
+    over = tokens - (longest - overlong.buffer_tokens)
+    return overlong.penalty * max(0, over) / overlong.buffer_tokens
 
 
 def tally(judgements: Sequence[Judgement]) -> dict[str, object]:

@@ -47,11 +47,13 @@ def padded(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], pad_token: 
 def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: AlgorithmSection = DEFAULTS) -> Arrays:
     """Return the batch of an iteration: `padded` plus advantages and sampler_logprobs, float32 [n, s].
 
-    The advantages are those of the rewards alone; logs a warning for groups of one sample, whose advantages are 0.
+    The mask is that of all response tokens, the advantages are those of the rewards alone; logs a warning for groups of
+    one sample, whose advantages are 0.
     """
     pairs = [(group, sample) for group in groups for sample in group.samples]
     arrays = padded([(group.prompt_tokens, sample.tokens) for group, sample in pairs], pad_token)
-    advantages = _advantages([group.rewards for group in groups], arrays["mask"], algorithm)
+    mask = _trained(arrays["mask"], groups, algorithm)
+    advantages = _advantages([group.rewards for group in groups], mask, algorithm)
     if advantages.single and algorithm.advantages != "reinforce++":
         log.warning(
             "%d of %d groups have one sample: their advantages are 0, nothing is learnt from them; "
@@ -83,6 +85,8 @@ def training_batch(
 
     With algorithm.kl_in "reward" a sample's reward is r - kl_coefficient x (sum of the KL estimates of its tokens)
     before the advantages are taken: DeepSeekMath (arXiv 2402.03300), equation 2, summed over the response.
+    With mask_truncated the mask leaves out responses that were cut off at the longest allowed: overlong filtering, DAPO
+    (arXiv 2503.14476, section 3.4). Their rewards still count in what the others' advantages are relative to.
     With samples that may be stale (max_staleness above 0): objective "decoupled" clips against old_logprobs, taken
     under the weights that the step starts from, and weights each token by pi_old / pi_sampler; "coupled" clips against
     the policy that drew the token, so that old_logprobs are the sampler's: PPO as published (arXiv 1707.06347).
@@ -91,7 +95,7 @@ def training_batch(
     lost; importance_weight and importance_cut, means over tokens; mismatch.
     """
     batch = {name: array for name, array in arrays.items() if name != "sampler_logprobs"}
-    mask = arrays["mask"]
+    mask = batch["mask"] = _trained(arrays["mask"], groups, algorithm)
     rewards, measured = [group.rewards for group in groups], dict[str, float]()
     if algorithm.kl_in_reward:
         penalties = algorithm.kl_coefficient * _sequence_kl(arrays, algorithm.kl_estimator)
@@ -100,14 +104,14 @@ def training_batch(
         measured["kl_penalty"] = float(penalties.mean())
     advantages = _advantages(rewards, mask, algorithm)
     measured |= {"groups_equal": advantages.equal, "groups_single": advantages.single}
-    fresh = drawn_under(version, groups, mask.shape[1])
+    fresh = drawn_under(version, groups, mask.shape[1]) & mask
     if not algorithm.scores_batch:
         batch |= {"sampler_logprobs": arrays["sampler_logprobs"], "fresh": fresh.astype(np.float32)}
     elif (difference := mismatch(arrays, fresh)) is not None:
         measured["mismatch"] = difference
     if algorithm.ratio_to_sampler:
         batch["old_logprobs"] = arrays["sampler_logprobs"]
-    elif _corrects(algorithm) and algorithm.scores_batch:
+    elif _corrects(algorithm) and algorithm.scores_batch and mask.any():
         weights, cut = importance_weights(
             arrays["old_logprobs"],
             arrays["sampler_logprobs"],
@@ -192,6 +196,15 @@ def drawn_under(version: int, groups: Sequence[PromptGroup], width: int) -> NDAr
 def _corrects(algorithm: AlgorithmSection) -> bool:
     """Return whether tokens are weighed by p(trainer) / p(sampler)."""
     return not algorithm.ratio_to_sampler and (algorithm.max_staleness > 0 or algorithm.importance_bound != "none")
+
+
+def _trained(mask: NDArray[np.bool_], groups: Sequence[PromptGroup], algorithm: AlgorithmSection) -> NDArray[np.bool_]:
+    """Return the response tokens [n, s] that are trained on: all, or those of responses that were not cut off."""
+    if not algorithm.mask_truncated:
+        return mask
+    whole = [sample.finish_reason != "length" for group in groups for sample in group.samples]
+    trained: NDArray[np.bool_] = mask & np.array(whole)[:, None]
+    return trained
 
 
 def _advantages(

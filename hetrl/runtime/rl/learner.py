@@ -7,6 +7,7 @@ requests.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from hetrl.runtime.wire.arrays import pack, unpack
 from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE
 
 _OF_THE_FIRST_STEP = ("sampler_logprobs", "fresh")  # arrays: later steps see weights that drew none of the tokens
+log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Published)
 
 
@@ -137,10 +139,18 @@ class Learner:
         return {**measured, **seen}
 
     async def _optimise(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
-        """Take the optimiser steps and return the means of what they measured; of the mismatch, what the first did."""
+        """Take the optimiser steps and return the means of what they measured; of the mismatch, what the first did.
+
+        A minibatch without a token to train on, as of truncated samples alone, is skipped with a warning.
+        """
         algorithm, measured = self.algorithm, []
         settings = loss_settings(algorithm)
-        parts = minibatches(batch, algorithm.minibatches, algorithm)
+        parts = [part for part in minibatches(batch, algorithm.minibatches, algorithm) if part["mask"].any()]
+        if len(parts) < algorithm.minibatches:
+            skipped = algorithm.minibatches - len(parts)
+            log.warning("step %d: %d minibatches have no token to train on and are skipped", step, skipped)
+        if not parts:
+            return {}
         for number, part in enumerate(parts * algorithm.epochs):
             sent = {name: array for name, array in part.items() if number == 0 or name not in _OF_THE_FIRST_STEP}
             measured.append(await self.policy.train(sent, settings, step))

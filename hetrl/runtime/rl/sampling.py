@@ -16,7 +16,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import Encoder
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.data.rewards import Judgement, Scorer, reward_of
+from hetrl.runtime.data.rewards import Judgement, Scorer, overlong_penalty, reward_of
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.transport.member import Member
 
@@ -106,7 +106,11 @@ class Sampler:
             raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples
         judgements = tuple(await asyncio.gather(*(self._judge(prompt, sample) for sample in samples)))
-        rewards = tuple(reward_of(judgement, settings.reward) for judgement in judgements)
+        rewards = tuple(
+            reward_of(judgement, settings.reward)
+            - overlong_penalty(len(sample.tokens), settings.response_tokens, settings.reward.overlong)
+            for judgement, sample in zip(judgements, samples, strict=True)
+        )
         return PromptGroup(prompt, tokens, samples, rewards, judgements, replica, reply.message.seconds, sent, back)
 
     async def _judge(self, prompt: Prompt, sample: wire.Sample) -> Judgement:

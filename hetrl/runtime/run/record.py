@@ -102,8 +102,8 @@ class Record:
 def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
     """Return what the samples of a step say.
 
-    The reward, counts, how many samples have tokens of each version, and per replica tokens and the seconds of its
-    longest group.
+    The reward, counts (`truncated`: cut off at the longest allowed), how many samples have tokens of each version, and
+    per replica tokens and the seconds of its longest group.
     """
     samples = [sample for group in groups for sample in group.samples]
     replicas: dict[str, dict[str, float]] = {}
@@ -116,6 +116,7 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
         "reward": round(mean_reward(groups), 6),
         "samples": len(samples),
         "tokens": sum(len(sample.tokens) for sample in samples),
+        "truncated": sum(sample.finish_reason == "length" for sample in samples),
         "versions": dict(versions),
         "replicas": replicas,
         **tally([judgement for group in groups for judgement in group.judgements]),

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.describe.experiment import Data, Reward
+from hetrl.describe.experiment import Data, Overlong, Reward
 from hetrl.errors import HetrlError
 from hetrl.runtime.data.math_answer import last_boxed, marked
 from hetrl.runtime.data.rewards import (
@@ -29,6 +29,7 @@ from hetrl.runtime.data.rewards import (
     exact_match,
     final_answer,
     open_scorer,
+    overlong_penalty,
     reward_of,
     rule_of,
     tally,
@@ -358,3 +359,11 @@ def test_rewards_and_counts() -> None:
     counts = {"right": 1, "wrong": 2, "unscorable": 3, "unscorable_causes": {"deadline": 2, "memory": 1}}
     assert tally(scores) == counts
     assert tally([]) == {"right": 0, "wrong": 0, "unscorable": 0, "unscorable_causes": {}}
+
+
+def test_the_overlong_penalty_grows_evenly_over_the_buffer() -> None:
+    # DAPO (arXiv 2503.14476), equation 13, with L_max 100 and L_cache 20: (80 - length) / 20 between 80 and 100.
+    plain, twice = Overlong(buffer_tokens=20), Overlong(buffer_tokens=20, penalty=2.0)
+    assert [overlong_penalty(tokens, 100, plain) for tokens in (1, 80, 81, 90, 100)] == [0, 0, 0.05, 0.5, 1]
+    assert [overlong_penalty(tokens, 100, twice) for tokens in (80, 90, 100)] == [0, 1, 2]
+    assert overlong_penalty(100, 100, None) == 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replaced
 
 from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime import wire
@@ -151,6 +153,48 @@ def test_each_kind_of_advantages_is_given_to_every_token() -> None:
         arrays = experience(GROUPS, 0, algorithm)
         assert np.allclose(arrays["advantages"], np.where(arrays["mask"], np.array(values)[:, None], 0.0)), advantages
         assert training_batch(arrays, GROUPS, 1, algorithm)[1]["groups_equal"] == 1
+
+
+CUT = (
+    replace(GROUPS[0], samples=(replaced(GROUPS[0].samples[0], finish_reason="length"), GROUPS[0].samples[1])),
+    GROUPS[1],
+)
+
+
+@pytest.mark.parametrize("settings", [{}, {"minibatches": 2}, {**STALE, "minibatches": 2}])
+def test_truncated_samples_are_not_trained_on_and_still_count_for_the_others(settings: dict[str, Any]) -> None:
+    plain = AlgorithmSection.model_validate(settings)
+    masking = AlgorithmSection.model_validate({**settings, "mask_truncated": True})
+    arrays = scored(plain) if plain.scores_batch else experience(GROUPS, 0, plain)
+    batch, _ = training_batch(arrays, CUT, 1, plain)
+    masked, _ = training_batch(arrays, CUT, 1, masking)
+    assert not masked["mask"][0].any() and not any(masked[name][0].any() for name in masked if name == "fresh")
+    for name in batch:
+        assert masked[name][1:].tolist() == batch[name][1:].tolist(), name
+    assert masked["lengths"].tolist() == [4, 3, 4, 3]
+
+
+def test_truncated_samples_count_in_no_moment_and_no_mean_over_trained_tokens() -> None:
+    settings = {"advantages": "reinforce++", "mask_truncated": True, "normalisation": "sequence-mean"}
+    algorithm = AlgorithmSection.model_validate(settings)
+    uneven = (replace(CUT[0], rewards=(9.0, 1.0)), CUT[1])
+    arrays = experience(uneven, 0, algorithm)
+    # Rewards 1, 0 and 0 on 1, 3 and 2 tokens: mean 1/6, squares 5/6 over 5.
+    first = arrays["advantages"][[1, 2, 3], [2, 1, 1]] * np.sqrt(1 / 6)
+    assert first.tolist() == pytest.approx([5 / 6, -1 / 6, -1 / 6], abs=1e-5)
+    batch, _ = training_batch(arrays, uneven, 1, algorithm)
+    (part,) = minibatches(batch, 1, algorithm)
+    # 6 tokens of 3 samples: 6 / (3 |o|).
+    assert part["token_weights"][part["mask"]].tolist() == pytest.approx([2.0, *[2 / 3] * 3, *[1.0] * 2])
+    assert not part["token_weights"][0].any()
+
+
+def test_a_batch_of_truncated_samples_alone_has_no_target_and_no_weights() -> None:
+    algorithm = AlgorithmSection.model_validate({**STALE, "minibatches": 2, "mask_truncated": True})
+    samples = tuple(replaced(sample, finish_reason="length") for sample in GROUPS[0].samples)
+    batch, measured = training_batch(scored(algorithm), (replace(GROUPS[0], samples=samples),) * 2, 1, algorithm)
+    assert not batch["mask"].any() and "importance_weights" not in batch
+    assert all(np.isfinite(value) for value in measured.values())
 
 
 def test_kl_in_the_reward_is_taken_off_before_the_advantages() -> None:

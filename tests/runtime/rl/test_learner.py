@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -48,15 +50,18 @@ class Trainer:
 
 
 def learn(
-    settings: dict[str, Any], version: int = 1, reference: Mapping[str, int] = MappingProxyType({})
+    settings: dict[str, Any],
+    version: int = 1,
+    reference: Mapping[str, int] = MappingProxyType({}),
+    drawn: tuple[PromptGroup, ...] | None = None,
 ) -> tuple[Trainer, dict[str, float], dict[str, float]]:
     trainer, seconds = Trainer(), dict[str, float]()
     policy = Policy(cast(Member, trainer), TRAINER, (), reference, 1.0)
     learner = Learner(policy, AlgorithmSection.model_validate(settings), pad_token=0)
 
     async def both() -> dict[str, float]:
-        arrays = await learner.scored(groups(), 1, seconds)
-        return await learner.learn(arrays, groups(), 1, version, seconds)
+        arrays = await learner.scored(drawn or groups(), 1, seconds)
+        return await learner.learn(arrays, drawn or groups(), 1, version, seconds)
 
     return trainer, asyncio.run(both()), seconds
 
@@ -70,6 +75,19 @@ def test_one_step_is_taken_without_a_pass_over_the_batch(settings: dict[str, Any
     assert measured["mismatch"] == pytest.approx(0.2)  # the mean over fresh tokens
     assert "fresh" not in measured
     assert set(seconds) == {ACTOR_TRAINING}
+
+
+def test_minibatches_of_truncated_samples_alone_are_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    whole, cut = groups()
+    cut = replace(cut, samples=tuple(msgspec.structs.replace(one, finish_reason="length") for one in cut.samples))
+    settings = {"minibatches": 2, "epochs": 2, "mask_truncated": True}
+    trainer, measured, _ = learn(settings, drawn=(cut, whole))
+    trained = [arrays for _, message, arrays in trainer.asked if isinstance(message, wire.Train)]
+    assert [arrays["mask"].any() for arrays in trained] == [True, True]
+    assert "1 minibatches have no token" in caplog.text and "loss" in measured
+    trainer, measured, _ = learn(settings, drawn=(cut, cut))
+    assert not [message for _, message, _ in trainer.asked if isinstance(message, wire.Train)]
+    assert "loss" not in measured and measured["groups_equal"] == 0
 
 
 def test_without_fresh_tokens_there_is_no_mismatch() -> None:
