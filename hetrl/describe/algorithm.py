@@ -10,6 +10,12 @@ from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict
 from hetrl.workload import needs_old_logprobs
 
 
+class DynamicSampling(Strict):
+    """Prompts whose samples all have the same reward are drawn again, up to `max_draws` x the prompts of a batch."""
+
+    max_draws: Annotated[int, Field(ge=2)]
+
+
 class AlgorithmSection(Strict):
     """PPO or GRPO and their knobs."""
 
@@ -17,6 +23,7 @@ class AlgorithmSection(Strict):
     mode: Literal["sync", "async"] = "sync"
     max_staleness: Annotated[int, Field(ge=0)] = 0
     samples_per_prompt: AtLeastOne = 8
+    dynamic_sampling: DynamicSampling | None = None
     minibatches: AtLeastOne = 1
     epochs: AtLeastOne = 1
     learning_rate: Positive = 1e-6
@@ -45,6 +52,8 @@ class AlgorithmSection(Strict):
     def _keys_fit_together(self) -> AlgorithmSection:
         if self.mode == "sync" and self.max_staleness:
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
+        if self.dynamic_sampling and self.samples_per_prompt < 2:
+            raise ValueError("dynamic_sampling compares the samples of a prompt: raise samples_per_prompt")
         if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
             raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
         if self.advantages != "grpo" and self.advantage_std != "unbiased":
@@ -58,6 +67,11 @@ class AlgorithmSection(Strict):
                 "uses the sampler's alone: set correction none or objective decoupled"
             )
         return self
+
+    @property
+    def max_draws(self) -> int:
+        """Return how many groups a batch may draw for each that it takes."""
+        return self.dynamic_sampling.max_draws if self.dynamic_sampling else 1
 
     @property
     def kl_in_reward(self) -> bool:

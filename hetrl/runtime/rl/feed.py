@@ -3,19 +3,28 @@
     admit:  start groups while  (max_staleness + iterations + 1) x batch - (accepted + running) > 0
     batch:  wait for `batch` accepted groups, and for those whose last chance it is: the next version makes them too old
             (what is too old all the same, its oldest token more than max_staleness versions, is dropped)
+            of those with equal rewards, up to (max_draws - 1) x batch do not count as accepted while they wait, so that
+            others are drawn in their place; they are taken last, in the order of the prompts, or rejected
     advance: one more iteration is trained and its weights are served
 
 With max_staleness 0 the groups of an iteration start when its weights are served: synchronous training. Without the
 wait the groups with the longest responses would be overtaken and dropped, and the policy would learn from short ones.
-Source of the admission: AReaL (arXiv 2505.24298), section 5.1, staleness-aware training.
+Source of the admission: AReaL (arXiv 2505.24298), section 5.1, staleness-aware training; of what is drawn in place of
+others: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), bounded as in verl (`max_num_gen_batches`).
+
+Prompts are numbered in the order in which they are drawn, and each is drawn once: trained on, dropped or rejected.
+Without staleness the batches depend on the numbers alone, not on which group came back first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable
 
 from hetrl.runtime.rl.sampling import PromptGroup
+
+log = logging.getLogger(__name__)
 
 Draw = Callable[[int], Awaitable[PromptGroup]]
 
@@ -30,27 +39,38 @@ def oldest_version(group: PromptGroup) -> int:
     return min(span.version for sample in group.samples for span in sample.versions)
 
 
+def equal_rewards(group: PromptGroup) -> bool:
+    """Return whether no sample of the group is better than another."""
+    return len(set(group.rewards)) < 2
+
+
 class Feed:
     """Draws groups ahead of the trainer; `draw(number)` samples the group of prompt `number`."""
 
-    def __init__(self, draw: Draw, batch: int, max_staleness: int, iterations: int, version: int) -> None:
-        """Feed `iterations` batches of `batch` groups, the first trained from weight version `version`."""
+    def __init__(
+        self, draw: Draw, batch: int, max_staleness: int, iterations: int, version: int, max_draws: int = 1
+    ) -> None:
+        """Feed `iterations` batches of `batch` groups, the first trained from weight version `version`.
+
+        At `max_draws` 1 groups with equal rewards are like others.
+        """
         self._draw, self._batch, self._max_staleness = draw, batch, max_staleness
         self._needed = iterations * batch
         self._version, self._iterations = version, 0
         self._running: dict[int, asyncio.Future[PromptGroup]] = {}
         self._since: dict[int, int] = {}  # the version that served when a running group was admitted
         self._waiting: dict[int, PromptGroup] = {}
+        self._most_rejected = (max_draws - 1) * batch
         self._trained = 0
         self._next = 0
-        self.dropped = 0
+        self.dropped = self.rejected = 0
 
     async def batch(self) -> tuple[PromptGroup, ...]:
         """Return the next batch, in the order of the prompts; raises what a draw raised."""
         while True:
             self._sweep()
             self._admit()
-            if len(self._waiting) >= self._batch and not self._leaves_behind():
+            if self._accepted() >= self._batch and not self._leaves_behind():
                 return self._take()
             await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
             self._collect()
@@ -68,7 +88,7 @@ class Feed:
         self._running.clear()
 
     def _admit(self) -> None:
-        accepted = self._trained + len(self._waiting)
+        accepted = self._trained + self._accepted()
         allowed = capacity(self._max_staleness, self._iterations, self._batch, accepted, len(self._running))
         for _ in range(min(allowed, self._needed - accepted - len(self._running))):
             self._running[self._next] = asyncio.ensure_future(self._draw(self._next))
@@ -79,6 +99,16 @@ class Feed:
         for number in [number for number, task in self._running.items() if task.done()]:
             del self._since[number]
             self._waiting[number] = self._running.pop(number).result()
+
+    def _accepted(self) -> int:
+        """Return how many groups wait that none is drawn in place of."""
+        return len(self._waiting) - min(self._most_rejected, len(self._equal()))
+
+    def _equal(self) -> list[int]:
+        """Return the waiting groups that others may be drawn in place of, in the order of the prompts."""
+        return [
+            number for number in sorted(self._waiting) if self._most_rejected and equal_rewards(self._waiting[number])
+        ]
 
     def _leaves_behind(self) -> bool:
         """Whether a group is under way that this batch may take and the next one may not."""
@@ -91,6 +121,18 @@ class Feed:
         self.dropped += len(stale)
 
     def _take(self) -> tuple[PromptGroup, ...]:
-        numbers: Sequence[int] = sorted(self._waiting)[: self._batch]
+        equal = self._equal()
+        numbers = sorted(sorted(self._waiting, key=lambda number: (number in equal, number))[: self._batch])
         self._trained += len(numbers)
-        return tuple(self._waiting.pop(number) for number in numbers)
+        groups = tuple(self._waiting.pop(number) for number in numbers)
+        rejected = [number for number in equal if number in self._waiting][: self._most_rejected]
+        for number in rejected:
+            del self._waiting[number]
+        self.rejected += len(rejected)
+        if taken := len([number for number in equal if number in numbers]):
+            log.warning(
+                "a batch has %d groups of equal rewards, since %d others were rejected already: nothing is learnt from "
+                "them; raise algorithm.dynamic_sampling.max_draws, or give prompts of another difficulty",
+                *(taken, len(rejected)),
+            )
+        return groups

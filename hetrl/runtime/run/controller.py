@@ -109,8 +109,8 @@ class Run:
             async with self.turns.of(ACTOR_TRAINING):
                 await self.policy.publish(self.version, tuple(self.policy.reference))
         prompts = self.experiment.batch.samples // self.experiment.algorithm.samples_per_prompt
-        staleness = self.experiment.algorithm.max_staleness
-        feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.version)
+        staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
+        feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.version, max_draws)
         try:
             for step in range(1, self.experiment.steps + 1):
                 await self.step(step, feed)
@@ -134,7 +134,8 @@ class Run:
     async def step(self, step: int, feed: Feed) -> None:
         """One iteration: a batch, learning, the next weights."""
         seconds: dict[str, float] = {}
-        start, turns, version, dropped = time.monotonic(), self.turns.seconds, self.version, feed.dropped
+        start, turns, version = time.monotonic(), self.turns.seconds, self.version
+        dropped, rejected = feed.dropped, feed.rejected
         with timed(seconds, GENERATION_WAIT):
             groups = await feed.batch()
         seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
@@ -155,6 +156,7 @@ class Run:
             "weight_version": version,
             "staleness": version - min(oldest_version(group) for group in groups),
             "dropped_groups": feed.dropped - dropped,
+            "groups_rejected": feed.rejected - rejected,
             "generation_latency_seconds": round(latency_seconds, 4),
             "turn_seconds": round(self.turns.seconds - turns, 4),
             "weight_bytes": published.bytes,

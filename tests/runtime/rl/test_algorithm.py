@@ -100,6 +100,8 @@ STALE: dict[str, Any] = {"mode": "async", "max_staleness": 2}
         ({"correction_bounds": [1.5, 2.0]}, "low <= 1 <= high"),
         ({"correction_bounds": [0.1, 0.9]}, "low <= 1 <= high"),
         ({"correction": "mask", "objective": "coupled", **STALE}, "set correction none or objective decoupled"),
+        ({"dynamic_sampling": {"max_draws": 1}}, "greater than or equal to 2"),
+        ({"dynamic_sampling": {"max_draws": 2}, "samples_per_prompt": 1}, "raise samples_per_prompt"),
         ({"advantages": "rloo", "advantage_std": "none"}, "advantage_std is for advantages grpo, not for rloo"),
         ({"advantages": "gae"}, "'reinforce\\+\\+' or"),
         ({"ratio": "sample"}, "'token' or 'sequence'"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -149,6 +152,100 @@ def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
         await feed.close()
 
     asyncio.run(scenario())
+
+
+def of(number: int, *, equal: bool) -> PromptGroup:
+    (sample,) = group(number, 1).samples
+    return PromptGroup(Prompt(str(number), ""), (0,), (sample, sample), (1.0, 1.0 if equal else 0.0))
+
+
+def fed(
+    equal: set[int], order: random.Random, *, batch: int, iterations: int, max_draws: int, max_staleness: int = 0
+) -> tuple[list[list[int]], list[tuple[int, int]], Feed]:
+    """Return the batches, what was drawn under which version, and the feed, of draws that end in a random order."""
+    drawn, found = list[tuple[int, int]](), list[list[int]]()
+
+    async def scenario() -> Feed:
+        version = 1
+
+        async def draw(number: int) -> PromptGroup:
+            drawn.append((number, version))
+            began = version
+            for _ in range(order.randrange(6)):
+                await asyncio.sleep(0)
+            return replace(of(number, equal=number in equal), samples=group(number, began).samples * 2)
+
+        feed = Feed(draw, batch, max_staleness, iterations, version, max_draws)
+        for _ in range(iterations):
+            found.append(numbers(await feed.batch()))
+            version += 1
+            feed.advance(version)
+        await feed.close()
+        return feed
+
+    feed = asyncio.run(scenario())
+    return found, drawn, feed
+
+
+def test_groups_of_equal_rewards_are_replaced_by_the_next_prompts_under_the_same_version() -> None:
+    found, drawn, feed = fed({1, 2, 5}, random.Random(0), batch=3, iterations=2, max_draws=3)
+    assert found == [[0, 3, 4], [6, 7, 8]]
+    assert sorted(drawn) == [*((n, 1) for n in range(5)), *((n, 2) for n in range(5, 9))]
+    assert (feed.rejected, feed.dropped) == (3, 0)
+
+
+def test_after_so_many_draws_a_batch_is_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        found, drawn, feed = fed({0, 1, 3, 4, 5}, random.Random(0), batch=3, iterations=1, max_draws=2)
+    assert found == [[0, 1, 2]] and feed.rejected == 3
+    assert [number for number, _ in drawn] == [0, 1, 2, 3, 4, 5]
+    assert "a batch has 2 groups of equal rewards, since 3 others were rejected already" in caplog.text
+
+
+def test_without_dynamic_sampling_equal_rewards_are_like_others() -> None:
+    found, _, feed = fed({0, 1}, random.Random(0), batch=2, iterations=2, max_draws=1)
+    assert found == [[0, 1], [2, 3]] and feed.rejected == 0
+
+
+@given(st.sets(st.integers(0, 30)), st.integers(1, 4), st.integers(2, 3), st.randoms(use_true_random=False))
+def test_without_staleness_batches_do_not_depend_on_who_comes_back_first(
+    equal: set[int], batch: int, max_draws: int, order: random.Random
+) -> None:
+    found, drawn, feed = fed(equal, order, batch=batch, iterations=3, max_draws=max_draws)
+    again, _, _ = fed(equal, random.Random(1), batch=batch, iterations=3, max_draws=max_draws)
+    assert found == again
+    assert sorted(number for number, _ in drawn) == list(range(3 * batch + feed.rejected))
+    first = 0
+    for one in found:  # as long as prompts may be drawn, those that say something, in their order
+        allowed = range(first, first + max_draws * batch)
+        says = [number for number in allowed if number not in equal][:batch]
+        filled = [number for number in allowed if number in equal][: batch - len(says)]
+        assert one == sorted(says + filled)
+        first = says[-1] + 1 if len(says) == batch else allowed.stop
+
+
+@given(
+    st.sets(st.integers(0, 40)),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_every_prompt_is_drawn_once_and_trained_on_dropped_or_rejected(
+    equal: set[int], batch: int, max_staleness: int, max_draws: int, order: random.Random
+) -> None:
+    found, drawn, feed = fed(equal, order, batch=batch, iterations=4, max_draws=max_draws, max_staleness=max_staleness)
+    trained = [number for one in found for number in one]
+    assert [number for number, _ in drawn] == list(range(len(drawn)))
+    assert len(set(trained)) == len(trained) == 4 * batch
+    assert len(drawn) - len(trained) == feed.dropped + feed.rejected
+    assert feed.rejected <= 4 * (max_draws - 1) * batch
+    versions = dict(drawn)
+    for step, one in enumerate(found):
+        assert all(step + 1 - max_staleness <= versions[number] <= step + 1 for number in one)
+    for version in range(1, 5):
+        started = sum(began <= version for _, began in drawn)
+        assert started - feed.rejected - feed.dropped <= (max_staleness + version) * batch
 
 
 def test_a_failed_draw_ends_the_batch() -> None:
