@@ -48,7 +48,7 @@ def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: Algorit
     """Return the batch of an iteration: `padded` plus advantages and sampler_logprobs, float32 [n, s].
 
     The mask is that of all response tokens, the advantages are those of the rewards alone; logs a warning for groups of
-    one sample, whose advantages are 0.
+    one sample, where samples are compared with others of their group.
     """
     pairs = [(group, sample) for group in groups for sample in group.samples]
     arrays = padded([(group.prompt_tokens, sample.tokens) for group, sample in pairs], pad_token)
@@ -56,8 +56,7 @@ def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: Algorit
     advantages = _advantages([group.rewards for group in groups], mask, algorithm)
     if advantages.single and algorithm.advantages != "reinforce++":
         log.warning(
-            "%d of %d groups have one sample: their advantages are 0, nothing is learnt from them; "
-            "raise algorithm.samples_per_prompt",
+            "%d of %d groups have one sample, with nothing to compare it with; raise algorithm.samples_per_prompt",
             advantages.single,
             len(groups),
         )

@@ -136,6 +136,9 @@ def test_groups_of_one_sample_are_warned_about_and_counted(caplog: pytest.LogCap
     assert "1 of 3 groups have one sample" in caplog.text
     assert not arrays["advantages"][0].any()
     assert training_batch(arrays, (group, *GROUPS), 1)[1]["groups_single"] == 1
+    caplog.clear()
+    assert experience((group, *GROUPS), 0, AlgorithmSection(advantages="reinforce++"))["advantages"][0].any()
+    assert "one sample" not in caplog.text
 
 
 def test_each_kind_of_advantages_is_given_to_every_token() -> None:
