@@ -11,14 +11,12 @@ from typing import Any
 
 from _paper_cases import DEFINED, Asked, Case, Knobs, Setting, problem
 
-from hetrl.cost.check import check
 from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
-from hetrl.search import Problem, solve
+from hetrl.search import Problem, finished, solve
 from hetrl.search.assemble import Made as MadeBy
 from hetrl.search.baselines import streamrl, verl
 from hetrl.search.baselines.definition import AS_SOLVED, Definition
-from hetrl.search.relax import relax_recomputation
 from hetrl.search.space import Space
 from hetrl.simulator import simulate
 
@@ -82,13 +80,10 @@ def _plans(planned: Problem, asked: Asked, knobs: Knobs) -> list[Plan]:
 
 
 def defined(planned: Problem, solver: str, definition: Definition) -> Plan:
-    """Return the plan of verl or streamrl under a definition, finished and checked as `solve` does."""
+    """Return the plan of verl or streamrl under a definition."""
     made = MadeBy(solver, 0, {})
     plan, compared = PLANS[solver](Space(planned), UNBOUNDED_SECONDS, made, definition)
-    plan = replace(plan, solver=replace(plan.solver, evaluations=compared))
-    plan = relax_recomputation(plan, planned.model)
-    check(plan, planned.model)
-    return plan
+    return finished(replace(plan, solver=replace(plan.solver, evaluations=compared)), planned)
 
 
 def label(asked: Asked) -> str:

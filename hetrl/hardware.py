@@ -173,6 +173,16 @@ class Topology:
         """Return the nodes by `site/node`."""
         return {f"{site.name}/{node.name}": node for site in self.sites for node in site.nodes}
 
+    @cached_property
+    def node_class(self) -> Mapping[str, int]:
+        """Return by `site/node` which nodes of a site are alike in all but their names: 0, 1, ... as they come."""
+        known: dict[tuple[str, Node], int] = {}
+        return {
+            f"{site.name}/{node.name}": known.setdefault((site.name, replace(node, name="")), len(known))
+            for site in self.sites
+            for node in site.nodes
+        }
+
     @property
     def described(self) -> list[GpuType]:
         """Return the types of GPUs that the catalogue does not have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
@@ -112,7 +112,8 @@ def replica_seconds(
     age = response.second_moment / (2 * response.mean)
     context = prompt_tokens + age
 
-    def decoding(count: float) -> float:
+    @cache
+    def decoding(count: int) -> float:
         return sum(n * step_seconds(server, b, context) for n, b in batch_profile(response, count, limit))
 
     prefill = prompts_seconds(server, samples / samples_per_prompt, prompt_tokens)

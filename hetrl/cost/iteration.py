@@ -13,7 +13,7 @@ from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, link_seconds
 from hetrl.cost.training import Cost, inference_cost, training_cost
-from hetrl.cost.weight_sync import SyncCost, critic_seconds, trained_models, weight_sync_cost
+from hetrl.cost.weight_sync import SyncCost, critic_behind, trained_models, weight_sync_cost
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS, Workload
 
@@ -138,15 +138,15 @@ def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, Sync
     """Return the time of an iteration of a plan whose tasks and weight versions cost this."""
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
     groups = [group_times(tasks, costs, model) for tasks in members]
-    valuing = 0.0
+    wan, actor = _wan_bytes(costs, syncs), syncs["actor"]
+    links = max((link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
+    versions = Versions(actor.transfer_seconds, actor.pause_seconds, links=max(links, actor.transfer_seconds))
     if "critic" in syncs:
+        critic = critic_behind(syncs, model.topology)
         valuing = costs[CRITIC_INFERENCE].seconds
         valuing += switch_seconds(CRITIC_INFERENCE, plan.tasks[CRITIC_INFERENCE], model)
-    wan = _wan_bytes(costs, syncs)
-    links = max((link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
-    actor, critic = syncs["actor"], critic_seconds(syncs, model.topology)
-    follow = max(links, actor.transfer_seconds, critic - syncs["critic"].pause_seconds if "critic" in syncs else 0.0)
-    versions = Versions(actor.transfer_seconds, actor.pause_seconds, critic, valuing, follow)
+        follow = max(versions.links, critic.transfer_seconds)
+        versions = replace(versions, critic=critic.seconds, valuing=valuing, links=follow)
     return iteration_seconds(groups, versions, model.workload)
 
 

@@ -100,11 +100,12 @@ def _latency_seconds(topology: Topology, ring: Ring) -> float:
     sites = [topology.site_by_name[name] for name in members]
     alone = len(_one_per_node(ring.devices)) == len(sites)  # in one node of each site
     delays = [site.node_delay_ms if alone else site.delay_ms for site in sites]
-    between = max((_delay_ms(topology, pair) for pair in pairwise(members)), default=0.0)
+    between = max((link_delay_ms(topology, pair) for pair in pairwise(members)), default=0.0)
     return formulas.ring_latency([*members.values()], delays, between) / 1e3
 
 
-def _delay_ms(topology: Topology, pair: Direction) -> float:
+def link_delay_ms(topology: Topology, pair: Direction) -> float:
+    """Return the delay of the link between two sites; infinite without one."""
     link = topology.link(*pair)
     return link.delay_ms if link else math.inf
 

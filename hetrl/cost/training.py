@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from statistics import NormalDist
 
 from hetrl.cost import formulas
 from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
-from hetrl.cost.hops import hops_of
+from hetrl.cost.hops import hops_of, messages
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
@@ -116,15 +115,6 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     return Cost(sum(parts.values()), dict(wan), parts)
 
 
-def _wan_hops(placed: Sequence[Placed], back: bool = True) -> Iterator[tuple[StageShape, Direction]]:
-    """Yield the hops between sites that activations take and, with `back`, those that their gradients take back."""
-    for stage, following in pairwise(placed):
-        if stage.site != following.site:
-            yield stage.shape, (stage.site, following.site)
-            if back:
-                yield stage.shape, (following.site, stage.site)
-
-
 def _times(stage: Placed, tokens: float, task: TaskPlan, workload: Workload, memo: dict[object, Times]) -> Times:
     key = (stage.shape, stage.peers, stage.hop, tokens)
     if key not in memo:
@@ -159,10 +149,10 @@ def _activation_bytes(
     """Return what hops between sites carry in an iteration: of every epoch both ways, of the scored batch one way."""
     loads: defaultdict[Direction, float] = defaultdict(float)
     tokens, steps = samples * workload.sequence_tokens, workload.optimizer_steps_per_iteration
-    for shape, direction in _wan_hops(placed):
-        loads[direction] += activation_bytes(shape, tokens * steps / max(steps // workload.epochs, 1))
-    for shape, direction in _wan_hops(placed, back=False) if scored else ():
-        loads[direction] += activation_bytes(shape, tokens)
+    for back, moved in ((True, tokens * steps / max(steps // workload.epochs, 1)), (False, tokens if scored else 0.0)):
+        for source, target in messages(placed, back):
+            if source.site != target.site and moved:
+                loads[source.site, target.site] += activation_bytes(source.shape, moved)
     return dict(loads)
 
 

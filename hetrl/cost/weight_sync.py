@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from hetrl.cost import formulas
 from hetrl.cost.compute import has_language_head
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Direction, link_seconds, site_gbps
+from hetrl.cost.network import Direction, link_delay_ms, link_seconds, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
@@ -120,25 +119,20 @@ def weight_sync_cost(
     return SyncCost(encode, uplink, fan_out, pause, dict(wan), frozenset(sites_of(users.devices)))
 
 
-def critic_seconds(costs: Mapping[str, SyncCost], topology: Topology) -> float:
-    """Return the seconds from the last optimiser step until the critic's inference has its weights; 0 without critic.
+def critic_behind(costs: Mapping[str, SyncCost], topology: Topology) -> SyncCost:
+    """Return the critic's version as it travels beside the actor's, both from the last optimiser step on.
 
-    They stand still while the actor's, which generation waits for, take a direction between two sites that both take,
-    or the network cards of a site that both are used at.
+    Its weights stand still while the actor's, which generation waits for, take a direction between two sites that both
+    take, or the network cards of a site that both are used at.
     """
-    if "critic" not in costs:
-        return 0.0
     actor, critic = costs["actor"], costs["critic"]
     sites, uplink = actor.sites & critic.sites, critic.uplink_seconds
     for way, moved in critic.wan_bytes.items():
         before = link_seconds(topology, way, actor.wan_bytes.get(way, 0.0))
         before = max(before, actor.fan_out_seconds if way[1] in sites else 0.0)
-        link = topology.link(*way)
-        delay = link.delay_ms / 1e3 if link else math.inf
-        uplink = max(uplink, before + delay + link_seconds(topology, way, moved))
+        uplink = max(uplink, before + link_delay_ms(topology, way) / 1e3 + link_seconds(topology, way, moved))
     inside = actor.fan_out_seconds if sites else 0.0
-    behind = replace(critic, uplink_seconds=uplink, fan_out_seconds=inside + critic.fan_out_seconds)
-    return behind.seconds
+    return replace(critic, uplink_seconds=uplink, fan_out_seconds=inside + critic.fan_out_seconds)
 
 
 def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, topology: Topology) -> float:

@@ -87,7 +87,7 @@ def questions(topology: Topology) -> Iterator[Question]:
 
 def _one_more_node(topology: Topology, site: Site) -> Iterator[Question]:
     taken = {node.name for node in site.nodes}
-    for node in {replace(node, name=""): node for node in site.nodes}.values():
+    for node in {topology.node_class[f"{site.name}/{node.name}"]: node for node in site.nodes}.values():
         name = next(f"more-{number}" for number in range(len(taken) + 1) if f"more-{number}" not in taken)
         larger = replace(site, nodes=(*site.nodes, replace(node, name=name)))
         sites = tuple(larger if other is site else other for other in topology.sites)

@@ -20,7 +20,7 @@ from hetrl.search.limits import Progress
 from hetrl.search.relax import relax_recomputation
 from hetrl.search.space import Grouping, Space
 
-__all__ = ["SOLVERS", "Objective", "Problem", "Progress", "solve"]
+__all__ = ["SOLVERS", "Objective", "Problem", "Progress", "finished", "solve"]
 
 Found = tuple[Plan, int]  # the plan and how many complete plans were compared
 
@@ -64,8 +64,12 @@ def solve(
         plan, compared = SOLVERS[solver](space, budget_seconds, made)
     took = round(time.monotonic() - began, 3)
     told = replace(plan.solver, seconds=took, evaluations=compared, objective=problem.objective.kind)
-    plan = replace(plan, solver=told)
-    if told.bound_seconds is None:  # it bounds plans that recompute whole stages
+    return finished(replace(plan, solver=told), problem)
+
+
+def finished(plan: Plan, problem: Problem) -> Plan:
+    """Return what a solver has found as it may run: with no more recomputation than memory asks for, and checked."""
+    if plan.solver.bound_seconds is None:  # it bounds plans that recompute whole stages
         plan = relax_recomputation(plan, problem.model)
     check(plan, problem.model)
     return plan

@@ -8,7 +8,7 @@ host memory. An *allotment* is the number of devices that a group gets of each c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from hetrl.cost.formulas import deal_remainders
@@ -42,12 +42,12 @@ class Space:
     @cached_property
     def nodes(self) -> tuple[tuple[tuple[Device, ...], ...], ...]:
         """Return, for each class, the devices of each of its nodes; classes in the order of their first device."""
-        found: dict[tuple[object, ...], list[tuple[Device, ...]]] = {}
-        for site in self.problem.topology.sites:
+        topology = self.problem.topology
+        found: dict[int, list[tuple[Device, ...]]] = {}
+        for site in topology.sites:
             for node in site.nodes:
-                key = (site.name, replace(node, name=""))  # all of a node but its name
                 devices = tuple(Device(site.name, node.name, index, node.gpu) for index in range(node.gpus))
-                found.setdefault(key, []).append(devices)
+                found.setdefault(topology.node_class[devices[0].node_id], []).append(devices)
         return tuple(tuple(nodes) for nodes in found.values())
 
     @cached_property

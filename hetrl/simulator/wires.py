@@ -180,9 +180,8 @@ class Network:
 
 
 def _competing(flow: _Flow, rank: int) -> tuple[Wire, ...]:
-    """Return the wires on which a flow gets its part with those of this rank: all of its own, inside with trainings."""
-    beside = rank == TRAINING
-    return tuple(w for w in flow.route.wires if flow.rank == rank or (beside and w[0] not in BETWEEN_SITES))
+    """Return the wires on which a flow gets its part with those of this rank: all, of a later rank those in a site."""
+    return tuple(wire for wire in flow.route.wires if flow.rank == rank or wire[0] not in BETWEEN_SITES)
 
 
 class Channel:

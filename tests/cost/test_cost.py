@@ -39,7 +39,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import place_all
 from hetrl.cost.training import Times, expected_largest, gradient_rings, pipeline_seconds
-from hetrl.cost.weight_sync import critic_seconds, held_bytes, weight_routes, weight_sync_cost
+from hetrl.cost.weight_sync import critic_behind, held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_catalogue
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology
@@ -413,11 +413,13 @@ def test_the_critic_is_sent_where_its_inference_lies_apart_from_its_training() -
     size = workload.critic.parameters - workload.critic.head_parameters + workload.critic.hidden  # one value per token
     assert costs["actor"].wan_bytes == {}
     assert costs["critic"].wan_bytes == {("a", "b"): 2 * size}
-    assert critic_seconds(costs, topology) == pytest.approx(0.01 + 2 * size / 1e9 + costs["critic"].pause_seconds)
+    assert critic_behind(costs, topology).seconds == pytest.approx(
+        0.01 + 2 * size / 1e9 + costs["critic"].pause_seconds
+    )
     tasks["actor_generation"] = tasks["critic_inference"]
     costs["actor"] = weight_sync_cost(weight_routes(tasks), tasks, model)  # both over one link: one after the other
     size = workload.actor.parameters * 2
-    assert critic_seconds(costs, topology) == pytest.approx(size / 1e9 + costs["critic"].seconds)
+    assert critic_behind(costs, topology).seconds == pytest.approx(size / 1e9 + costs["critic"].seconds)
 
 
 def test_an_asynchronous_iteration_is_what_takes_longest() -> None:

@@ -59,6 +59,18 @@ def _require_world(layout: Layout, rank: int) -> None:
         raise HetrlError(f"rank {rank}: the layout needs a running world of {layout.world_size}; see start_world")
 
 
+def _join_groups(layout: Layout, seed: int, timeout_seconds: float) -> None:
+    """Make megatron's groups over the running world, and seed what its ranks draw."""
+    megatron_cpu.install()
+    parallel_state.initialize_model_parallel(
+        layout.tensor,
+        layout.pipeline,
+        distributed_timeout_minutes=timeout_seconds / 60.0,
+        create_gloo_process_groups=False,
+    )
+    model_parallel_cuda_manual_seed(seed)
+
+
 class MegatronEngine:
     """One rank of a model in training; a process holds one engine at a time, since megatron's groups are global."""
 
@@ -90,23 +102,8 @@ class MegatronEngine:
         self.place = layout.coordinates(rank)
         self.dtype = _dtype(dtype)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        megatron_cpu.install()
-        parallel_state.initialize_model_parallel(
-            layout.tensor,
-            layout.pipeline,
-            distributed_timeout_minutes=timeout_seconds / 60.0,
-            create_gloo_process_groups=False,
-        )
-        model_parallel_cuda_manual_seed(seed)
-        first, end = layout.stages[self.place.stage]
-        model = megatron_model.build_model(
-            config,
-            self.architecture,
-            layout,
-            self.dtype,
-            recompute=recompute,
-            recompute_layers=end - first if recompute_layers is None else recompute_layers,
-        )
+        _join_groups(layout, seed, timeout_seconds)
+        model = self._stage_model(recompute, recompute_layers)
         self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
         homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
         self.shards = Shards(self.architecture, layout, self.place, homes, self.parameters, group, self.device)
@@ -119,6 +116,17 @@ class MegatronEngine:
         self._offload = Offload()
         self._loaded = False
         self._saving: megatron_checkpoint.Saving | None = None  # a checkpoint that is being written
+
+    def _stage_model(self, recompute: str, recompute_layers: int | None) -> Any:
+        first, end = self.layout.stages[self.place.stage]
+        return megatron_model.build_model(
+            self.config,
+            self.architecture,
+            self.layout,
+            self.dtype,
+            recompute=recompute,
+            recompute_layers=end - first if recompute_layers is None else recompute_layers,
+        )
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Take the weights of a Hugging Face model, tensor by tensor.

@@ -99,11 +99,24 @@ def training_batch(
     if algorithm.kl_in_reward:
         penalties = algorithm.kl_coefficient * _sequence_kl(arrays, algorithm.kl_estimator)
         rewards = _minus(rewards, penalties)
-        batch["advantages"] = _per_token(_advantages(rewards, mask, algorithm), mask)
         measured["kl_penalty"] = float(penalties.mean())
     advantages = _advantages(rewards, mask, algorithm)
+    if algorithm.kl_in_reward:
+        batch["advantages"] = _per_token(advantages, mask)
     measured |= {"groups_equal": advantages.equal, "groups_single": advantages.single}
     fresh = drawn_under(version, groups, mask.shape[1]) & mask
+    of_sampler, seen = _against_sampler(arrays, mask, fresh, algorithm)
+    return batch | of_sampler, measured | seen
+
+
+def _against_sampler(
+    arrays: Mapping[str, NDArray[Any]], mask: NDArray[np.bool_], fresh: NDArray[np.bool_], algorithm: AlgorithmSection
+) -> tuple[Arrays, dict[str, float]]:
+    """Return what a batch and what is measured get from the sampler's log-probs; `fresh` marks tokens of this version.
+
+    `mask` and `fresh` [n, s] are of tokens that are trained on.
+    """
+    batch, measured = Arrays(), dict[str, float]()
     if not algorithm.scores_batch:
         batch |= {"sampler_logprobs": arrays["sampler_logprobs"], "fresh": fresh.astype(np.float32)}
     elif (difference := mismatch(arrays, fresh)) is not None:

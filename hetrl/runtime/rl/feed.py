@@ -106,9 +106,9 @@ class Feed:
 
     def _equal(self) -> list[int]:
         """Return the waiting groups that others may be drawn in place of, in the order of the prompts."""
-        return [
-            number for number in sorted(self._waiting) if self._most_rejected and equal_rewards(self._waiting[number])
-        ]
+        if not self._most_rejected:
+            return []
+        return sorted(number for number, group in self._waiting.items() if equal_rewards(group))
 
     def _leaves_behind(self) -> bool:
         """Whether a group is under way that this batch may take and the next one may not."""

@@ -202,9 +202,9 @@ inline bool used_at(Int site, Int m, const Tables& tables, const Parts& parts) {
     return false;
 }
 
-// Return the seconds until the critic's inference has the critic's weights, which stand still while the actor's take a
+// Return the critic's version as it travels beside the actor's: its weights stand still while the actor's take a
 // direction between two sites that both take, or the network cards of a site that both are used at.
-inline double critic_seconds(const Sync& actor, Sync critic, const Tables& tables, const Parts& parts) {
+inline Sync critic_behind(const Sync& actor, Sync critic, const Tables& tables, const Parts& parts) {
     Local<double> ways(tables.sites * tables.sites, 0.0), before(tables.sites * tables.sites, 0.0);
     const auto add = [&](Local<double>& seconds, Int m) {
         each_route(version_of(m, tables, parts), tables, [&](Int source, Int target, double moved) {
@@ -227,5 +227,5 @@ inline double critic_seconds(const Sync& actor, Sync critic, const Tables& table
         }
     }
     critic.fan_out += inside;
-    return critic.transfer() + critic.pause;
+    return critic;
 }

@@ -151,10 +151,10 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
         links = std::max(busiest_link(tables, parts), sync.transfer());
     }
     if (tables.takes.size() > 1) {
-        const Sync critics = sync_seconds(1, x, tables, parts);
-        critic = critic_seconds(sync, critics, tables, parts);
+        const Sync behind = critic_behind(sync, sync_seconds(1, x, tables, parts), tables, parts);
+        critic = behind.transfer() + behind.pause;
         valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
-        links = std::max(links, critic - critics.pause);
+        links = std::max(links, behind.transfer());
     }
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
                              sync.transfer(), sync.pause, critic, valuing, links, tables.staleness);
