@@ -29,6 +29,7 @@ TRAININGS = (ACTOR_TRAINING, CRITIC_TRAINING)
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 # Each model that is trained: the task that trains it, and the one that takes every version of its weights.
 TRAINED = {"actor": (ACTOR_TRAINING, ACTOR_GENERATION), "critic": (CRITIC_TRAINING, CRITIC_INFERENCE)}
+SCALAR_CLASS = "ForSequenceClassification"  # how transformers' classes of models with a scalar head end
 HEAD_CHUNK_BYTES = 2**28  # of float32 logits, which our training engine makes chunk by chunk
 # What a step of a run takes besides its tasks: until the trainer has a batch; as a part of the actor's training, until
 # it has scored the batch.
@@ -43,7 +44,8 @@ class Architecture:
 
     `positions` counts learned position embeddings (0 for rotary and ALiBi); `gated_mlp` is SwiGLU (three matrices)
     against two; `linear_bias` puts a bias on every matrix of a layer, `qkv_bias` on q, k and v alone;
-    `norm_parameters` is the number of vectors of a norm (1: RMSNorm or LayerNorm without bias, 2: with bias).
+    `norm_parameters` is the number of vectors of a norm (1: RMSNorm or LayerNorm without bias, 2: with bias);
+    `scalar_head`: it gives one number per token, a value or a reward, instead of logits.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Architecture:
     gated_mlp: bool = True
     norm_parameters: int = 1
     positions: int = 0
+    scalar_head: bool = False
     source: str = ""
 
     @property
@@ -71,7 +74,7 @@ class Architecture:
     @property
     def head_parameters(self) -> int:
         """Return the parameters of the output layer, tied or not (what the last product reads)."""
-        return self.vocabulary * self.hidden
+        return self.hidden if self.scalar_head else self.vocabulary * self.hidden
 
     @cached_property
     def layer_matrix_parameters(self) -> int:
@@ -91,10 +94,11 @@ class Architecture:
     @cached_property
     def parameters(self) -> int:
         """Return all parameters; a tied embedding counts once."""
-        embeddings = self.embedding_parameters * (1 if self.tied_embeddings else 2)
+        head = 0 if self.tied_embeddings else self.head_parameters
         return (
             self.layers * self.layer_parameters
-            + embeddings
+            + self.embedding_parameters
+            + head
             + self.positions * self.hidden
             + self.norm_parameters * self.hidden
         )
@@ -108,8 +112,9 @@ class Architecture:
 def architecture_from_hf_config(config: Mapping[str, Any], name: str) -> Architecture:
     """Read a Hugging Face `config.json` of the Qwen2, Qwen3 or Llama families.
 
-    Raises UsageError for another `model_type`, biases that these families publish nowhere, a missing key or a value
-    that is no number.
+    One that is for sequence classification (`architectures`), as reward models are, has a scalar head. Raises
+    UsageError for another `model_type`, biases that these families publish nowhere, a missing key or a value that is no
+    number.
     """
     kind = config.get("model_type")
     if kind not in ("qwen2", "qwen3", "llama"):
@@ -119,6 +124,7 @@ def architecture_from_hf_config(config: Mapping[str, Any], name: str) -> Archite
             raise UsageError(f"{name}: config.json sets {key}; {kind} models with it are not supported")
     try:
         heads = int(config["num_attention_heads"])
+        scalar = any(str(one).endswith(SCALAR_CLASS) for one in config.get("architectures") or ())
         return Architecture(
             name=name,
             layers=int(config["num_hidden_layers"]),
@@ -128,9 +134,10 @@ def architecture_from_hf_config(config: Mapping[str, Any], name: str) -> Archite
             head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
             intermediate=int(config["intermediate_size"]),
             vocabulary=int(config["vocab_size"]),
-            tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied_embeddings=bool(config.get("tie_word_embeddings", False)) and not scalar,
             qkv_bias=kind == "qwen2",
             qk_norm=kind == "qwen3",
+            scalar_head=scalar,
             source="config.json",
         )
     except KeyError as missing:

@@ -69,9 +69,11 @@ class MicroBatch:
 
     def rows(self, values: torch.Tensor) -> torch.Tensor:
         """Return values [1, t] of the positions of `inputs` as [b, s], zero in padding and in column 0."""
-        samples = self.mask.shape[0]
-        rows = self.packing.rows(values[0])[:samples, : self.mask.shape[1]]
-        return torch.nn.functional.pad(rows[:, 1:], (1, 0))
+        return torch.nn.functional.pad(self.all_rows(values)[:, 1:], (1, 0))
+
+    def all_rows(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values [1, t] of the positions of `inputs` as [b, s], zero in padding."""
+        return self.packing.rows(values[0])[: self.mask.shape[0], : self.mask.shape[1]]
 
 
 def cut(

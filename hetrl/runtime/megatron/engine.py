@@ -35,10 +35,11 @@ from hetrl.runtime.megatron import (
     restore as megatron_restore,
 )
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
+from hetrl.runtime.megatron.hf_weights import SCALAR_HEAD, random_weights
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, detach_hooks, gather_parameters
+from hetrl.runtime.megatron.outputs import check_loss, check_scores, output_of
 from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of, scores_on_rank_0
 from hetrl.runtime.megatron.shards import Shards
 from hetrl.runtime.rl import losses
@@ -108,7 +109,7 @@ class MegatronEngine:
         homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
         self.shards = Shards(self.architecture, layout, self.place, homes, self.parameters, group, self.device)
         self.model: Any = model
-        self._head = megatron_model.head_weight(model)
+        self._output = output_of(self.architecture, megatron_model.head_weight(model), group)
         self.optimizer: Any = None
         self.steps = 0  # what the optimiser has taken
         if optimizer is not None:
@@ -138,7 +139,7 @@ class MegatronEngine:
         self._loaded = False
         arrived: set[str] = set()
         for name, full in tensors:
-            if hf_weights.stored_twice(name, self.architecture):
+            if hf_weights.passed_over(name, self.shards.homes):
                 continue
             arrived.add(name)
             if name in self.shards.homes:
@@ -148,13 +149,15 @@ class MegatronEngine:
             self.optimizer.reload_model_params()
         self._loaded = True
 
-    def load_files(self, source: Path) -> None:
+    def load_files(self, source: Path, *, head_seed: int | None = None) -> None:
         """Take the weights of a Hugging Face directory or safetensors file, as `load` does.
 
-        Every rank reads its part of each tensor. Raises what `load` does, on every rank, also when one cannot read.
+        Every rank reads its part of each tensor. With `head_seed` a scalar head that the files do not have, being a
+        language model's, is drawn. Raises what `load` does, on every rank, also when one cannot read.
         """
         self._loaded = False
-        megatron_restore.load_files(self.shards, source)
+        drawn = None if head_seed is None else dict(random_weights(self.config, head_seed))[SCALAR_HEAD]
+        megatron_restore.load_files(self.shards, source, drawn)
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self._loaded = True
@@ -181,32 +184,22 @@ class MegatronEngine:
         return self._offload.host_bytes
 
     @torch.no_grad()
-    def score(self, batch: TokenBatch, temperature: float = 1.0) -> NDArray[numpy.float32] | None:
-        """Return log p(token j | tokens before j) of each token, float32 [n, s], on rank 0; None elsewhere.
+    def score(
+        self, batch: TokenBatch, temperature: float = 1.0, what: str = "logprobs"
+    ) -> NDArray[numpy.float32] | None:
+        """Return what a model says of each token, float32 [n, s], on rank 0; None elsewhere.
 
-        Column 0 and padding are 0. The tokens are spread over the replicas in proportion to `layout.samples`.
+        `what` is logprobs, log p(token j | tokens before j); of a model with a scalar head values, of the text before
+        token j, or rewards, of the text up to it. Padding is 0, and but for rewards column 0. The tokens are spread
+        over the replicas in proportion to `layout.samples`. Raises HetrlError where the head does not give it.
         """
         self._require_weights()
+        check_scores(self.architecture, what)
         parts = parts_of(batch, self.layout)
-        outputs = self._drive(batch, parts, lambda micro, x: self._logprobs(micro, x, temperature)[0], training=False)
+        scored = partial(self._output.scores, what=what, temperature=temperature)
+        outputs = self._drive(batch, parts, scored, training=False)
         scores = scores_on_rank_0(outputs, batch, parts, self.layout, self.place.replica, self.device)
         return scores if self.rank == 0 else None
-
-    def _logprobs(
-        self, micro: MicroBatch, hidden: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probs and entropies [b, s] of a micro-batch's tokens; 0 in column 0, which nothing predicts."""
-        assert self._head is not None
-        pair = token_logprobs(
-            hidden[:, :-1],
-            self._head,
-            micro.inputs[:, 1:],
-            vocabulary=self.architecture.vocabulary,
-            group=self.shards.tensor_group,
-            temperature=temperature,
-        )
-        logprobs, entropy = (micro.rows(torch.nn.functional.pad(values, (1, 0))) for values in pair)
-        return logprobs, entropy
 
     def _drive(self, batch: TokenBatch, parts: list[Parts], function: LossFunction, *, training: bool) -> list[Any]:
         ours = parts[self.place.replica]
@@ -222,6 +215,7 @@ class MegatronEngine:
         """
         optimizer = self._require_optimizer()
         losses.check(settings, batch.extras)
+        check_loss(self.architecture, settings)
         if not batch.mask.any():
             raise HetrlError("train_step: no token of the batch is a target; its mask is empty")
         self.model.zero_grad_buffer()
@@ -244,11 +238,10 @@ class MegatronEngine:
         return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
 
     def _loss_of(
-        self, micro: MicroBatch, hidden: torch.Tensor, settings: LossSettings
+        self, micro: MicroBatch, states: torch.Tensor, settings: LossSettings
     ) -> tuple[torch.Tensor, torch.Tensor, losses.Sums]:
         """Return what megatron's schedule expects: the sum to differentiate, its number of tokens, what to report."""
-        logprobs, entropy = self._logprobs(micro, hidden, settings.temperature)
-        total, sums = losses.evaluate(logprobs, micro.mask, micro.extras, settings, entropy)
+        total, sums = self._output.loss(micro, states, settings)
         return total, micro.mask.sum().int(), {"loss": total.detach().clone(), **sums}
 
     def _set_learning_rate(self, rate: float | None) -> float:
@@ -312,7 +305,7 @@ class MegatronEngine:
         self._loaded = False
         self.parameters.clear()
         detach_hooks(self.model)
-        self.model = self.optimizer = self._head = None
+        self.model = self.optimizer = self._output = None  # type: ignore[assignment]
         parallel_state.destroy_model_parallel()
 
     def _require_weights(self) -> None:

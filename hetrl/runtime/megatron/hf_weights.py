@@ -26,9 +26,10 @@ from safetensors import SafetensorError, safe_open
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.slices import Box, Runs, indices, size_of, whole
-from hetrl.workload import Architecture, architecture_from_hf_config
+from hetrl.workload import SCALAR_CLASS, Architecture, architecture_from_hf_config
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
+LANGUAGE_HEAD, SCALAR_HEAD = "lm_head.weight", "score.weight"
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,18 @@ def homes(architecture: Architecture) -> dict[str, Home]:
     for layer in range(architecture.layers):
         result |= _layer_homes(architecture, layer)
     result["model.norm.weight"] = Home("decoder.final_layernorm.weight", (hidden,))
-    if not architecture.tied_embeddings:
-        result["lm_head.weight"] = Home(OUTPUT, vocabulary, split=0)
+    if architecture.scalar_head:
+        result[SCALAR_HEAD] = Home(OUTPUT, (1, hidden))
+    elif not architecture.tied_embeddings:
+        result[LANGUAGE_HEAD] = Home(OUTPUT, vocabulary, split=0)
     return result
+
+
+def with_scalar_head(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `config.json` of the value model that shares the layers of a model."""
+    family = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}[config["model_type"]]
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}  # how transformers counts the outputs
+    return {**config, "architectures": [family + SCALAR_CLASS], **labels}
 
 
 def _layer_homes(architecture: Architecture, layer: int) -> dict[str, Home]:
@@ -226,16 +236,17 @@ def random_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, 
     """Yield fresh float32 weights of a model under their Hugging Face names.
 
     Matrices are normal with the standard deviation `initializer_range` (0.02 where the configuration has none, the
-    default of transformers), norms one, biases zero. Each tensor depends on its name and `seed` alone, so every layout
-    starts from the same model.
+    default of transformers), a scalar head with 1 / sqrt(hidden + 1) (Huang et al., arXiv 2403.17031, detail 11), norms
+    one, biases zero. Each tensor depends on its name and `seed` alone, so every layout starts from the same model.
     """
-    deviation = float(config.get("initializer_range", 0.02))
-    for name, home in homes(architecture_of(config)).items():
+    architecture, usual = architecture_of(config), float(config.get("initializer_range", 0.02))
+    for name, home in homes(architecture).items():
         if name.endswith("bias"):
             yield name, torch.zeros(home.shape)
         elif len(home.shape) == 1:
             yield name, torch.ones(home.shape)
         else:
+            deviation = usual if name != SCALAR_HEAD else (architecture.hidden + 1) ** -0.5
             yield name, torch.empty(home.shape).normal_(0.0, deviation, generator=_generator(name, seed))
 
 
@@ -244,9 +255,13 @@ def _generator(name: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def stored_twice(name: str, architecture: Architecture) -> bool:
-    """Return whether a model needs no such tensor: the head of a tied one, rotary frequencies of an old checkpoint."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and architecture.tied_embeddings)
+def passed_over(name: str, wanted: Mapping[str, Home]) -> bool:
+    """Return whether a model needs no such tensor, which a file may have all the same.
+
+    That is the language head where it is tied or has given way to a scalar one, and rotary frequencies of an old
+    checkpoint.
+    """
+    return name.endswith("rotary_emb.inv_freq") or (name == LANGUAGE_HEAD and name not in wanted)
 
 
 def missing_and_surplus(arrived: set[str], wanted: Mapping[str, Home]) -> None:

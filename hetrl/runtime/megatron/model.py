@@ -23,6 +23,7 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.megatron.hf_weights import padded
 from hetrl.runtime.megatron.layers import PackedRotary, block_spec
 from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.outputs import put_head
 from hetrl.runtime.megatron.recompute import recompute_selectively
 from hetrl.workload import Architecture
 
@@ -57,7 +58,7 @@ def build_model(
 ) -> GPTModel:
     """Return this rank's part of the model, all matrices zero until weights are loaded.
 
-    The last stage gives hidden states [b, s, h]; what comes of them with `head_weight` is `token_logprobs`.
+    The last stage gives hidden states [b, s, h], or with a scalar head its numbers [b, s, 1]; see `outputs`.
     Micro-batches are packed (`layers.Packing`). The parallel state must be initialised. Raises UsageError for rotary
     embeddings that cannot be computed.
     """
@@ -79,7 +80,9 @@ def build_model(
     if recompute == "selective":
         recompute_selectively(model)
     model.rotary_pos_emb = PackedRotary(model.rotary_pos_emb)
-    if model.post_process:
+    if architecture.scalar_head:
+        put_head(model)
+    elif model.post_process:
         _leave_logits_to_the_loss(model.output_layer)
     return model.cuda() if torch.cuda.is_available() else model
 

@@ -14,21 +14,41 @@ from hetrl.runtime.megatron import checkpoint_files as files, hf_weights
 from hetrl.runtime.megatron.agreement import agree
 from hetrl.runtime.megatron.checkpoint import generators, layout_of
 from hetrl.runtime.megatron.checkpoint_files import RANDOM, WEIGHTS
+from hetrl.runtime.megatron.hf_weights import SCALAR_HEAD
 from hetrl.runtime.megatron.optimizer import MOMENTS, Slice, set_steps, slice_of
 from hetrl.runtime.megatron.shards import Shards, Source, check_shape
+from hetrl.runtime.megatron.slices import Box
 from hetrl.runtime.megatron.tensor_files import ModelFiles, Pieces, TensorFiles, read_index
 
 
-def load_files(shards: Shards, source: Path) -> None:
+class _WithHead:
+    """The tensors of a model and, where it has none, a scalar head."""
+
+    def __init__(self, model: ModelFiles, head: torch.Tensor) -> None:
+        self._model, self._head = model, head
+        self.names = model.names | {SCALAR_HEAD}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a whole tensor."""
+        return self._model.shape(name) if name in self._model.names else tuple(self._head.shape)
+
+    def read(self, name: str, box: Box) -> torch.Tensor:
+        """Return the part of a tensor in a box."""
+        return self._model.read(name, box) if name in self._model.names else self._head
+
+
+def load_files(shards: Shards, source: Path, head: torch.Tensor | None = None) -> None:
     """Take the weights of a Hugging Face directory or file, of each tensor this rank's part (collective).
 
-    Raises HetrlError on every rank when the files lack a tensor, have others or other shapes, naming them, or when a
-    rank cannot read them; the weights are then undefined.
+    `head` is the scalar head [1, hidden] of a model whose files have none, a language model's. Raises HetrlError on
+    every rank when the files lack a tensor, have others or other shapes, naming them, or when a rank cannot read them;
+    the weights are then undefined.
     """
     failure = None
     try:
         with TensorFiles() as opened:
-            model = ModelFiles(source, opened)
+            stored = ModelFiles(source, opened)
+            model = stored if head is None else _WithHead(stored, head)
             _check_names(shards, model.names)
             for name, parameter in shards.parameters.items():
                 shards.fill(parameter.data, name, model)
@@ -38,7 +58,7 @@ def load_files(shards: Shards, source: Path) -> None:
 
 
 def _check_names(shards: Shards, names: set[str]) -> None:
-    wanted = {name for name in names if not hf_weights.stored_twice(name, shards.architecture)}
+    wanted = {name for name in names if not hf_weights.passed_over(name, shards.homes)}
     hf_weights.missing_and_surplus(wanted, shards.homes)
 
 

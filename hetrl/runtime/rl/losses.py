@@ -17,7 +17,8 @@ from hetrl.runtime.wire import LossSettings
 
 Sums = dict[str, torch.Tensor]
 
-LOSSES = ("policy", "supervised")
+POLICY, SUPERVISED, VALUE = "policy", "supervised", "value"
+LOSSES = (POLICY, SUPERVISED, VALUE)
 RATIOS = ("token", "sequence")
 COEFFICIENTS = (
     "ratio",
@@ -27,6 +28,7 @@ COEFFICIENTS = (
 METRICS = (
     *("loss", "ratio", "clip_fraction", "dual_clip_fraction", "logprob_difference", "kl", "entropy"),
     *("importance_weight", "importance_cut", "mismatch", "fresh"),
+    "value_clip_fraction",
 )
 _DEFAULTS = LossSettings()
 
@@ -206,16 +208,19 @@ def supervised_loss(
 
 
 def evaluate(
-    logprobs: torch.Tensor,
+    outputs: torch.Tensor,
     mask: torch.Tensor,
     extras: Mapping[str, torch.Tensor],
     settings: LossSettings,
     entropy: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:
-    """Compute the loss that `settings` name; they and `extras` as `check` accepts them."""
-    if settings.loss == "supervised":
-        return supervised_loss(logprobs, mask, entropy=entropy)
-    return policy_loss(logprobs, mask, extras, settings, entropy)
+    """Compute the loss that `settings` name of log-probs, or of values; settings and `extras` as `check` takes them."""
+    if settings.loss == SUPERVISED:
+        return supervised_loss(outputs, mask, entropy=entropy)
+    if settings.loss == VALUE:
+        old, returns = extras["old_values"], extras["returns"]
+        return value_loss(outputs, mask, old_values=old, returns=returns, clip=settings.value_clip)
+    return policy_loss(outputs, mask, extras, settings, entropy)
 
 
 def check(settings: LossSettings, extras: Mapping[str, object]) -> None:
@@ -226,11 +231,20 @@ def check(settings: LossSettings, extras: Mapping[str, object]) -> None:
     loss = settings.loss
     if loss not in LOSSES:
         raise HetrlError(f'unknown loss "{loss}"; known: {", ".join(LOSSES)}')
-    if loss == "supervised":
-        for name in COEFFICIENTS:
-            if getattr(settings, name) != getattr(_DEFAULTS, name):
-                raise HetrlError(f'{loss} loss: unknown hyper-parameter "{name}"; known: learning_rate, temperature')
-        return
+    own = {POLICY: COEFFICIENTS, VALUE: ("value_clip",), SUPERVISED: ()}[loss]
+    for name in ("value_clip", *COEFFICIENTS):
+        if name not in own and getattr(settings, name) != getattr(_DEFAULTS, name):
+            known = ", ".join(("learning_rate", "temperature", *own))
+            raise HetrlError(f'{loss} loss: unknown hyper-parameter "{name}"; known: {known}')
+    if loss == POLICY:
+        _check_policy(settings, extras)
+    for name in _needed(settings, extras):
+        if name not in extras:
+            raise HetrlError(f'{loss} loss: the batch has no "{name}"; it has {sorted(extras) or "no extras"}')
+
+
+def _check_policy(settings: LossSettings, extras: Mapping[str, object]) -> None:
+    loss = settings.loss
     if settings.ratio not in RATIOS:
         raise HetrlError(f'{loss} loss: ratio "{settings.ratio}" is not one of {", ".join(RATIOS)}')
     if settings.kl_estimator not in ESTIMATORS:
@@ -241,12 +255,17 @@ def check(settings: LossSettings, extras: Mapping[str, object]) -> None:
         raise HetrlError(f'{loss} loss: correction "{settings.correction}" is not one of {", ".join(BOUNDS)}')
     if settings.first_step and "old_logprobs" in extras:
         raise HetrlError(f"{loss} loss: in a first_step old_logprobs are its own; leave them out of the batch")
+
+
+def _needed(settings: LossSettings, extras: Mapping[str, object]) -> list[str]:
+    """Return the arrays that a loss reads."""
+    if settings.loss == VALUE:
+        return ["old_values", "returns"]
+    if settings.loss == SUPERVISED:
+        return []
     needed = ["advantages"] if settings.first_step else ["old_logprobs", "advantages"]
     needed += ["reference_logprobs"] if settings.kl_coefficient else []
-    needed += ["sampler_logprobs"] if settings.correction is not None or "fresh" in extras else []
-    for name in needed:
-        if name not in extras:
-            raise HetrlError(f'{loss} loss: the batch has no "{name}"; it has {sorted(extras) or "no extras"}')
+    return needed + (["sampler_logprobs"] if settings.correction is not None or "fresh" in extras else [])
 
 
 def _masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -150,12 +150,13 @@ class Scored(Tagged, frozen=True, tag=True):
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The loss of one optimiser step and its coefficients (`hetrl.runtime.rl.losses`, whose `check` takes them).
 
-    Without a `learning_rate` the optimiser's own counts. `loss` supervised has no coefficients. With `first_step` the
+    Without a `learning_rate` the optimiser's own counts. `loss` supervised has no coefficients, value, of a critic, has
+    `value_clip` alone. With `first_step` the
     weights are still those that the ratio is to, so that the step's own log-probs stand for the old ones; `correction`
     (with its cap and bounds) then weighs each token by them over the sampler's.
     """
 
-    loss: str = "policy"  # policy | supervised
+    loss: str = "policy"  # policy | supervised | value
     learning_rate: float | None = None
     temperature: float = 1.0
     ratio: str = "token"  # token | sequence
@@ -169,6 +170,7 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     correction: str | None = None  # none | truncate | mask: the bound of the weights; None: no weights
     correction_cap: float = 2.0
     correction_bounds: tuple[float, float] = (0.5, 5.0)
+    value_clip: float | None = None
 
 
 class Train(Tagged, frozen=True, tag=True):
