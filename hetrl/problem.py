@@ -198,7 +198,7 @@ def workload_of(experiment: Experiment, lengths: Sequence[int] = ()) -> Workload
     algorithm, actor = experiment.algorithm, architecture(experiment.model.architecture)
     critic = None
     if algorithm.kind == "ppo":
-        critic = architecture(experiment.critic.architecture) if experiment.critic else actor
+        critic = architecture(experiment.critic_architecture)
     return Workload(
         algorithm=algorithm.kind,
         mode=algorithm.mode,

@@ -170,6 +170,11 @@ def architecture(name: str) -> Architecture:
     )
 
 
+def has_language_head(task: str) -> bool:
+    """Return whether the task's model ends in the vocabulary; the others give one number per token."""
+    return task in (ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE)
+
+
 def needs_old_logprobs(optimizer_steps: int, kl_in_reward: bool, ratio_to_sampler: bool) -> bool:
     """Return whether a batch must be scored under the weights of the iteration's start, ahead of its optimiser steps.
 

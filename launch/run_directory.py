@@ -203,12 +203,12 @@ def with_absolute_paths(experiment: Experiment) -> Experiment:
     changes: dict[str, Any] = {}
     for section, keys in {
         "model": ("architecture", "weights"),
-        "reward": ("architecture",),
-        "critic": ("architecture",),
+        "reward": ("architecture", "weights"),
+        "critic": ("architecture", "weights"),
         "data": ("path",),
     }.items():
         part = getattr(experiment, section)
-        values = {key: getattr(part, key) for key in keys} if part is not None else {}
+        values = {key: getattr(part, key) for key in keys}
         found = {key: str(Path(value).absolute()) for key, value in values.items() if value and Path(value).exists()}
         if found:
             changes[section] = part.model_copy(update=found)

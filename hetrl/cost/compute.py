@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from hetrl.cost.efficiency import Rates
 from hetrl.cost.formulas import overlapped
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, Architecture
+from hetrl.workload import Architecture
 
 # Per parameter, of an Adam update in mixed precision: it reads gradient, master and two moments in fp32 (16) and writes
 # master, moments and the bf16 weight (14). Source of what there is: ZeRO (arXiv 1910.02054), section 3.1.
@@ -72,11 +72,6 @@ class StageShape:
         if recompute != "full":
             return 0
         return self.layers if self.recompute_layers is None else self.recompute_layers
-
-
-def has_language_head(task: str) -> bool:
-    """Return whether the task's model ends in the vocabulary."""
-    return task in (ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE)
 
 
 @lru_cache(maxsize=65_536)  # a fit asks with ever other rates

@@ -84,7 +84,7 @@ def head_bytes(shape: StageShape, tokens: float, training: bool) -> float:
     """Return what the output layer needs while it makes log-probs of `tokens` tokens; nothing but on the last stage.
 
     Two copies of a chunk of float32 logits, or in the backward pass half of one and twice the weights' gradient; and
-    the hidden states of all tokens with their gradient, which are not split. Source: `hetrl.runtime.megatron.logprob`.
+    the hidden states of all tokens with their gradient, which are not split. Source: `hetrl.runtime.rl.logprob`.
     """
     if not (shape.last and shape.head):
         return 0.0

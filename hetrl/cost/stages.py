@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hetrl.cost.compute import StageShape, has_language_head
+from hetrl.cost.compute import StageShape
 from hetrl.cost.efficiency import Rates
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import path, slowest
 from hetrl.hardware import Device, Path
 from hetrl.plan.plan import Replica
-from hetrl.workload import Architecture, Workload
+from hetrl.workload import Architecture, Workload, has_language_head
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrl.cost import formulas
-from hetrl.cost.compute import has_language_head
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, link_delay_ms, link_seconds, site_gbps
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
-from hetrl.workload import TRAINED
+from hetrl.workload import TRAINED, has_language_head
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,10 @@ from pydantic import Field, model_validator
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict
 from hetrl.workload import needs_old_logprobs
 
+Share = Annotated[float, Field(ge=0, le=1)]
+OF_PPO = ("discount", "trace", "whiten_advantages", "whiten_rewards")
+OF_GRPO = ("advantages", "advantage_std", "advantage_epsilon", "dynamic_sampling")
+
 
 class DynamicSampling(Strict):
     """Prompts whose samples all have the same reward are drawn again, up to `max_draws` x the prompts of a batch."""
@@ -38,6 +42,10 @@ class AlgorithmSection(Strict):
     temperature: Positive = 1.0
     on_update: Literal["recompute", "continue"] = "recompute"
     advantages: Literal["grpo", "rloo", "reinforce++", "reinforce++-baseline"] = "grpo"
+    discount: Share = 1.0
+    trace: Share = 0.95
+    whiten_advantages: bool = True
+    whiten_rewards: bool = False
     advantage_std: Literal["unbiased", "batch", "none"] = "unbiased"
     advantage_epsilon: Positive = 1e-6
     mask_truncated: bool = False
@@ -50,6 +58,10 @@ class AlgorithmSection(Strict):
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> AlgorithmSection:
+        for key in OF_GRPO if self.kind == "ppo" else OF_PPO:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                other = "grpo, whose advantages are relative" if self.kind == "ppo" else "ppo, which has a critic"
+                raise ValueError(f"{key} is for kind {other}: leave it out")
         if self.mode == "sync" and self.max_staleness:
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
         if self.dynamic_sampling and self.samples_per_prompt < 2:

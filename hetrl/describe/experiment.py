@@ -11,6 +11,8 @@ from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.describe.response_lengths import ResponseLengths
 from hetrl.describe.yaml_file import AtLeastOne, Positive, Strict
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
 
 class Model(Strict):
     """The policy: a catalogue name or a directory with a Hugging Face config.json.
@@ -32,31 +34,67 @@ class Overlong(Strict):
 
 
 class Reward(Strict):
-    """A rule (no GPU) or a reward model.
+    """A rule (no GPU), a reward model, or both.
 
-    `unscorable` is the reward of a response that the rule cannot judge, `deadline_seconds` the CPU time to compare one
-    answer, `workers` the processes that do so.
+    `rule_scale` x what the rule says + `model_scale` x (what the model says - `model_offset`). `unscorable` is what the
+    rule says of a response that it cannot judge, `deadline_seconds` the CPU time to compare one answer, `workers` the
+    processes that do so.
     """
 
-    kind: Literal["rule", "model"] = "rule"
+    kind: Literal["rule", "model", "both"] = "rule"
     architecture: str | None = None
+    weights: str | None = None
+    rule_scale: Finite = 1.0
+    model_scale: Finite = 1.0
+    model_offset: Finite = 0.0
     rule: Literal["auto", "exact", "math"] = "auto"
-    unscorable: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    unscorable: Finite = 0.0
     deadline_seconds: Positive = 5.0
     workers: AtLeastOne = 2
     overlong: Overlong | None = None
 
     @model_validator(mode="after")
     def _model_has_architecture(self) -> Reward:
-        if (self.kind == "model") != (self.architecture is not None):
-            raise ValueError("architecture goes with kind model, and only with it")
+        if self.has_model != (self.architecture is not None):
+            raise ValueError("architecture goes with kind model or both, and only with them")
+        given = {"weights": self.weights is not None, "model_scale": self.model_scale != 1}
+        for key, is_given in {**given, "model_offset": self.model_offset != 0}.items():
+            if is_given and not self.has_model:
+                raise ValueError(f"{key} is of the reward model, which kind rule has not: leave it out")
+        if self.rule_scale != 1 and self.kind == "model":
+            raise ValueError("rule_scale is for kind rule or both: leave it out")
         return self
+
+    @property
+    def rule_share(self) -> float:
+        """Return by what the rule's reward counts: not at all where the model alone decides."""
+        return 0.0 if self.kind == "model" else self.rule_scale
+
+    @property
+    def has_model(self) -> bool:
+        """Return whether a reward model takes part."""
+        return self.kind != "rule"
 
 
 class Critic(Strict):
-    """The value model of PPO; by default the actor's architecture."""
+    """The value model of PPO; by default the actor's architecture.
 
-    architecture: str
+    It starts from `weights`, or from those of the actor or the reward model. Until `warmup_steps` steps are done it is
+    trained alone.
+    """
+
+    architecture: str | None = None
+    weights: str | None = None
+    start: Literal["actor", "reward"] | None = None
+    learning_rate: Positive = 1e-5
+    value_clip: Positive | None = 0.2
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _one_start(self) -> Critic:
+        if self.weights is not None and self.start is not None:
+            raise ValueError("give either weights or start: both say what the critic starts from")
+        return self
 
 
 class Data(Strict):
@@ -215,7 +253,7 @@ class Experiment(Strict):
     model: Model
     algorithm: AlgorithmSection = AlgorithmSection()
     reward: Reward = Reward()
-    critic: Critic | None = None
+    critic: Critic = Critic()
     data: Data
     batch: Batch
     steps: AtLeastOne
@@ -225,6 +263,14 @@ class Experiment(Strict):
     topology: TopologySection
     planner: Planner = Planner()
     launch: Launch = Launch()
+
+    @property
+    def critic_architecture(self) -> str:
+        """Return the critic's: its own, that of the model that it starts from, or the actor's."""
+        critic = self.critic
+        if critic.start == "reward" and critic.architecture is None and self.reward.architecture is not None:
+            return self.reward.architecture
+        return critic.architecture or self.model.architecture
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Experiment:
@@ -239,6 +285,13 @@ class Experiment(Strict):
                 f"reward.overlong.buffer_tokens ({overlong.buffer_tokens}) is more than batch.response_tokens "
                 f"({self.batch.response_tokens})"
             )
-        if self.critic is not None and self.algorithm.kind != "ppo":
+        if self.critic != Critic() and self.algorithm.kind != "ppo":
             raise ValueError("critic is for algorithm.kind ppo")
+        if self.critic.start == "reward" and not self.reward.has_model:
+            raise ValueError("critic.start: there is no reward model to start from; see reward.kind")
+        if self.algorithm.dynamic_sampling and self.reward.has_model:
+            raise ValueError(
+                "algorithm.dynamic_sampling decides on rewards as samples come back, and a reward model scores whole "
+                "batches later: use reward.kind rule, or leave it out"
+            )
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hetrl.cost.compute import StageShape, has_language_head
+from hetrl.cost.compute import StageShape
 from hetrl.cost.memory import inference_active_bytes, training_active_bytes, training_state_bytes
 from hetrl.cost.objective import Bound, bounds
 from hetrl.cost.stages import model_of
@@ -12,7 +12,7 @@ from hetrl.errors import InfeasibleError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.search.space import Space, powers_of_two
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRAININGS, has_language_head
 
 
 def refuse_impossible(space: Space) -> None:

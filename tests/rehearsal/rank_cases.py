@@ -18,7 +18,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.megatron import checkpoint_files
 from hetrl.runtime.megatron.engine import MegatronEngine
-from hetrl.runtime.run import trainer
+from hetrl.runtime.run import engines, trainer
 from hetrl.runtime.run.context import read_context
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.wan.world import stop_wan_world
@@ -30,11 +30,18 @@ from lab.quick import quick_plan
 SITE, WIDTH = "alpha", 14
 ASLEEP_BYTES = 2**14  # sines and cosines, generators
 TRAINING, REFERENCE = "actor_training", "reference_inference"
+CRITIC, VALUES, REWARD = "critic_training", "critic_inference", "reward_inference"
+WHAT = {TRAINING: "logprobs", REFERENCE: "logprobs", CRITIC: "values", VALUES: "values", REWARD: "rewards"}
+LOSSES = {
+    TRAINING: wire.LossSettings(kl_coefficient=0.1),
+    CRITIC: wire.LossSettings(loss="value", value_clip=0.2),
+}
 EXPERIMENT = {
     "name": "rehearsal",
     "model": {"architecture": "tiny-qwen3", "dtype": "bf16"},
     "data": {"kind": "larger-digit"},
-    "algorithm": {"kl_coefficient": 0.1},
+    "algorithm": {"kind": "ppo", "kl_coefficient": 0.1},
+    "reward": {"kind": "model", "architecture": "tiny-qwen3"},
     "batch": {"samples": 16, "prompt_tokens": 4, "response_tokens": 10},
     "steps": 2,
     "topology": {"scenario": "none.yaml"},
@@ -60,7 +67,7 @@ class Case:
     def leads(self) -> tuple[int, ...]:
         """Return the ranks that speak for their world: replicas of the reference are worlds of their own."""
         replica = self.tensor * len(self.stages)
-        return tuple(replica * number for number in range(len(self.samples))) if self.task == REFERENCE else (0,)
+        return (0,) if self.task in LOSSES else tuple(replica * number for number in range(len(self.samples)))
 
     def __str__(self) -> str:
         shape = f"tp{self.tensor}-pp{len(self.stages)}-dp{len(self.samples)}"
@@ -102,7 +109,7 @@ def live(case: Case, directory: Path, defect: str | None = None, written: Path |
         context = read_context(directory)
         world, rank = context.place(case.task, case.rank)
         trainer.join_world(context, world, rank, device=0)
-        engine = trainer.build_engine(context, world, rank)
+        engine = engines.build_engine(context, world, rank)
         seen = _drive(engine, case.task, directory, written)
         engine.close()
         stop_wan_world()
@@ -112,19 +119,18 @@ def live(case: Case, directory: Path, defect: str | None = None, written: Path |
 def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | None) -> dict[str, Any]:
     seen: dict[str, Any] = {"devices": {str(parameter.device) for parameter in engine.parameters.values()}}
     if engine.rank == 0:
-        share(wire.Score(step=1, what="logprobs", arrays=()), ())  # the others would hear garbage: nobody is there
+        share(wire.Score(step=1, what=WHAT[task], arrays=()), ())  # the others would hear garbage: nobody is there
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
     with _packed(engine):
-        scores = trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
+        scores = trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), engines.CHECKPOINTS)
     seen["scores"] = None if scores is None else scores.shape
     _sleep(engine)
-    trainer.execute(engine, *_request(wire.Score(step=1, what="logprobs", arrays=())))
-    if task == TRAINING:
-        settings = wire.LossSettings(kl_coefficient=0.1)
+    trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), engines.CHECKPOINTS)
+    if task in LOSSES:
+        settings = LOSSES[task]
         for _ in range(2):
-            seen["metrics"] = sorted(
-                trainer.execute(engine, *_request(wire.Train(step=1, arrays=(), settings=settings)))
-            )
+            request = _request(wire.Train(step=1, arrays=(), settings=settings))
+            seen["metrics"] = sorted(trainer.execute(engine, *request, engines.CHECKPOINTS))
             _sleep(engine)
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)
@@ -163,7 +169,7 @@ def _request(message: Any) -> tuple[Any, list[bytes]]:
     mask = (columns >= 3) & (columns < lengths[:, None])
     arrays: dict[str, Any] = {"tokens": random.integers(0, 20, (16, WIDTH)), "lengths": lengths}
     if isinstance(message, wire.Train):
-        floats = ("advantages", "old_logprobs", "reference_logprobs")
+        floats = ("advantages", "old_logprobs", "reference_logprobs", "old_values", "returns")
         arrays |= {"mask": mask, **{name: random.normal(size=mask.shape).astype(numpy.float32) for name in floats}}
     specs, buffers = pack(arrays)
     return msgspec.structs.replace(message, arrays=specs), [bytes(buffer) for buffer in buffers]

@@ -29,14 +29,14 @@ def predicted_bytes() -> float:
 
 def whole_logits(case: EngineRank) -> Any:
     """Score with all logits of a micro-batch at once."""
-    from hetrl.runtime.megatron import engine
+    from hetrl.runtime.megatron import outputs
 
-    sound = engine.token_logprobs
-    engine.token_logprobs = partial(sound, chunk_bytes=2**50)
+    sound = outputs.token_logprobs
+    outputs.token_logprobs = partial(sound, chunk_bytes=2**50)
     try:
         return play(case)
     finally:
-        engine.token_logprobs = sound
+        outputs.token_logprobs = sound
 
 
 def test_a_rank_holds_what_is_predicted(stage: Stage) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from hetrl.errors import UsageError
 from hetrl.runtime.data.prompts import Prompt
 
 Encoder = Callable[[Prompt], tuple[int, ...]]
+JudgedEncoder = Callable[[Prompt, Sequence[int], Sequence[int]], tuple[int, ...]]
 # Templates that write a date get this one, which those of Llama 3 fall back to: a run that resumes on another day must
 # see the same prompts.
 TODAY = datetime(2024, 7, 26)
@@ -27,21 +28,22 @@ TODAY = datetime(2024, 7, 26)
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A compiled template; `special_tokens` are its variables `bos_token`, `eos_token` and so on."""
+    """A compiled template of a `source`; `special_tokens` are its variables `bos_token`, `eos_token` and so on."""
 
     path: Path
+    source: str
     template: Template
     special_tokens: Mapping[str, str]
 
-    def render(self, messages: list[dict[str, str]], arguments: Mapping[str, Any]) -> str:
-        """Return the conversation as text that ends where the assistant begins.
+    def render(self, messages: list[dict[str, str]], arguments: Mapping[str, Any], *, answered: bool = False) -> str:
+        """Return the conversation as text that ends where the assistant begins, or, `answered`, behind its answer.
 
-        The variables are those of transformers' `apply_chat_template(add_generation_prompt=True)`:
+        The variables are those of transformers' `apply_chat_template(add_generation_prompt=not answered)`:
         https://huggingface.co/docs/transformers/chat_templating_writing
         """
         variables: dict[str, Any] = {"messages": messages, "tools": None, "documents": None, **self.special_tokens}
         try:
-            return self.template.render({**variables, "add_generation_prompt": True, **arguments})
+            return self.template.render({**variables, "add_generation_prompt": not answered, **arguments})
         except (TemplateError, TypeError, ValueError) as error:
             raise UsageError(
                 f"{self.path}: the chat template failed: {error}; see data.system and data.template_arguments, "
@@ -66,14 +68,46 @@ def encoder_of(tokenizer_directory: Path, data: Data) -> Encoder:
         raise UsageError("data.system: a plain prompt has no system message; put its text into data.instruction")
 
     def encode(prompt: Prompt) -> tuple[int, ...]:
-        question = prompt.text if data.instruction is None else f"{prompt.text}\n{data.instruction}"
         if template is None:
-            return tuple(tokenizer.encode(question).ids)
-        system = [] if data.system is None else [{"role": "system", "content": data.system}]
-        text = template.render([*system, {"role": "user", "content": question}], data.template_arguments)
+            return tuple(tokenizer.encode(_question(prompt, data)).ids)
+        text = template.render(_messages(prompt, data), data.template_arguments)
         return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
     return encode
+
+
+def judged_text_encoder(policy: Path, judge: Path, data: Data) -> JudgedEncoder:
+    """Return the function from a prompt, its tokens and those of a response to the tokens that a reward model reads.
+
+    `policy` and `judge` are the directories of the two models. Where tokenizer and template are the same, these are the
+    policy's own tokens. Otherwise the response's text, without special tokens, is encoded anew behind its question: as
+    a conversation where the judge has a chat template (and `data.template` is not plain), else as one text.
+    """
+    theirs = None if data.template == "plain" else read_chat_template(judge)
+    ours = None if data.template == "plain" else read_chat_template(policy)
+    same = (policy / "tokenizer.json").read_bytes() == (judge / "tokenizer.json").read_bytes()
+    if same and (ours and ours.source) == (theirs and theirs.source):
+        return lambda prompt, tokens, response: (*tokens, *response)
+    of_policy, of_judge = _tokenizer(policy), _tokenizer(judge)
+
+    def encode(prompt: Prompt, tokens: Sequence[int], response: Sequence[int]) -> tuple[int, ...]:
+        answer = of_policy.decode(list(response), skip_special_tokens=True)
+        if theirs is None:
+            return tuple(of_judge.encode(_question(prompt, data) + answer).ids)
+        messages = [*_messages(prompt, data), {"role": "assistant", "content": answer}]
+        text = theirs.render(messages, data.template_arguments, answered=True)
+        return tuple(of_judge.encode(text, add_special_tokens=False).ids)
+
+    return encode
+
+
+def _question(prompt: Prompt, data: Data) -> str:
+    return prompt.text if data.instruction is None else f"{prompt.text}\n{data.instruction}"
+
+
+def _messages(prompt: Prompt, data: Data) -> list[dict[str, str]]:
+    system = [] if data.system is None else [{"role": "system", "content": data.system}]
+    return [*system, {"role": "user", "content": _question(prompt, data)}]
 
 
 def _tokenizer(directory: Path) -> Tokenizer:
@@ -101,7 +135,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
         template = _environment().from_string(source)
     except TemplateError as error:
         raise UsageError(f"{place}: not a chat template: {error}") from None
-    return ChatTemplate(place, template, _special_tokens(config))
+    return ChatTemplate(place, source, template, _special_tokens(config))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

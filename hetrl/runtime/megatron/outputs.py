@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron.batch import MicroBatch
-from hetrl.runtime.megatron.logprob import token_logprobs
 from hetrl.runtime.rl import losses
+from hetrl.runtime.rl.logprob import token_logprobs
 from hetrl.runtime.wire import LossSettings
 from hetrl.workload import Architecture
 

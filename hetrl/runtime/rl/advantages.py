@@ -95,6 +95,20 @@ def _counted(values: NDArray[np.float64], rewards: Sequence[Sequence[float]]) ->
     return GroupAdvantages(values, equal, single)
 
 
+def whitened(
+    values: NDArray[np.float64], mask: NDArray[np.bool_], *, centred: bool = True, epsilon: float = 1e-8
+) -> NDArray[np.float64]:
+    """Return (x - mean) / sqrt(variance + epsilon) over the masked tokens [n, s], elsewhere 0; not `centred`: x / it.
+
+    The variance is unbiased. One token, or none, has nothing to be compared with: 0, or not `centred` the value itself.
+    Source: `masked_whiten` of TRL and verl.
+    """
+    chosen = values[mask]
+    mean = float(chosen.mean()) if len(chosen) and centred else 0.0
+    scale = np.sqrt(chosen.var(ddof=1) + epsilon) if len(chosen) > 1 else 1.0
+    return np.where(mask, (values - mean) / scale, 0.0)
+
+
 def generalised_advantages(
     rewards: NDArray[np.float64], values: NDArray[np.float64], mask: NDArray[np.bool_], *, discount: float, trace: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -1,7 +1,7 @@
 """Arrays for training from groups of samples, in the order of an iteration:
 
-arrays = experience(groups, pad_token, algorithm)
-arrays["reference_logprobs"] = ...      # from the engines; old_logprobs, too, where algorithm.scores_batch
+arrays = experience(groups, pad_token)
+arrays["reference_logprobs"] = ...      # from the engines; values in PPO, old_logprobs where algorithm.scores_batch
 batch, measured = training_batch(arrays, groups, version, algorithm)
 for part in minibatches(batch, algorithm.minibatches, algorithm): one optimiser step with loss_settings(algorithm)
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from hetrl.runtime.rl.advantages import (
     group_advantages,
     leave_one_out_advantages,
 )
+from hetrl.runtime.rl.critic import against_values
 from hetrl.runtime.rl.divergence import bounded_exp, importance_weights, kl_estimate
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire import LossSettings
@@ -44,23 +45,10 @@ def padded(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], pad_token: 
     return {"tokens": tokens, "lengths": lengths, "mask": mask}
 
 
-def experience(groups: Sequence[PromptGroup], pad_token: int, algorithm: AlgorithmSection = DEFAULTS) -> Arrays:
-    """Return the batch of an iteration: `padded` plus advantages and sampler_logprobs, float32 [n, s].
-
-    The mask is that of all response tokens, the advantages are those of the rewards alone; logs a warning for groups of
-    one sample, where samples are compared with others of their group.
-    """
+def experience(groups: Sequence[PromptGroup], pad_token: int) -> Arrays:
+    """Return the batch of an iteration: `padded`, whose mask is of all response tokens, and sampler_logprobs [n, s]."""
     pairs = [(group, sample) for group in groups for sample in group.samples]
     arrays = padded([(group.prompt_tokens, sample.tokens) for group, sample in pairs], pad_token)
-    mask = _trained(arrays["mask"], groups, algorithm)
-    advantages = _advantages([group.rewards for group in groups], mask, algorithm)
-    if advantages.single and algorithm.advantages != "reinforce++":
-        log.warning(
-            "%d of %d groups have one sample, with nothing to compare it with; raise algorithm.samples_per_prompt",
-            advantages.single,
-            len(groups),
-        )
-    arrays["advantages"] = _per_token(advantages, arrays["mask"])
     sampler_logprobs = np.zeros(arrays["tokens"].shape, dtype=np.float32)
     for row, (group, sample) in enumerate(pairs):
         start = len(group.prompt_tokens)
@@ -75,15 +63,15 @@ def training_batch(
     version: int,
     algorithm: AlgorithmSection = DEFAULTS,
 ) -> tuple[Arrays, dict[str, float]]:
-    """Return what the policy loss reads of a batch that is trained from `version`, and what is worth watching in it.
+    """Return what the losses read of a batch that is trained from `version`, and what is worth watching in it.
 
-    `arrays` is an `experience` of the same groups with `reference_logprobs`, if there is a reference, and with the
-    trainer's `old_logprobs` where `algorithm.scores_batch`. Without those the loss itself computes what follows from
-    them: the batch keeps sampler_logprobs and has `fresh`, for `mismatch`. Otherwise it has no sampler_logprobs, and
-    may have importance_weights.
+    `arrays` is an `experience` of the same groups with `reference_logprobs`, if there is a reference, with the
+    trainer's `old_logprobs` where `algorithm.scores_batch`, and with the critic's `values` in PPO. Without
+    old_logprobs the loss itself computes what follows from them: the batch keeps sampler_logprobs and has `fresh`, for
+    `mismatch`. Otherwise it has no sampler_logprobs, and may have importance_weights.
 
-    With algorithm.kl_in "reward" a sample's reward is r - kl_coefficient x (sum of the KL estimates of its tokens)
-    before the advantages are taken: DeepSeekMath (arXiv 2402.03300), equation 2, summed over the response.
+    With algorithm.kl_in "reward" a token loses kl_coefficient x its KL estimate before the advantages are taken:
+    DeepSeekMath (arXiv 2402.03300), equation 2, which PPO takes as it stands and GRPO summed over the response.
     With mask_truncated the mask leaves out responses that were cut off at the longest allowed: overlong filtering, DAPO
     (arXiv 2503.14476, section 3.4). Their rewards still count in what the others' advantages are relative to.
     With samples that may be stale (max_staleness above 0): objective "decoupled" clips against old_logprobs, taken
@@ -95,18 +83,37 @@ def training_batch(
     """
     batch = {name: array for name, array in arrays.items() if name != "sampler_logprobs"}
     mask = batch["mask"] = _trained(arrays["mask"], groups, algorithm)
-    rewards, measured = [group.rewards for group in groups], dict[str, float]()
+    penalties = np.zeros(mask.shape)
     if algorithm.kl_in_reward:
-        penalties = algorithm.kl_coefficient * _sequence_kl(arrays, algorithm.kl_estimator)
-        rewards = _minus(rewards, penalties)
-        measured["kl_penalty"] = float(penalties.mean())
-    advantages = _advantages(rewards, mask, algorithm)
+        penalties = algorithm.kl_coefficient * _token_kl(arrays, algorithm.kl_estimator)
+    rewards = [group.rewards for group in groups]
+    if algorithm.kind == "ppo":
+        of_rewards, measured = against_values(arrays, mask, [*chain(*rewards)], penalties, algorithm)
+    else:
+        of_rewards, measured = _against_others(_minus(rewards, penalties.sum(axis=1)), mask, algorithm)
     if algorithm.kl_in_reward:
-        batch["advantages"] = _per_token(advantages, mask)
-    measured |= {"groups_equal": advantages.equal, "groups_single": advantages.single}
+        measured["kl_penalty"] = float(penalties.sum(axis=1).mean())
     fresh = drawn_under(version, groups, mask.shape[1]) & mask
     of_sampler, seen = _against_sampler(arrays, mask, fresh, algorithm)
-    return batch | of_sampler, measured | seen
+    return batch | of_rewards | of_sampler, measured | seen
+
+
+def _against_others(
+    rewards: Sequence[Sequence[float]], mask: NDArray[np.bool_], algorithm: AlgorithmSection
+) -> tuple[Arrays, dict[str, float]]:
+    """Return the advantages of samples over others, and how many groups do not say which is better.
+
+    Logs a warning for groups of one sample, where samples are compared with others of their group.
+    """
+    advantages = _advantages(rewards, mask, algorithm)
+    if advantages.single and algorithm.advantages != "reinforce++":
+        log.warning(
+            "%d of %d groups have one sample, with nothing to compare it with; raise algorithm.samples_per_prompt",
+            advantages.single,
+            len(rewards),
+        )
+    per_token = np.where(mask, advantages.values[:, None], 0.0).astype(np.float32)
+    return {"advantages": per_token}, {"groups_equal": advantages.equal, "groups_single": advantages.single}
 
 
 def _against_sampler(
@@ -232,17 +239,11 @@ def _advantages(
     return batch_advantages(rewards, mask.sum(axis=1), baseline=baseline, epsilon=algorithm.advantage_epsilon)
 
 
-def _per_token(advantages: GroupAdvantages, mask: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Give every response token the advantage of its sample."""
-    return np.where(mask, advantages.values[:, None], 0.0).astype(np.float32)
-
-
-def _sequence_kl(arrays: Mapping[str, NDArray[Any]], estimator: str) -> NDArray[np.float64]:
-    """Return the sum of the KL estimates over the response tokens of each sample, [n]."""
+def _token_kl(arrays: Mapping[str, NDArray[Any]], estimator: str) -> NDArray[np.float64]:
+    """Return the KL estimates [n, s] of the response tokens, 0 elsewhere."""
     distance = arrays["reference_logprobs"].astype(np.float64) - arrays["old_logprobs"]
-    distance = np.where(arrays["mask"], distance, 0.0)
-    totals: NDArray[np.float64] = kl_estimate(estimator, distance, bounded_exp).sum(axis=1)
-    return totals
+    estimates: NDArray[np.float64] = kl_estimate(estimator, np.where(arrays["mask"], distance, 0.0), bounded_exp)
+    return estimates
 
 
 def _minus(rewards: Sequence[Sequence[float]], penalties: NDArray[np.float64]) -> list[tuple[float, ...]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -25,6 +26,8 @@ from hetrl.runtime.transport.member import Member
 class PromptGroup:
     """The samples of one prompt, their judgements and rewards, and the replica that drew them in so many seconds.
 
+    `rewards` are what is trained on, without the reward model's part until it has said its `model_scores`;
+    `rule_rewards` are what the rule alone says.
     `sent` and `back` are when the prompt went to the replica and its samples were here, on this process's clock.
     """
 
@@ -33,6 +36,8 @@ class PromptGroup:
     samples: tuple[wire.Sample, ...]
     rewards: tuple[float, ...]
     judgements: tuple[Judgement, ...] = ()
+    rule_rewards: tuple[float, ...] = ()
+    model_scores: tuple[float, ...] = ()
     replica: str = ""
     seconds: float = 0.0
     sent: float = 0.0
@@ -106,12 +111,24 @@ class Sampler:
             raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
         samples = reply.message.samples
         judgements = tuple(await asyncio.gather(*(self._judge(prompt, sample) for sample in samples)))
+        ruled = tuple(reward_of(judgement, settings.reward) for judgement in judgements)
         rewards = tuple(
-            reward_of(judgement, settings.reward)
+            settings.reward.rule_share * rule
             - overlong_penalty(len(sample.tokens), settings.response_tokens, settings.reward.overlong)
-            for judgement, sample in zip(judgements, samples, strict=True)
+            for rule, sample in zip(ruled, samples, strict=True)
         )
-        return PromptGroup(prompt, tokens, samples, rewards, judgements, replica, reply.message.seconds, sent, back)
+        return PromptGroup(
+            prompt=prompt,
+            prompt_tokens=tokens,
+            samples=samples,
+            rewards=rewards,
+            judgements=judgements,
+            rule_rewards=ruled,
+            replica=replica,
+            seconds=reply.message.seconds,
+            sent=sent,
+            back=back,
+        )
 
     async def _judge(self, prompt: Prompt, sample: wire.Sample) -> Judgement:
         text = self._settings.tokenizer.decode(list(sample.tokens), skip_special_tokens=True)
@@ -124,6 +141,6 @@ def seed_of(seed: int, stream: str, number: int) -> int:
     return int.from_bytes(digest, "big") & 0x7FFFFFFF
 
 
-def mean_reward(groups: Sequence[PromptGroup]) -> float:
-    """Return the mean over all samples."""
-    return float(np.mean([reward for group in groups for reward in group.rewards]))
+def mean_of(values: Iterable[Sequence[float]]) -> float:
+    """Return the mean over all samples of what groups have of each, such as their rewards."""
+    return float(np.mean([*chain(*values)]))

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from hetrl.describe.experiment import Checkpoints
-from hetrl.runtime.rl.learner import Policy
+from hetrl.runtime.rl.tasks import Trainer
 from hetrl.runtime.run.record import Record
 
 
@@ -25,8 +25,8 @@ class _UnderWay:
 class CheckpointSchedule:
     """The checkpoints of a run of `steps` steps; `after` each step it asks the trainer for what is due."""
 
-    def __init__(self, policy: Policy, record: Record, settings: Checkpoints, steps: int) -> None:
-        self._policy, self._record, self._settings, self._steps = policy, record, settings, steps
+    def __init__(self, trainer: Trainer, record: Record, settings: Checkpoints, steps: int) -> None:
+        self._trainer, self._record, self._settings, self._steps = trainer, record, settings, steps
         self._under_way: _UnderWay | None = None
 
     async def after(self, step: int, version: int) -> None:
@@ -36,7 +36,7 @@ class CheckpointSchedule:
         await self._finish(wait=due)
         if due:
             begun = time.monotonic()
-            saved = await self._policy.save(step, version)
+            saved = await self._trainer.save(step, version)
             self._under_way = _UnderWay(step, begun, saved.seconds)
         if last:
             await self._finish(wait=True)
@@ -46,7 +46,7 @@ class CheckpointSchedule:
         ours = self._under_way
         if ours is None:
             return
-        saved = await self._policy.finish_save(ours.step, self._settings.keep, wait=wait)
+        saved = await self._trainer.finish_save(ours.step, self._settings.keep, wait=wait)
         ours.waited_seconds += saved.seconds
         if saved.whole:
             self._record.saved(saved, time.monotonic() - ours.begun, ours.waited_seconds)

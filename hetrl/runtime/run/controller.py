@@ -5,9 +5,10 @@ publish the first weights
 warm start: supervised steps until the sampled reward is where RL should begin
 for each step:
     take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
-    score it under the reference
-    learn from it: score it under the trainer where that is needed; an optimiser step per minibatch
-    publish the weights to every replica; every so many steps, begin a checkpoint
+    score it: reference, reward model and critic, side by side
+    train the actor: score the batch where that is needed; an optimiser step per minibatch
+    publish its weights to every replica; every so many steps, begin a checkpoint
+    train the critic, beside the actor, and publish its weights to where it is asked for values
 tasks that share devices take turns (`hetrl.runtime.rl.turns`)
 write the summary, send FINISH
 """
@@ -18,33 +19,52 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from hetrl.describe.experiment import WarmStart
+from hetrl.describe.models import reward_model_of
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.data.chat import encoder_of
+from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, oldest_version
-from hetrl.runtime.rl.learner import Learner, Policy, timed
-from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_reward
+from hetrl.runtime.rl.learner import Arrays, Learner, Versions, timed
+from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
+from hetrl.runtime.run.tasks import tasks_of
+from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, GENERATION_WAIT, REFERENCE_INFERENCE
+from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, GENERATION_WAIT, architecture
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
 WARM_START_PROMPTS = 64  # of each check
+
+
+@dataclass
+class Iteration:
+    """What the tasks of a step share: its number, when it began, the batch once it is made, and seconds by task."""
+
+    step: int
+    start: float
+    batch: asyncio.Future[Arrays]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def trained(self) -> None:
+        """Note that a model is trained and its weights are served; the iteration ends with the last one."""
+        self.seconds["iteration"] = time.monotonic() - self.start
 
 
 class Run:
@@ -53,7 +73,7 @@ class Run:
     def __init__(self, context: Context, member: Member, turns: Turns, record: Record, scorer: Scorer) -> None:
         self.context, self.member, self.turns, self.record = context, member, turns, record
         self.experiment = context.experiment
-        self.version = 0
+        self.versions = Versions()
         self.generated = 0.0  # when the last sample of the newest batch was back
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
         self.stop_tokens, self.pad_token = directory.stop_tokens, directory.pad_token
@@ -64,9 +84,13 @@ class Run:
         self.source: Source = opened.source
         record.prompts(opened.prompts, opened.left_out, limit)
         self.sampler = self._make_sampler(scorer)
-        self.policy = self._make_policy()
-        self.checkpoints = CheckpointSchedule(self.policy, record, self.experiment.checkpoints, self.experiment.steps)
-        self.learner = Learner(self.policy, self.experiment.algorithm, self.pad_token)
+        self.tasks = tasks_of(context, member)
+        self.learner = self._make_learner(directory.path)
+        settings, steps = self.experiment.checkpoints, self.experiment.steps
+        self.checkpoints = CheckpointSchedule(self.tasks.actor, record, settings, steps)
+        self.critic_checkpoints = (
+            None if self.tasks.critic is None else CheckpointSchedule(self.tasks.critic, record, settings, steps)
+        )
         others = [site for site in context.plan.site_order if site != context.lead_site]
         self.links = LinkMeter(member, (context.lead_site, *others))
 
@@ -88,15 +112,25 @@ class Run:
         shares = {name: plan.samples for name, plan in zip(self.context.replicas, replicas, strict=True)}
         return Sampler(self.member, self.turns, shares, settings)
 
-    def _make_policy(self) -> Policy:
-        context, (trainer,) = self.context, self.context.addresses(ACTOR_TRAINING)
-        reference = context.worlds(REFERENCE_INFERENCE) if REFERENCE_INFERENCE in context.plan.tasks else ()
-        return Policy(
-            member=self.member,
-            trainer=trainer,
-            replicas=context.replicas,
-            reference={world.address: world.plan.replicas[0].samples for world in reference},
-            temperature=self.experiment.algorithm.temperature,
+    def _make_learner(self, policy: Path) -> Learner:
+        experiment, judged_text = self.experiment, None
+        if experiment.reward.has_model:
+            model = reward_model_of(experiment)
+            scratch = self.context.directory / "reward-model"
+            judge = ensure_model_directory(model, architecture(model.architecture), scratch)
+            encode = judged_text_encoder(policy, judge.path, experiment.data)
+
+            def judged_text(group: PromptGroup, sample: wire.Sample) -> tuple[int, ...]:
+                return encode(group.prompt, group.prompt_tokens, sample.tokens)
+
+        return Learner(
+            tasks=self.tasks,
+            turns=self.turns,
+            algorithm=experiment.algorithm,
+            pad_token=self.pad_token,
+            reward=experiment.reward,
+            critic=experiment.critic,
+            judged_text=judged_text,
         )
 
     async def train(self) -> None:
@@ -104,13 +138,15 @@ class Run:
         async with self.turns.of(ACTOR_TRAINING):
             await self.publish()
         if self.experiment.warm_start is not None:
-            await warm_start(self, self.experiment.warm_start)
-        if self.policy.reference:
+            settings = self.experiment.warm_start
+            await warm_start(settings, self.warm_start_check, partial(self.imitate, settings))
+        if self.tasks.reference is not None:
             async with self.turns.of(ACTOR_TRAINING):
-                await self.policy.publish(self.version, tuple(self.policy.reference))
+                await self.tasks.actor.publish(self.versions.actor, tuple(self.tasks.reference.worlds))
+            self.versions.reference = self.versions.actor
         prompts = self.experiment.batch.samples // self.experiment.algorithm.samples_per_prompt
         staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
-        feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.version, max_draws)
+        feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.versions.actor, max_draws)
         try:
             for step in range(1, self.experiment.steps + 1):
                 await self.step(step, feed)
@@ -121,9 +157,9 @@ class Run:
         self.record.events.append("finished")
 
     async def publish(self) -> wire.Published:
-        """Make the current weights the next version at every replica."""
-        self.version += 1
-        published = await self.policy.publish(self.version, self.policy.replicas)
+        """Make the actor's current weights the next version at every replica."""
+        self.versions.actor += 1
+        published = await self.tasks.actor.publish(self.versions.actor)
         self.record.published(published)
         return published
 
@@ -131,80 +167,95 @@ class Run:
         """Sample the group of prompt `number`."""
         return await self.sampler.group(self.source(number), number, "train")
 
-    async def step(self, step: int, feed: Feed) -> None:
-        """One iteration: a batch, learning, the next weights."""
-        seconds: dict[str, float] = {}
-        start, turns, version = time.monotonic(), self.turns.seconds, self.version
-        dropped, rejected = feed.dropped, feed.rejected
-        with timed(seconds, GENERATION_WAIT):
-            groups = await feed.batch()
-        seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
-        self.generated = max(self.generated, *(group.back for group in groups))
-        async with self.turns.of(REFERENCE_INFERENCE):
-            arrays = await self.learner.scored(groups, step, seconds)
+    async def warm_start_check(self, done: int) -> float:
+        """Return the mean reward of prompts that are sampled after `done` supervised steps."""
+        prompts = [self.source(done * WARM_START_PROMPTS + number) for number in range(WARM_START_PROMPTS)]
+        drawn = await self.sampler.draw(prompts, f"warm start {done}")
+        reward = mean_of(group.rule_rewards for group in drawn)
+        self.record.warm_start(done, reward)
+        return reward
+
+    async def imitate(self, settings: WarmStart, done: int) -> None:
+        """Take the supervised steps between two checks, and publish."""
+        loss = wire.LossSettings(loss="supervised", learning_rate=settings.learning_rate)
         async with self.turns.of(ACTOR_TRAINING):
-            learned = await self.learner.learn(arrays, groups, step, version, seconds)
-            with timed(seconds, "weight_sync"):
-                published = await self.publish()
-            feed.advance(self.version)
-            seconds["iteration"] = time.monotonic() - start
-            await self.checkpoints.after(step, self.version)
+            for step in range(done, done + settings.steps_per_check):
+                demonstrations = [self.source(step * settings.samples + number) for number in range(settings.samples)]
+                sequences = [
+                    (self.encode(one), (*self._answer_tokens(one.answer), self.stop_tokens[0]))
+                    for one in demonstrations
+                ]
+                await self.tasks.actor.train(padded(sequences, self.pad_token), loss, step)
+            await self.publish()
+
+    def _answer_tokens(self, answer: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(answer, add_special_tokens=False).ids)
+
+    async def step(self, step: int, feed: Feed) -> None:
+        """One iteration: a batch, its inferences, the trainings side by side, the next weights."""
+        turns, versions, dropped, rejected = self.turns.seconds, replace(self.versions), feed.dropped, feed.rejected
+        ours = Iteration(step, time.monotonic(), asyncio.get_running_loop().create_future())
+        with timed(ours.seconds, GENERATION_WAIT):
+            groups = await feed.batch()
+        ours.seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
+        self.generated = max(self.generated, *(group.back for group in groups))
+        groups, arrays = await self.learner.scored(groups, step, versions, ours.seconds)
+        trainings = [self.train_actor(ours, groups, arrays, feed)]
+        if self.tasks.critic is not None:
+            trainings.append(self.train_critic(ours))
+        learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
         row = {
             "step": step,
             **sample_metrics(groups),
-            **{name: round(value, 8) for name, value in learned.items() if name != "tokens"},
-            "weight_version": version,
-            "staleness": version - min(oldest_version(group) for group in groups),
+            **{name: round(value, 8) for name, value in learned if name != "tokens"},
+            "weight_version": versions.actor,
+            **({} if self.tasks.critic is None else {"critic_version": versions.critic}),
+            "staleness": versions.actor - min(oldest_version(group) for group in groups),
             "dropped_groups": feed.dropped - dropped,
             "groups_rejected": feed.rejected - rejected,
             "generation_latency_seconds": round(latency_seconds, 4),
             "turn_seconds": round(self.turns.seconds - turns, 4),
-            "weight_bytes": published.bytes,
-            "seconds": {task: round(value, 4) for task, value in seconds.items()},
+            "seconds": {task: round(value, 4) for task, value in ours.seconds.items()},
             **await self.links.read(step),
         }
         self.record.step(row, self.experiment.steps)
 
+    async def train_actor(
+        self, ours: Iteration, groups: Sequence[PromptGroup], arrays: Arrays, feed: Feed
+    ) -> dict[str, float]:
+        """Make the batch, which the critic waits for; train the actor on it, and let generation go on with its weights.
 
-async def warm_start(run: Run, settings: WarmStart) -> None:
-    """Train on generated demonstrations until the sampled reward is where RL should begin.
+        While the critic warms up the weights stay as they are.
+        """
+        async with self.turns.of(ACTOR_TRAINING):
+            with timed(ours.seconds, ACTOR_TRAINING):
+                batch, measured = await self.learner.batch(arrays, groups, ours.step, self.versions.actor, ours.seconds)
+                ours.batch.set_result(batch)
+                warms_up = self.tasks.critic is not None and ours.step <= self.experiment.critic.warmup_steps
+                if not warms_up:
+                    measured |= await self.learner.train_actor(batch, ours.step)
+            measured["weight_bytes"] = 0
+            if not warms_up:
+                with timed(ours.seconds, "weight_sync"):
+                    measured["weight_bytes"] = (await self.publish()).bytes
+            feed.advance(self.versions.actor)
+            ours.trained()
+            await self.checkpoints.after(ours.step, self.versions.actor)
+        return measured
 
-    RL needs a model that is sometimes right; a model drawn from a seed never is. Raises HetrlError when the reward
-    jumps over the range or never gets there.
-    """
-    low, high = settings.reward
-    for done in range(0, settings.max_steps + 1, settings.steps_per_check):
-        prompts = [run.source(done * WARM_START_PROMPTS + number) for number in range(WARM_START_PROMPTS)]
-        reward = mean_reward(await run.sampler.draw(prompts, f"warm start {done}"))
-        run.record.warm_start(done, reward)
-        if reward > high:
-            raise HetrlError(
-                f"warm start: sampled reward {reward:.2f} after {done} supervised steps is above {high}; "
-                "lower warm_start.learning_rate or steps_per_check"
-            )
-        if reward >= low:
-            return
-        async with run.turns.of(ACTOR_TRAINING):
-            for step in range(done, done + settings.steps_per_check):
-                await _supervised_step(run, settings, step)
-            await run.publish()
-    raise HetrlError(
-        f"warm start: sampled reward below {low} after {settings.max_steps} supervised steps; "
-        "raise warm_start.learning_rate or max_steps"
-    )
-
-
-async def _supervised_step(run: Run, settings: WarmStart, step: int) -> None:
-    """Imitate the answers of a batch of prompts."""
-    demonstrations = [run.source(step * settings.samples + number) for number in range(settings.samples)]
-    sequences = [(run.encode(d), (*_answer_tokens(run, d.answer), run.stop_tokens[0])) for d in demonstrations]
-    arrays = padded(sequences, run.pad_token)
-    loss = wire.LossSettings(loss="supervised", learning_rate=settings.learning_rate)
-    await run.policy.train(arrays, loss, step)
-
-
-def _answer_tokens(run: Run, answer: str) -> tuple[int, ...]:
-    return tuple(run.tokenizer.encode(answer, add_special_tokens=False).ids)
+    async def train_critic(self, ours: Iteration) -> dict[str, float]:
+        """Train the critic, and send its weights to where it is asked for values."""
+        assert self.tasks.critic is not None and self.critic_checkpoints is not None
+        batch = await ours.batch
+        async with self.turns.of(CRITIC_TRAINING):
+            with timed(ours.seconds, CRITIC_TRAINING):
+                measured = await self.learner.train_critic(batch, ours.step)
+            self.versions.critic += 1
+            with timed(ours.seconds, "critic_weight_sync"):
+                published = await self.tasks.critic.publish(self.versions.critic)
+            ours.trained()
+            await self.critic_checkpoints.after(ours.step, self.versions.critic)
+        return {**measured, "critic_bytes": published.bytes}
 
 
 async def control(context: Context) -> None:

@@ -15,7 +15,7 @@ from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
-from hetrl.runtime.rl.sampling import PromptGroup, mean_reward
+from hetrl.runtime.rl.sampling import PromptGroup, mean_of
 from hetrl.runtime.run.context import Context
 
 LAST_STEPS = 5  # reward_last is the mean over so many steps
@@ -113,7 +113,8 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
         row["seconds"] = round(max(row["seconds"], group.seconds), 4)
     versions = Counter(str(span.version) for sample in samples for span in sample.versions)
     return {
-        "reward": round(mean_reward(groups), 6),
+        "reward": round(mean_of(group.rewards for group in groups), 6),
+        **_by_source(groups),
         "samples": len(samples),
         "tokens": sum(len(sample.tokens) for sample in samples),
         "truncated": sum(sample.finish_reason == "length" for sample in samples),
@@ -121,6 +122,14 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
         "replicas": replicas,
         **tally([judgement for group in groups for judgement in group.judgements]),
     }
+
+
+def _by_source(groups: Sequence[PromptGroup]) -> dict[str, float]:
+    """Return what the rule and the reward model say alone, before their scales, where there is a model."""
+    if not groups[0].model_scores:
+        return {}
+    sources = {"rule": (group.rule_rewards for group in groups), "model": (group.model_scores for group in groups)}
+    return {f"reward_{name}": round(mean_of(values), 6) for name, values in sources.items()}
 
 
 def _task_seconds(rows: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, dict[str, float]]:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetrl.describe.experiment import Experiment
+from hetrl.describe.experiment import Experiment, Model
+from hetrl.describe.models import critic_of
 from hetrl.errors import UsageError
 from hetrl.runtime.data.prompts import open_source
 from hetrl.runtime.data.rewards import rule_of
 from hetrl.runtime.weights.model_directory import TINY
+from hetrl.workload import architecture
 
 
 def check_runnable(experiment: Experiment) -> None:
     """Raise UsageError that names the key of an experiment that this runtime cannot run, and what it can."""
-    algorithm = experiment.algorithm
-    if algorithm.kind != "grpo":
-        raise UsageError(f'algorithm.kind: "{algorithm.kind}" can be planned for but not run yet; use grpo')
-    if experiment.reward.kind != "rule":
-        raise UsageError(f'reward.kind: "{experiment.reward.kind}" can be planned for but not run yet; use rule')
-    model = experiment.model
-    is_directory = (Path(model.architecture) / "config.json").is_file()
-    if model.weights is None and model.architecture != TINY and not is_directory:
+    _check_weights("model.weights", experiment.model)
+    if experiment.algorithm.kind == "ppo":
+        _check_critic(experiment)
+    if experiment.reward.has_model and experiment.reward.weights is None:
         raise UsageError(
-            f"model.weights: {model.architecture} is only a shape here; give the directory with its config.json, "
+            "reward.weights: a reward model that nobody trained says nothing; give the directory with its config.json, "
             "tokenizer and safetensors, at the same path at every site"
         )
     if experiment.warm_start is not None and rule_of(experiment.reward, experiment.data) == "math":
@@ -31,3 +29,24 @@ def check_runnable(experiment: Experiment) -> None:
             "(\\boxed{..} or #### ..); leave warm_start out, or set reward.rule: exact"
         )
     open_source(experiment.data)
+
+
+def _check_critic(experiment: Experiment) -> None:
+    """The critic has weights to start from, and reads the tokens of the actor."""
+    critic = critic_of(experiment)
+    _check_weights("critic.weights", critic)
+    theirs, ours = (architecture(model.architecture).vocabulary for model in (critic, experiment.model))
+    if theirs != ours:
+        raise UsageError(
+            f"critic: {critic.architecture} has a vocabulary of {theirs}, the actor's is {ours}; it reads the actor's "
+            "tokens, so take one of the same family"
+        )
+
+
+def _check_weights(key: str, model: Model) -> None:
+    is_directory = (Path(model.architecture) / "config.json").is_file()
+    if model.weights is None and model.architecture != TINY and not is_directory:
+        raise UsageError(
+            f"{key}: {model.architecture} is only a shape here; give the directory with its config.json, "
+            "tokenizer and safetensors, at the same path at every site"
+        )

@@ -32,36 +32,22 @@ import torch.distributed as dist
 
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
-from hetrl.plan.plan import TaskPlan
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
-from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
-from hetrl.runtime.megatron.hf_weights import iter_safetensors, random_weights
-from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.megatron.engine import MegatronEngine
+from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.megatron.model import kernels
 from hetrl.runtime.run.context import RANK, Context, World, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.engines import build_engine, checkpoints_of
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
-from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile
 from hetrl.runtime.wire.arrays import pack, unpack
-from hetrl.workload import TRAININGS
 
-CHECKPOINTS = Path("checkpoints")  # in the site's directory, where its processes start
 BATCH_ARRAYS = ("tokens", "lengths", "mask")
-
-
-def layout_of(plan: TaskPlan) -> Layout:
-    """Return the Megatron layout of a world of the plan."""
-    return Layout(
-        tensor=plan.tensor_parallel,
-        stages=tuple(stage.layers for stage in plan.replicas[0].stages),
-        samples=tuple(replica.samples for replica in plan.replicas),
-        micro_batch=plan.micro_batch,
-    )
 
 
 def join_world(context: Context, world: World, rank: int, device: int) -> None:
@@ -78,30 +64,6 @@ def join_world(context: Context, world: World, rank: int, device: int) -> None:
     )
 
 
-def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
-    """Build the task's model with the experiment's first weights, in its world (collective)."""
-    experiment, plan = context.experiment, world.plan
-    scratch = context.directory / f"model-{world.task}"
-    directory = ensure_model_directory(experiment.model, context.architecture, scratch)
-    rate, distributed = experiment.algorithm.learning_rate, plan.optimizer_sharding == "data_parallel"
-    settings = OptimizerSettings(rate, distributed=distributed, grad_reduce_in_fp32=plan.gradient_dtype == "fp32")
-    engine = MegatronEngine(
-        directory.config,
-        layout_of(plan),
-        rank=rank,
-        dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
-        optimizer=settings if world.task in TRAININGS else None,
-        seed=experiment.seed,
-        recompute=plan.recompute,
-        recompute_layers=plan.stage_of(plan.rank_order()[rank]).recompute_layers,
-    )
-    if directory.weights is not None:
-        engine.load_files(directory.weights)
-    else:
-        engine.load(random_weights(directory.config, experiment.model.seed))
-    return engine
-
-
 def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryview]) -> TokenBatch:
     """Read the batch that a request carries; a Score has no mask: every token after the first is a target."""
     arrays = unpack(message.arrays, list(buffers))
@@ -114,11 +76,11 @@ def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryv
     return TokenBatch(tokens=tokens, lengths=lengths, mask=mask, extras=extras)
 
 
-def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes]) -> Any:
+def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes], checkpoints: Path) -> Any:
     """Do what a shared request asks for (collective); rank 0 gets the result."""
     match message:
-        case wire.Score(temperature=temperature):
-            return engine.score(batch_of(message, buffers), temperature)
+        case wire.Score(temperature=temperature, what=what):
+            return engine.score(batch_of(message, buffers), temperature, what)
         case wire.Train(settings=settings):
             return engine.train_step(batch_of(message, buffers), settings)
         case wire.Sleep(idle_state=state):
@@ -126,7 +88,7 @@ def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes])
         case wire.Wake():
             return engine.wake()
         case wire.Save(step=step, version=version):
-            return engine.save(path_of(CHECKPOINTS, step), {"step": step, "version": version})
+            return engine.save(path_of(checkpoints, step), {"step": step, "version": version})
         case wire.FinishSave(wait=wait):
             return engine.finish_save(wait=wait)
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
@@ -144,7 +106,7 @@ def following(rank: int) -> Iterator[None]:
         raise HetrlError(f"rank {rank}: the other ranks are gone; see the log of rank 0") from None
 
 
-def follow(engine: MegatronEngine) -> None:
+def follow(engine: MegatronEngine, checkpoints: Path) -> None:
     """Be one of the other ranks: do what rank 0 shares until it says Finish."""
     while True:
         message, buffers = share(None)
@@ -157,14 +119,23 @@ def follow(engine: MegatronEngine) -> None:
                 for _ in engine.export():
                     pass
             case _:
-                execute(engine, message, buffers)
+                execute(engine, message, buffers, checkpoints)
 
 
 class Lead:
     """Rank 0: the member of the run that speaks for the world; engine calls run in one thread beside the event loop."""
 
-    def __init__(self, member: Member, engine: MegatronEngine, thread: ThreadPoolExecutor, weights: WeightFile) -> None:
+    def __init__(
+        self,
+        member: Member,
+        engine: MegatronEngine,
+        thread: ThreadPoolExecutor,
+        weights: WeightFile,
+        checkpoints: Path,
+    ) -> None:
         self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
+        self._checkpoints = checkpoints
+        self._version = 0  # of the weights that arrived and are loaded
         self._asleep = False
         self._arrived: tuple[wire.WeightsEnd, Path] | None = None  # while asleep
 
@@ -189,7 +160,8 @@ class Lead:
             case wire.Score(step=step):
                 scores = await self._execute(message, envelope.buffers)
                 specs, buffers = pack({"scores": scores})
-                scored = wire.Scored(step=step, arrays=specs, seconds=time.monotonic() - start)
+                seconds = time.monotonic() - start
+                scored = wire.Scored(step=step, arrays=specs, seconds=seconds, version=self._version)
                 await self._member.reply(envelope, scored, buffers)
             case wire.Train(step=step):
                 metrics = await self._execute(message, envelope.buffers)
@@ -198,8 +170,8 @@ class Lead:
             case wire.Save(step=step) | wire.FinishSave(step=step):
                 whole = bool(await self._execute(message, ()))
                 if isinstance(message, wire.FinishSave) and whole:
-                    await self._in_thread(keep_last, CHECKPOINTS, message.keep)
-                directory, seconds = str(path_of(CHECKPOINTS, step)), time.monotonic() - start
+                    await self._in_thread(keep_last, self._checkpoints, message.keep)
+                directory, seconds = str(path_of(self._checkpoints, step)), time.monotonic() - start
                 saved = wire.Saved(step=step, directory=directory, seconds=seconds, whole=whole)
                 await self._member.reply(envelope, saved)
             case wire.Publish():
@@ -230,10 +202,12 @@ class Lead:
     async def _load_arrived(self) -> None:
         if self._arrived is not None:
             await self._in_thread(self._load, *self._arrived)
-            self._arrived = None
+            self._version, self._arrived = self._arrived[0].version, None
 
     async def _execute(self, message: wire.Message, buffers: Iterable[bytes | memoryview]) -> Any:
-        return await self._in_thread(lambda: execute(self._engine, *share(message, list(buffers))))
+        return await self._in_thread(
+            lambda: execute(self._engine, *share(message, list(buffers)), checkpoints=self._checkpoints)
+        )
 
     def _export(self, message: wire.Publish, publisher: Publisher) -> None:
         share(message)
@@ -267,7 +241,7 @@ async def lead(context: Context, world: World, device: int) -> None:
             if turn is not None:
                 await member.reply(turn, wire.Done())
             weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}")
-            await Lead(member, engine, thread, weights).serve()
+            await Lead(member, engine, thread, weights, checkpoints_of(world.task)).serve()
             await loop.run_in_executor(thread, engine.close)
 
 
@@ -294,7 +268,7 @@ def main() -> int:
                 if context.takes_turns(world.task):
                     share(None)  # rank 0 was told that the devices are ours
                 engine = build_engine(context, world, rank)
-                follow(engine)
+                follow(engine, checkpoints_of(world.task))
                 engine.close()
     except HetrlError as error:
         return exit_with(error)

@@ -131,20 +131,21 @@ class Published(Tagged, frozen=True, tag=True):
 
 
 class Score(Tagged, frozen=True, tag=True):
-    """Log-probs (or values) of each sequence; arrays tokens [n, s] and lengths [n]; answered by `Scored`."""
+    """Log-probs, values or rewards of each sequence; arrays tokens [n, s] and lengths [n]; answered by `Scored`."""
 
     step: int
-    what: str  # logprobs | values
+    what: str  # logprobs | values | rewards, as the engine's `score` says
     arrays: tuple[ArraySpec, ...]
     temperature: float = 1.0
 
 
 class Scored(Tagged, frozen=True, tag=True):
-    """Array scores [n, s], zero where a sequence has no token."""
+    """Array scores [n, s], zero where a sequence has no token; `version`: of the weights that arrived (0: none did)."""
 
     step: int
     arrays: tuple[ArraySpec, ...]
     seconds: float
+    version: int
 
 
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

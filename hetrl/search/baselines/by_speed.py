@@ -7,7 +7,6 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from hetrl.cost.compute import has_language_head
 from hetrl.cost.formulas import split_layers
 from hetrl.cost.generation import Server, batch_limit, replica_seconds, server_of
 from hetrl.cost.memory import training_footprint
@@ -15,7 +14,7 @@ from hetrl.cost.stages import model_of, place_all, stage_shape
 from hetrl.plan.plan import Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.balance import balance
-from hetrl.workload import ACTOR_GENERATION, INFERENCES, Workload
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, Workload, has_language_head
 
 Worker = TypeVar("Worker", bound=Hashable)
 

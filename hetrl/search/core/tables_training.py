@@ -15,7 +15,6 @@ from hetrl.cost.compute import (
     StageShape,
     forward_flops,
     gradient_bytes,
-    has_language_head,
     optimizer_seconds,
     weight_seconds,
 )
@@ -33,7 +32,7 @@ from hetrl.cost.training import (
 from hetrl.plan.plan import RECOMPUTES
 from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats3, Floats5, Floats6, Ints1
 from hetrl.search.space import Space, powers_of_two
-from hetrl.workload import ACTOR_TRAINING, TRAININGS, Workload
+from hetrl.workload import ACTOR_TRAINING, TRAININGS, Workload, has_language_head
 
 MAX_STAGES = 8
 MICRO_BATCH_TOKENS = 8192  # larger micro-batches gain nothing on a GPU

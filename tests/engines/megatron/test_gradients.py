@@ -89,7 +89,7 @@ def test_a_reduction_in_bf16_loses_only_its_last_digits(worlds: Worlds) -> None:
 def planned_types(rank: int, port: int, gradient_dtype: str) -> Types:
     """Return the types of the gradients' buffers in an engine that is built as a plan says."""
     from hetrl.runtime.megatron.engine import start_world
-    from hetrl.runtime.run.trainer import build_engine
+    from hetrl.runtime.run.engines import build_engine
 
     task = replace(quick_plan().tasks["actor_training"], gradient_dtype=gradient_dtype)
     plan = replace(quick_plan(), tasks={**quick_plan().tasks, "actor_training": task})

@@ -60,7 +60,7 @@ def of_trl(model: str, case: str, kind: str = "") -> dict[str, torch.Tensor]:
 def batch(case: str) -> TokenBatch:
     """Return the minibatch that our learner makes of the groups."""
     algorithm = CASES[case].algorithm
-    arrays = experience(groups(), PAD_TOKEN, algorithm)
+    arrays = experience(groups(), PAD_TOKEN)
     if algorithm.kl_coefficient:
         arrays["reference_logprobs"] = numpy.zeros(arrays["mask"].shape, numpy.float32)
         arrays["reference_logprobs"][arrays["mask"]] = reference_logprobs()
@@ -112,8 +112,8 @@ def test_a_step_is_that_of_trl(ours: Any, model: str, layout: str, case: str) ->
 
 @pytest.mark.parametrize("case", CASES)
 def test_advantages_are_those_of_trl(case: str) -> None:
-    algorithm, starts = CASES[case].algorithm, numpy.repeat(PROMPTS, len(RESPONSES[0]))
-    advantages = experience(groups(), PAD_TOKEN, algorithm)["advantages"][numpy.arange(len(starts)), starts]
+    starts = numpy.repeat(PROMPTS, len(RESPONSES[0]))
+    advantages = batch(case).extras["advantages"][numpy.arange(len(starts)), starts]
     for model in MODELS:
         theirs = of_trl(model, case)["advantages"].numpy()
         numpy.testing.assert_allclose(advantages, theirs, rtol=1e-5, atol=1e-6)

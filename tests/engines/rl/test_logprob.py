@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hetrl.runtime.megatron.logprob import token_logprobs
+from hetrl.runtime.rl.logprob import token_logprobs
 
 HIDDEN = 16
 # One chunk, and chunks of two positions, the last one of a single position less.

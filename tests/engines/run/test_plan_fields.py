@@ -17,7 +17,7 @@ from hetrl.errors import UsageError
 from hetrl.plan import plan as plan_module
 from hetrl.plan.plan import Group, Plan, Predicted, Replica, Solver, Stage, TaskPlan
 from hetrl.problem import Problem, read_problem
-from hetrl.runtime.run import trainer
+from hetrl.runtime.run import engines
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.run.rollout import settings_of
 from hetrl.runtime.vllm.command import command_of, environment_of
@@ -190,7 +190,7 @@ def outcome(plan: Plan, problem: Problem, directory: Path) -> Any:
     files = [site for site in problem.scenario.sites if site.name in plan.site_order]
     return {
         "jobs": [(job.site, job.name, [command.to_json() for command in job.tasks]) for job in jobs],
-        "worlds": [(world.ranks, trainer.build_engine(context, world, 0).how) for world in worlds],
+        "worlds": [(world.ranks, engines.build_engine(context, world, 0).how) for world in worlds],
         "servers": [(command_of(one, directory), environment_of(one, directory)) for one in servers],
         "turns": context.shared_groups,
         "shares": {name: [one.samples for one in task.replicas] for name, task in plan.tasks.items()},
@@ -202,7 +202,7 @@ def outcome(plan: Plan, problem: Problem, directory: Path) -> Any:
 def test_another_value_acts_or_is_refused(
     path: str, problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "MegatronEngine", Built)
+    monkeypatch.setattr(engines, "MegatronEngine", Built)
     for make, change in CHANGES[path]:
         before = outcome(make(problem), problem, tmp_path)
         assert isinstance(before, dict)

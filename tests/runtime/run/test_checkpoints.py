@@ -13,13 +13,13 @@ import pytest
 from hetrl.describe.experiment import Checkpoints
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.rl.learner import Policy
+from hetrl.runtime.rl.tasks import Trainer
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.transport.member import Member
 
 
-class Trainer:
+class Answers:
     """The other end of the wire: it has written a checkpoint when it was asked for the `asked`th time without wait."""
 
     def __init__(self, asked: int) -> None:
@@ -42,9 +42,9 @@ class Trainer:
 
 def events_of(trainer: Any, directory: Path, steps: int) -> list[dict[str, Any]]:
     """Return what a run with a checkpoint after every third step noted."""
-    policy = Policy(cast(Member, trainer), "trainer", (), None, 1.0)
+    asked = Trainer(cast(Member, trainer), "actor_training", "trainer", ())
     record = Record(directory, "alpha")
-    schedule = CheckpointSchedule(policy, record, Checkpoints(every_steps=3, keep=2), steps)
+    schedule = CheckpointSchedule(asked, record, Checkpoints(every_steps=3, keep=2), steps)
 
     async def run() -> None:
         for step in range(1, steps + 1):
@@ -56,7 +56,7 @@ def events_of(trainer: Any, directory: Path, steps: int) -> list[dict[str, Any]]
 
 
 def test_a_checkpoint_is_noted_when_it_is_written_and_the_last_one_is_waited_for(tmp_path: Path) -> None:
-    trainer = Trainer(asked=2)
+    trainer = Answers(asked=2)
     noted = events_of(trainer, tmp_path, 7)
     assert trainer.heard == [
         ("save", 3, 13),
@@ -72,13 +72,13 @@ def test_a_checkpoint_is_noted_when_it_is_written_and_the_last_one_is_waited_for
 
 
 def test_a_slow_disk_is_waited_for_when_the_next_checkpoint_is_due(tmp_path: Path) -> None:
-    trainer = Trainer(asked=99)
+    trainer = Answers(asked=99)
     events_of(trainer, tmp_path, 6)
     assert trainer.heard[3:] == [("finish", 3, 2, True, True), ("save", 6, 16), ("finish", 6, 2, True, True)]
 
 
 def test_a_checkpoint_that_could_not_be_written_ends_the_run(tmp_path: Path) -> None:
-    class Full(Trainer):
+    class Full(Answers):
         async def request(self, to: str, message: wire.Message, *_: Any, **__: Any) -> Any:
             if isinstance(message, wire.FinishSave):
                 raise HetrlError("checkpoints/step-3: no space")

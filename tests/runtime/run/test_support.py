@@ -15,6 +15,10 @@ from hetrl.runtime.run.support import check_runnable
 QUICKSTART = yaml.safe_load((Path(__file__).parents[3] / "configs/quickstart.yaml").read_text())
 
 
+PPO: dict[str, Any] = {"algorithm": {"kind": "ppo"}}
+MODEL = {"kind": "model", "architecture": "tiny-qwen3", "weights": "/w"}
+
+
 def changed(**sections: Any) -> Experiment:
     return Experiment.model_validate({**QUICKSTART, **sections})
 
@@ -25,10 +29,23 @@ def test_the_quickstart_can_be_run(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "sections",
+    [
+        PPO,
+        {"reward": {**MODEL, "kind": "both"}},
+        {**PPO, "critic": {"start": "reward"}, "reward": MODEL},
+    ],
+)
+def test_ppo_and_reward_models_can_be_run(sections: dict[str, Any]) -> None:
+    check_runnable(changed(**sections))
+
+
+@pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"algorithm": {"kind": "ppo"}}, "algorithm.kind: .ppo."),
-        ({"reward": {"kind": "model", "architecture": "qwen3-8b"}}, "reward.kind: .model."),
+        ({"reward": {"kind": "model", "architecture": "qwen3-8b"}}, "reward.weights: a reward model that nobody"),
+        ({**PPO, "critic": {"architecture": "qwen3-8b"}}, "critic.weights: qwen3-8b is only a shape"),
+        ({**PPO, "critic": {"architecture": "qwen3-8b", "weights": "/w"}}, "critic: qwen3-8b has a vocabulary"),
         ({"model": {"architecture": "qwen3-8b"}}, "model.weights: qwen3-8b"),
         ({"data": {"kind": "math", "path": "/data/math"}}, "warm_start: it imitates bare answers"),
         ({"data": {"kind": "math"}, "warm_start": None}, "data.path: kind math needs"),

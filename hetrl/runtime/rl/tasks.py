@@ -1,0 +1,117 @@
+"""What the controller sees of the Megatron tasks: addresses that score, train, save and publish.
+
+A member that answers something else, or scores under other weights than were asked for, ends the run by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.rl.balance import over_replicas
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.wire.arrays import pack, unpack
+
+_Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Published)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """The worlds of a task that score, by address, with the share of a batch that each scores.
+
+    `what` is logprobs, values or rewards (`wire.Score`).
+    """
+
+    member: Member
+    task: str
+    worlds: Mapping[str, int]
+    what: str = "logprobs"
+    temperature: float = 1.0
+
+    async def scores(
+        self, arrays: Mapping[str, NDArray[Any]], step: int, version: int | None = None
+    ) -> NDArray[np.float32]:
+        """Return the scores [n, s] of a batch; each world scores tokens in proportion to its share.
+
+        Raises HetrlError where one scored under another weight version than `version` (None: whichever).
+        """
+        scores = np.zeros(arrays["tokens"].shape, np.float32)
+        parts = over_replicas(arrays["lengths"].tolist(), [*self.worlds.values()])
+
+        async def score(world: str, part: Sequence[int]) -> None:
+            specs, buffers = pack({name: arrays[name][[*part]] for name in ("tokens", "lengths")})
+            request = wire.Score(step=step, what=self.what, temperature=self.temperature, arrays=specs)
+            doing = f"step {step}: {self.task}, {self.what}"
+            answer, arrived = await ask(self.member, world, request, wire.Scored, doing, buffers)
+            if version is not None and answer.version != version:
+                raise HetrlError(f"{world}: scored under weight version {answer.version}, not {version} ({doing})")
+            scores[[*part]] = unpack(answer.arrays, arrived)["scores"]
+
+        await asyncio.gather(*(score(world, part) for world, part in zip(self.worlds, parts, strict=True) if part))
+        return scores
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The world that trains a model, and the members that take every version of its weights."""
+
+    member: Member
+    task: str
+    address: str
+    receivers: tuple[str, ...]
+
+    async def train(
+        self, arrays: Mapping[str, NDArray[Any]], settings: wire.LossSettings, step: int
+    ) -> dict[str, float]:
+        """Make one optimiser step and return what it measured."""
+        specs, buffers = pack(arrays)
+        request = wire.Train(step=step, settings=settings, arrays=specs)
+        answer, _ = await self._ask(request, wire.Trained, f"step {step}: {self.task}", buffers)
+        return answer.metrics
+
+    async def save(self, step: int, version: int) -> wire.Saved:
+        """Begin a checkpoint after a step; it is written beside the next ones until `finish_save`."""
+        answer, _ = await self._ask(
+            wire.Save(step=step, version=version), wire.Saved, f"checkpoint of {self.task} after step {step}"
+        )
+        return answer
+
+    async def finish_save(self, step: int, keep: int, *, wait: bool) -> wire.Saved:
+        """Complete the checkpoint of a step and keep the newest; without `wait` only if it is written already."""
+        request = wire.FinishSave(step=step, keep=keep, wait=wait)
+        answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
+        return answer
+
+    async def publish(self, version: int, receivers: Sequence[str] | None = None) -> wire.Published:
+        """Send the current weights as `version` to its receivers, or to others; returns when all of them have it."""
+        to = self.receivers if receivers is None else tuple(receivers)
+        request = wire.Publish(version=version, receivers=to)
+        answer, _ = await self._ask(request, wire.Published, f"publish version {version} of {self.task}")
+        return answer
+
+    async def _ask(
+        self, request: wire.Message, wanted: type[_Answer], doing: str, buffers: Sequence[memoryview] = ()
+    ) -> tuple[_Answer, Sequence[memoryview]]:
+        return await ask(self.member, self.address, request, wanted, doing, buffers)
+
+
+async def ask(
+    member: Member,
+    to: str,
+    request: wire.Message,
+    wanted: type[_Answer],
+    doing: str,
+    buffers: Sequence[memoryview] = (),
+) -> tuple[_Answer, Sequence[memoryview]]:
+    """Return an answer of the type that is wanted, and its buffers; raises HetrlError for another one."""
+    reply = await member.request(to, request, buffers, timeout_seconds=wire.WORK_SECONDS, doing=doing)
+    if not isinstance(reply.message, wanted):
+        raise HetrlError(f"{to}: answered {type(reply.message).__name__}, which nobody asked for ({doing})")
+    return reply.message, reply.buffers

@@ -1,0 +1,59 @@
+"""The training engine of a task of a run, and where it writes its checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hetrl.describe.models import CRITICS, model_of
+from hetrl.plan.plan import TaskPlan
+from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
+from hetrl.runtime.megatron.hf_weights import random_weights, with_scalar_head
+from hetrl.runtime.megatron.layout import Layout
+from hetrl.runtime.run.context import Context, World
+from hetrl.runtime.weights.model_directory import ensure_model_directory
+from hetrl.workload import ACTOR_TRAINING, TRAININGS, architecture, has_language_head
+
+CHECKPOINTS = Path("checkpoints")
+
+
+def layout_of(plan: TaskPlan) -> Layout:
+    """Return the Megatron layout of a world of the plan."""
+    return Layout(
+        tensor=plan.tensor_parallel,
+        stages=tuple(stage.layers for stage in plan.replicas[0].stages),
+        samples=tuple(replica.samples for replica in plan.replicas),
+        micro_batch=plan.micro_batch,
+    )
+
+
+def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
+    """Build the task's model with the experiment's first weights, in its world (collective)."""
+    experiment, plan = context.experiment, world.plan
+    model, scratch = model_of(experiment, world.task), context.directory / f"model-{world.task}"
+    directory = ensure_model_directory(model, architecture(model.architecture), scratch)
+    scalar = not has_language_head(world.task)
+    config = with_scalar_head(directory.config) if scalar else directory.config
+    distributed = plan.optimizer_sharding == "data_parallel"
+    rate = experiment.critic.learning_rate if scalar else experiment.algorithm.learning_rate
+    settings = OptimizerSettings(rate, distributed=distributed, grad_reduce_in_fp32=plan.gradient_dtype == "fp32")
+    engine = MegatronEngine(
+        config,
+        layout_of(plan),
+        rank=rank,
+        dtype="float32" if experiment.model.dtype == "fp32" else "bfloat16",
+        optimizer=settings if world.task in TRAININGS else None,
+        seed=experiment.seed,
+        recompute=plan.recompute,
+        recompute_layers=plan.stage_of(plan.rank_order()[rank]).recompute_layers,
+    )
+    if directory.weights is not None:
+        # A critic that starts from a language model has a head of its own; a reward model without one is none.
+        engine.load_files(directory.weights, head_seed=model.seed if world.task in CRITICS else None)
+    else:
+        engine.load(random_weights(config, model.seed))
+    return engine
+
+
+def checkpoints_of(task: str) -> Path:
+    """Return where a task writes its checkpoints, in the site's directory, where its processes start."""
+    return CHECKPOINTS if task == ACTOR_TRAINING else CHECKPOINTS / task

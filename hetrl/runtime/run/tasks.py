@@ -1,0 +1,41 @@
+"""The Megatron tasks of a run, as its controller sees them."""
+
+from __future__ import annotations
+
+from hetrl.runtime.rl.learner import Tasks
+from hetrl.runtime.rl.tasks import Inference, Trainer
+from hetrl.runtime.run.context import Context
+from hetrl.runtime.transport.member import Member
+from hetrl.workload import (
+    ACTOR_TRAINING,
+    CRITIC_INFERENCE,
+    CRITIC_TRAINING,
+    REFERENCE_INFERENCE,
+    REWARD_INFERENCE,
+)
+
+
+def tasks_of(context: Context, member: Member) -> Tasks:
+    """Return the tasks of the plan, asked by `member`."""
+    temperature = context.experiment.algorithm.temperature
+
+    def inference(task: str, what: str) -> Inference | None:
+        if task not in context.plan.tasks:
+            return None
+        shares = {world.address: world.plan.replicas[0].samples for world in context.worlds(task)}
+        return Inference(member, task, shares, what, temperature)
+
+    def trainer(task: str, receivers: tuple[str, ...]) -> Trainer:
+        (address,) = context.addresses(task)
+        return Trainer(member, task, address, receivers)
+
+    actor = trainer(ACTOR_TRAINING, context.replicas)
+    critics = context.addresses(CRITIC_INFERENCE) if CRITIC_INFERENCE in context.plan.tasks else ()
+    return Tasks(
+        actor=actor,
+        old=Inference(member, ACTOR_TRAINING, {actor.address: 1}, "logprobs", temperature),
+        reference=inference(REFERENCE_INFERENCE, "logprobs"),
+        reward=inference(REWARD_INFERENCE, "rewards"),
+        values=inference(CRITIC_INFERENCE, "values"),
+        critic=trainer(CRITIC_TRAINING, critics) if CRITIC_TRAINING in context.plan.tasks else None,
+    )

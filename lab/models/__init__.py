@@ -1,0 +1,1 @@
+"""Models that this project trains for its own examples."""
