@@ -1,7 +1,7 @@
 """Random legal plans over a small machine of three sites, and the experiment that they are for.
 
-Six devices of two kinds; GRPO with a reference model. A plan draws everything that plans have: groups, replicas with
-their parallelism and shares, idle states, recomputation, sharding, micro-batches.
+Six devices of two kinds; GRPO with a reference model, or PPO with all six tasks. A plan draws everything that plans
+have: groups, replicas with their parallelism and shares, idle states, recomputation, sharding, micro-batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hetrl.plan.plan import IDLE_STATES, RECOMPUTES, SHARDINGS, Plan, Replica, S
 from hetrl.problem import Problem
 from hetrl.runtime.weights.tiny_model import write_tiny_model
 from hetrl.search.assemble import Made, plan_of
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, TRAININGS
+from lab.lab import ROOT
 from lab.quickstart import changed
 from launch.render import check_startable
 
@@ -30,14 +31,15 @@ SITES: Mapping[str, Sequence[tuple[str, int]]] = {  # each with its nodes: the k
     "beta": (("cpu-half", 2),),
     "gamma": (("cpu", 1), ("cpu-half", 1)),
 }
+REWARD_MODEL = ROOT / "configs" / "models" / "larger-digit-reward"
 LAYERS, SAMPLES, SAMPLES_PER_PROMPT, STEPS = 4, 64, 8, 2
 DRAWS = 10_000
 
 
-def write_experiment(work: Path, mode: str, weights: Path | None = None) -> Path:
+def write_experiment(work: Path, mode: str, weights: Path | None = None, kind: str = "grpo") -> Path:
     """Write the experiment, its sites and its model into a directory; return the experiment.
 
-    With `weights`, a Hugging Face directory, these are where the steps begin; without, a supervised start makes them.
+    PPO has a reward model of another size than the actor, and a critic with the actor's layers. With `weights`, a Hugging Face directory, these are where the steps begin; without, a supervised start makes them.
     """
     work.mkdir(parents=True, exist_ok=True)
     for name, nodes in SITES.items():
@@ -54,8 +56,11 @@ def write_experiment(work: Path, mode: str, weights: Path | None = None) -> Path
         model = work / "model"
         write_tiny_model(model, layers=LAYERS)
     algorithm: dict[str, Any] = {"mode": mode, "kl_coefficient": 0.05, "samples_per_prompt": SAMPLES_PER_PROMPT}
+    algorithm |= {"kind": "ppo", "kl_in": "reward", "minibatches": 2} if kind == "ppo" else {}
+    judged = {"kind": "both", "architecture": str(REWARD_MODEL), "weights": str(REWARD_MODEL)}
     return changed(
         work,
+        **({"reward": judged, "critic": {"start": "actor", "learning_rate": 2e-3}} if kind == "ppo" else {}),
         model={"architecture": str(model), **({"weights": str(model)} if weights else {})},
         algorithm=algorithm | ({"max_staleness": 1} if mode == "async" else {}),
         batch={"samples": SAMPLES},
@@ -68,13 +73,20 @@ def write_experiment(work: Path, mode: str, weights: Path | None = None) -> Path
 def plan_on_one_device(problem: Problem) -> Plan:
     """Return the plan that runs everything on the first device, task after task."""
     device = (problem.topology.devices[0].id,)
-    alone = (Replica(SAMPLES, (Stage(device, (0, LAYERS)),)),)
-    tasks = {
-        ACTOR_TRAINING: TaskPlan("megatron", alone, micro_batch=4),
-        REFERENCE_INFERENCE: TaskPlan("megatron", alone, micro_batch=4),
-        ACTOR_GENERATION: TaskPlan("vllm", tuple(with_server(one, 0.05, SAMPLES, problem.model) for one in alone)),
-    }
+    tasks = {}
+    for name in problem.workload.tasks:
+        alone = Replica(SAMPLES, (Stage(device, (0, _layers(problem, name))),))
+        if name == ACTOR_GENERATION:
+            tasks[name] = TaskPlan("vllm", (with_server(alone, 0.05, SAMPLES, problem.model),))
+        else:
+            tasks[name] = TaskPlan("megatron", (alone,), micro_batch=4)
     return plan_of(problem, [tasks], Made("one-device", 0, {}))
+
+
+def _layers(problem: Problem, name: str) -> int:
+    model = problem.workload.architecture_of(name)
+    assert model is not None
+    return model.layers
 
 
 def random_plan(problem: Problem, seed: int, servers: int | None = None) -> Plan:
@@ -94,9 +106,9 @@ def random_plan(problem: Problem, seed: int, servers: int | None = None) -> Plan
 
 
 def _groups(problem: Problem, rng: random.Random) -> list[dict[str, TaskPlan]]:
-    """Deal the tasks to one, two or three groups, and the devices to the groups."""
-    topology, count = problem.topology, rng.randint(1, 3)
-    names = [ACTOR_TRAINING, REFERENCE_INFERENCE, ACTOR_GENERATION]
+    """Deal the tasks to groups, three at most of GRPO's and four of PPO's, and the devices to the groups."""
+    topology, names = problem.topology, [*problem.workload.tasks]
+    count = rng.randint(1, (len(names) + 3) // 2)
     rng.shuffle(names)
     hands: list[list[str]] = []
     while not all(hands) or not hands:
@@ -108,10 +120,10 @@ def _groups(problem: Problem, rng: random.Random) -> list[dict[str, TaskPlan]]:
 
 def _task(name: str, hand: Sequence[str], problem: Problem, rng: random.Random) -> TaskPlan:
     """Draw a task on some devices of a hand."""
-    micro_batch = rng.choice((1, 2, 4))
-    if name == ACTOR_TRAINING:
+    micro_batch, layers = rng.choice((1, 2, 4)), _layers(problem, name)
+    if name in TRAININGS:
         site = site_of(rng.choice(hand))
-        grids = _replicas([device for device in hand if site_of(device) == site], rng, alike=True)
+        grids = _replicas([device for device in hand if site_of(device) == site], layers, rng, alike=True)
         return TaskPlan(
             "megatron",
             _shared(grids, micro_batch, rng),
@@ -120,9 +132,9 @@ def _task(name: str, hand: Sequence[str], problem: Problem, rng: random.Random) 
             recompute=rng.choice(RECOMPUTES),
             optimizer_sharding=rng.choice(SHARDINGS),
         )
-    grids = [grid for site in SITES for grid in _replicas([one for one in hand if site_of(one) == site], rng)]
+    grids = [grid for site in SITES for grid in _replicas([one for one in hand if site_of(one) == site], layers, rng)]
     grids = rng.sample(grids, rng.randint(1, len(grids)))
-    if name == REFERENCE_INFERENCE:
+    if name in INFERENCES:
         replicas = _shared(grids, 1, rng)
         return TaskPlan("megatron", replicas, rng.choice(("resident", "offload")), micro_batch)
     replicas = _shared(grids, SAMPLES_PER_PROMPT, rng)
@@ -130,27 +142,27 @@ def _task(name: str, hand: Sequence[str], problem: Problem, rng: random.Random) 
     return TaskPlan("vllm", servers, rng.choice(IDLE_STATES))
 
 
-def _replicas(hand: Sequence[str], rng: random.Random, alike: bool = False) -> list[tuple[Stage, ...]]:
+def _replicas(hand: Sequence[str], layers: int, rng: random.Random, alike: bool = False) -> list[tuple[Stage, ...]]:
     """Cut the devices of a site into replicas: stages of one or two devices of a node, the layers split anywhere."""
     left, found = list(hand), []
-    tensor, stages, split = _grid(rng)
+    tensor, stages, split = _grid(layers, rng)
     while left:
         if not alike:
-            tensor, stages, split = _grid(rng)
+            tensor, stages, split = _grid(layers, rng)
         pieces = _pieces(left, tensor)[:stages]
         if len(pieces) < stages:
             if alike and found:
                 break
-            tensor, stages, split = 1, 1, (0, LAYERS)
+            tensor, stages, split = 1, 1, (0, layers)
             pieces = [(left[0],)]
         left = [device for device in left if not any(device in piece for piece in pieces)]
         found.append(tuple(Stage(piece, span) for piece, span in zip(pieces, pairwise(split), strict=True)))
     return found
 
 
-def _grid(rng: random.Random) -> tuple[int, int, tuple[int, ...]]:
+def _grid(layers: int, rng: random.Random) -> tuple[int, int, tuple[int, ...]]:
     stages = rng.choice((1, 2))
-    return rng.choice((1, 2)), stages, (0, LAYERS) if stages == 1 else (0, rng.randint(1, LAYERS - 1), LAYERS)
+    return rng.choice((1, 2)), stages, (0, layers) if stages == 1 else (0, rng.randint(1, layers - 1), layers)
 
 
 def _pieces(devices: Sequence[str], size: int) -> list[tuple[str, ...]]:

@@ -25,6 +25,7 @@ from lab.lab import ROOT
 from lab.planned.random_plans import SAMPLES, plan_on_one_device, random_plan, write_experiment
 
 ROUNDING = 1e-4  # relative, after two steps
+COMPARED = ("loss", "grad_norm", "kl", "kl_penalty", "reward_model", "value", "return", "value_loss", "value_grad_norm")
 RUN_SECONDS = 900.0
 FIRST_VERSION = "1"
 
@@ -42,10 +43,10 @@ class Ran:
 class PlannedRuns:
     """Runs of one experiment in one mode, all from the same weights."""
 
-    def __init__(self, work: Path, mode: str, weights: Path) -> None:
+    def __init__(self, work: Path, mode: str, weights: Path, kind: str = "grpo") -> None:
         """Write the experiment into `work` and run the plan on one device, which the others are held against."""
         self._sync = mode == "sync"
-        self._work, self._config = work, write_experiment(work, mode, weights)
+        self._work, self._config = work, write_experiment(work, mode, weights, kind)
         self.problem: Problem = read_problem(self._config)
         self.reference = self.run(plan_on_one_device(self.problem))
 
@@ -107,9 +108,10 @@ def _first_rewards(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _difference(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    if row["reward"] != other["reward"]:
-        return f"reward {row['reward']} instead of {other['reward']}"
-    for name in ("loss", "grad_norm", "kl"):
+    rule = "reward_rule" if "reward_rule" in other else "reward"  # a model's is rounded as everything is
+    if row[rule] != other[rule]:
+        return f"{rule} {row[rule]} instead of {other[rule]}"
+    for name in (one for one in COMPARED if one in other):
         if not math.isclose(row[name], other[name], rel_tol=ROUNDING, abs_tol=ROUNDING):
             return f"{name} {row[name]} instead of {other[name]}"
     return ""

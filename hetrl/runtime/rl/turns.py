@@ -4,8 +4,8 @@
     generation:  runs whenever nobody else of its group has work; it is stopped in the middle of a response
     the others:  one after the other; the next one that asks is woken, and stays awake until somebody else asks
 
-Tasks that are alone on their devices have them all the time. Between the first and the last task of an iteration that
-share a group with generation, it does not run: each time would cost it its keys and values.
+Tasks that are alone on their devices have them all the time. Inside of `iteration`, between the first and the last task
+that share a group with generation, it does not run: each time would cost it its keys and values.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Turns:
         self._groups = [_Group(parties) for parties in groups]
         self._of = {name: group for group in self._groups for name in group.parties}
         self.seconds = 0.0  # what all changes took so far
+        self._within = False  # an iteration
         for group in self._groups:
             group.open.set()
 
@@ -70,8 +71,16 @@ class Turns:
         await asyncio.gather(*(start(group) for group in self._groups))
 
     @asynccontextmanager
+    async def iteration(self) -> AsyncIterator[None]:
+        """Let every task of a group have its turn once; at the end generation runs wherever it has work."""
+        self._within = True
+        yield
+        self._within = False
+        await asyncio.gather(*(self._reopen(group) for group in self._groups if not group.open.is_set()))
+
+    @asynccontextmanager
     async def of(self, task: str) -> AsyncIterator[None]:
-        """Have the devices of a task; generation there waits until the last task of the iteration has had them."""
+        """Have the devices of a task; in an iteration generation there waits until the last one has had them."""
         group = self._of.get(task)
         if group is None:
             yield
@@ -80,10 +89,13 @@ class Turns:
         async with group.lock:
             await self._give(group, task)
             yield
-        if task == group.last:
-            group.open.set()
-            if group.prompts:
-                await self._generate(group)
+        if task == group.last or not self._within:
+            await self._reopen(group)
+
+    async def _reopen(self, group: _Group) -> None:
+        group.open.set()
+        if group.prompts:
+            await self._generate(group)
 
     @asynccontextmanager
     async def prompt(self) -> AsyncIterator[None]:

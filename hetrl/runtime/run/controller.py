@@ -199,11 +199,12 @@ class Run:
             groups = await feed.batch()
         ours.seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
         self.generated = max(self.generated, *(group.back for group in groups))
-        groups, arrays = await self.learner.scored(groups, step, versions, ours.seconds)
-        trainings = [self.train_actor(ours, groups, arrays, feed)]
-        if self.tasks.critic is not None:
-            trainings.append(self.train_critic(ours))
-        learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
+        async with self.turns.iteration():
+            groups, arrays = await self.learner.scored(groups, step, versions, ours.seconds)
+            trainings = [self.train_actor(ours, groups, arrays, feed)]
+            if self.tasks.critic is not None:
+                trainings.append(self.train_critic(ours))
+            learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
         row = {
             "step": step,
             **sample_metrics(groups),

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from hetrl.describe.algorithm import AlgorithmSection
+from hetrl.describe.experiment import Critic, Reward
+from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
@@ -21,7 +23,14 @@ from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
-from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE
+from hetrl.workload import (
+    ACTOR_TRAINING,
+    CRITIC_INFERENCE,
+    CRITIC_TRAINING,
+    OLD_LOGPROBS,
+    REFERENCE_INFERENCE,
+    REWARD_INFERENCE,
+)
 
 TRAINER, REFERENCE, FASTER = "a/actor_training/0", "a/reference_inference/0", "b/reference_inference/1"
 STALE: dict[str, Any] = {"mode": "async", "max_staleness": 1}
@@ -132,6 +141,92 @@ def test_each_world_of_the_reference_scores_its_share() -> None:
 def test_a_world_without_a_share_is_not_asked() -> None:
     trainer, _, _ = learn({"kl_coefficient": 0.1}, reference={REFERENCE: 1, FASTER: 1000})
     assert [to for to, message, _ in trainer.asked if isinstance(message, wire.Score)] == [FASTER]
+
+
+VALUES, REWARD, CRITIC = "a/critic_inference/0", "b/reward_inference/0", "a/critic_training/0"
+
+
+class Models(Answers):
+    """Answers as a whole run of PPO does: the reward model finds each text worth its number of tokens."""
+
+    def __init__(self, version: int = 3) -> None:
+        super().__init__()
+        self.version = version
+
+    async def request(self, to: str, message: Any, buffers: Any = (), **_: Any) -> Any:
+        if not isinstance(message, wire.Score):
+            return await super().request(to, message, buffers)
+        arrays = unpack(message.arrays, list(buffers))
+        self.asked.append((to, message, arrays))
+        found = np.full(arrays["tokens"].shape, {VALUES: 0.5, TRAINER: -0.75, REFERENCE: -1.0}.get(to, 0.0), np.float32)
+        if to == REWARD:
+            found[np.arange(len(found)), arrays["lengths"] - 1] = arrays["lengths"]
+        specs, scores = pack({"scores": found})
+        version = self.version if to == VALUES else 0
+        return SimpleNamespace(message=wire.Scored(step=1, arrays=specs, seconds=0.0, version=version), buffers=scores)
+
+
+def learner_of(models: Models) -> Learner:
+    """Return the learner of a run with all six tasks, whose reward model reads the responses alone."""
+    member = cast(Member, models)
+    tasks = Tasks(
+        actor=Trainer(member, ACTOR_TRAINING, TRAINER, ()),
+        old=Inference(member, ACTOR_TRAINING, {TRAINER: 1}),
+        reference=Inference(member, REFERENCE_INFERENCE, {REFERENCE: 1}),
+        reward=Inference(member, REWARD_INFERENCE, {REWARD: 1}, "rewards"),
+        values=Inference(member, CRITIC_INFERENCE, {VALUES: 1}, "values"),
+        critic=Trainer(member, CRITIC_TRAINING, CRITIC, ()),
+    )
+    algorithm = {"kind": "ppo", "kl_coefficient": 0.5, "kl_in": "reward", "kl_estimator": "k1", "trace": 1.0}
+    return Learner(
+        tasks,
+        Turns(member, (), new_weights=True),
+        AlgorithmSection.model_validate({**algorithm, "whiten_advantages": False, "minibatches": 2}),
+        pad_token=0,
+        reward=Reward(kind="both", architecture="r", model_scale=0.5, model_offset=1.0),
+        critic=Critic(learning_rate=0.25, value_clip=None),
+        judged_text=lambda group, sample: sample.tokens,
+    )
+
+
+def test_ppo_asks_every_model_once_and_trains_actor_and_critic_on_what_they_said() -> None:
+    models, seconds = Models(), dict[str, float]()
+    learner = learner_of(models)
+
+    async def iteration() -> tuple[Any, dict[str, float], dict[str, float]]:
+        scored, arrays = await learner.scored(groups(), 1, Versions(critic=3), seconds)
+        batch, seen = await learner.batch(arrays, scored, 1, 1, seconds)
+        return scored, {**seen, **await learner.train_actor(batch, 1)}, await learner.train_critic(batch, 1)
+
+    scored, of_actor, of_critic = asyncio.run(iteration())
+    # The rule's reward + 0.5 (2 tokens - 1).
+    assert [group.rewards for group in scored] == [(1.5, 0.5)] * 2
+    assert [group.model_scores for group in scored] == [(2.0, 2.0)] * 2
+    asked = [(to, message) for to, message, _ in models.asked]
+    assert {to: message.what for to, message in asked if isinstance(message, wire.Score)} == {
+        REFERENCE: "logprobs",
+        REWARD: "rewards",
+        VALUES: "values",
+        TRAINER: "logprobs",
+    }
+    trained = [(to, message.settings, sent) for to, message, sent in models.asked if isinstance(message, wire.Train)]
+    assert [to for to, _, _ in trained] == [TRAINER, TRAINER, CRITIC, CRITIC]
+    # log p(policy) - log p(reference) is 0.25: each token loses an eighth, the last one earns the reward.
+    first = trained[0][2]
+    assert first["advantages"].tolist() == [[0.0, 1.5 - 0.25 - 0.5, 1.5 - 0.125 - 0.5], [0.0, -0.25, -0.125]]
+    settings, sent = trained[2][1:]
+    assert sent["returns"][0].tolist() == [0.0, 1.25, 1.375] and sent["old_values"][0].tolist()[1:] == [0.5, 0.5]
+    assert (settings.loss, settings.learning_rate, settings.value_clip) == ("value", 0.25, None)
+    assert "advantages" not in sent and "returns" not in first
+    assert of_actor["kl_penalty"] == pytest.approx(0.25)
+    assert set(of_critic) == {"value_loss"}
+    assert {REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE} <= set(seconds)
+
+
+def test_values_of_another_version_of_the_critic_end_the_run() -> None:
+    learner = learner_of(Models(version=2))
+    with pytest.raises(HetrlError, match=f"{VALUES}: scored under weight version 2, not 3"):
+        asyncio.run(learner.scored(groups(), 1, Versions(critic=3), {}))
 
 
 def test_a_ratio_to_the_sampler_needs_no_pass_and_the_first_step_alone_tells_the_mismatch() -> None:

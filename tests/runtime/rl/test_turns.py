@@ -127,14 +127,15 @@ def test_generation_is_stopped_and_goes_on_after_the_last_task() -> None:
 
         drawing = asyncio.ensure_future(draw())
         await asyncio.sleep(0.01)
-        async with turns.of(REFERENCE_INFERENCE):
-            assert not members.awake_now(ACTOR_GENERATION)
-        late = asyncio.ensure_future(draw())
-        await asyncio.sleep(0.01)
-        assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])  # not in between
-        async with turns.of(ACTOR_TRAINING):
-            pass
-        assert members.awake_now(ACTOR_GENERATION)
+        async with turns.iteration():
+            async with turns.of(REFERENCE_INFERENCE):
+                assert not members.awake_now(ACTOR_GENERATION)
+            late = asyncio.ensure_future(draw())
+            await asyncio.sleep(0.01)
+            assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])  # not in between
+            async with turns.of(ACTOR_TRAINING):
+                pass
+            assert members.awake_now(ACTOR_GENERATION)  # the last one of its group
         answered.set()
         await asyncio.gather(drawing, late)
         assert members.tasks_told(wire.Wake) == [
@@ -143,6 +144,26 @@ def test_generation_is_stopped_and_goes_on_after_the_last_task() -> None:
             ACTOR_TRAINING,
             ACTOR_GENERATION,
         ]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_generation_goes_on_though_the_last_task_of_its_group_had_nothing_to_do(within: bool) -> None:
+    async def run() -> None:
+        turns, members = turns_of(ALL, sync=False)
+
+        async def work() -> None:
+            async with turns.of(REFERENCE_INFERENCE):
+                pass
+
+        if within:
+            async with turns.iteration():
+                await work()
+        else:  # as the first weights are sent
+            await work()
+        async with asyncio.timeout(5.0), turns.prompt():
+            assert members.awake_now(ACTOR_GENERATION)
 
     asyncio.run(run())
 
@@ -193,10 +214,13 @@ def test_a_member_that_does_not_wake_ends_the_turn() -> None:
 
 @given(
     st.sampled_from([(ALL,), (ALL[:2],), (ALL[1:],), ((ALL[0], ALL[2]),)]),
+    st.sampled_from([ALL[1:], ALL[1:2], ALL[2:]]),
     st.lists(st.sampled_from([ACTOR_GENERATION, "iteration"]), min_size=1, max_size=12),
     st.lists(st.integers(0, 5), min_size=24, max_size=24),
 )
-def test_work_is_done_by_who_is_awake(groups: Sequence[Sequence[str]], works: Sequence[str], pauses: list[int]) -> None:
+def test_work_is_done_by_who_is_awake(
+    groups: Sequence[Sequence[str]], others: Sequence[str], works: Sequence[str], pauses: list[int]
+) -> None:
     """Whatever comes together: iterations one after the other, prompts any time; `Members` sees that none overlap."""
 
     async def run() -> None:
@@ -213,15 +237,18 @@ def test_work_is_done_by_who_is_awake(groups: Sequence[Sequence[str]], works: Se
                 assert ACTOR_GENERATION not in shared or members.awake_now(ACTOR_GENERATION)
                 await pause()
 
+        async def take(task: str) -> None:
+            async with turns.of(task):
+                await pause()
+                assert task not in shared or members.awake_now(task)
+
         drawing = []
         for work in works:
             if work == ACTOR_GENERATION:
                 drawing.append(asyncio.ensure_future(draw()))
                 continue
-            for task in (REFERENCE_INFERENCE, ACTOR_TRAINING):
-                async with turns.of(task):
-                    await pause()
-                    assert task not in shared or members.awake_now(task)
+            async with turns.iteration():
+                await asyncio.gather(*(take(task) for task in others))
         async with asyncio.timeout(5.0):
             await asyncio.gather(*drawing)
 
