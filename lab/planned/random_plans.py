@@ -39,7 +39,8 @@ DRAWS = 10_000
 def write_experiment(work: Path, mode: str, weights: Path | None = None, kind: str = "grpo") -> Path:
     """Write the experiment, its sites and its model into a directory; return the experiment.
 
-    PPO has a reward model of another size than the actor, and a critic with the actor's layers. With `weights`, a Hugging Face directory, these are where the steps begin; without, a supervised start makes them.
+    PPO has a reward model of another size than the actor, and a critic with the actor's layers. With `weights`, a
+    Hugging Face directory, these are where the steps begin; without, a supervised start makes them.
     """
     work.mkdir(parents=True, exist_ok=True)
     for name, nodes in SITES.items():

@@ -104,13 +104,17 @@ def _first_rewards(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Return the mean reward where all samples of a run are of the first version."""
     if any(row["versions"] != {FIRST_VERSION: SAMPLES} for row in rows):
         return None
-    return sum(row["reward"] for row in rows) / len(rows)
+    return sum(_by_rule(row) for row in rows) / len(rows)
+
+
+def _by_rule(row: Mapping[str, Any]) -> float:
+    """Return the mean reward of a step that the rule gave: a model's is rounded as everything is."""
+    return float(row.get("reward_rule", row["reward"]))
 
 
 def _difference(row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    rule = "reward_rule" if "reward_rule" in other else "reward"  # a model's is rounded as everything is
-    if row[rule] != other[rule]:
-        return f"{rule} {row[rule]} instead of {other[rule]}"
+    if _by_rule(row) != _by_rule(other):
+        return f"reward {_by_rule(row)} instead of {_by_rule(other)}"
     for name in (one for one in COMPARED if one in other):
         if not math.isclose(row[name], other[name], rel_tol=ROUNDING, abs_tol=ROUNDING):
             return f"{name} {row[name]} instead of {other[name]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 import torch
@@ -138,7 +139,7 @@ def trained(rank: int, port: int, argument: tuple[Job, int, list[TokenBatch]]) -
 
 
 def groups() -> tuple[PromptGroup, ...]:
-    """Return the samples as the sampler gives them, two of a prompt where prompts are equally long."""
+    """Return the samples as the sampler gives them, each of a prompt of its own."""
     return tuple(
         PromptGroup(Prompt("", ""), prompt, (sample_of(response),), (reward,))
         for (prompt, response), reward in zip(SAMPLES, REWARDS, strict=True)
@@ -159,7 +160,7 @@ def engine_batch(part: dict[str, Any]) -> TokenBatch:
 def test_an_iteration_is_that_of_the_page(worlds: Worlds, layout: str) -> None:
     expected, arrays = page(), experience(groups(), pad_token=0)
     shape, size = LAYOUTS[layout], LAYOUTS[layout].world_size
-    plain = engine_batch(arrays | {"sampler_logprobs": arrays["sampler_logprobs"]})
+    plain = engine_batch(arrays)
     for name, config, seed, what in (
         ("old_logprobs", ACTOR, ACTOR_SEED, "logprobs"),
         ("reference_logprobs", ACTOR, REFERENCE_SEED, "logprobs"),
@@ -176,8 +177,7 @@ def test_an_iteration_is_that_of_the_page(worlds: Worlds, layout: str) -> None:
     )
     for name, config, seed, own, settings in trainings:
         (part,) = minibatches(own, 1, ALGORITHM)
-        rate = settings if name == "value" else LossSettings(clip_low=settings.clip_low, clip_high=settings.clip_high)
-        job = Job(config, shape, engine_batch(part), rate)
+        job = Job(config, shape, engine_batch(part), msgspec.structs.replace(settings, learning_rate=None))  # ADAM's
         metrics, exported = worlds.run(trained, size, (job, seed, [job.batch] * ALGORITHM.epochs))[0]
         numpy.testing.assert_allclose(metrics, expected[name], rtol=1e-5, atol=1e-5)
         assert_same(exported, expected[f"{name} weights"], 1e-5)
