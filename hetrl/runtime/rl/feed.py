@@ -3,6 +3,7 @@
     admit:  start groups while  (max_staleness + iterations + 1) x batch - (accepted + running) > 0
     batch:  wait for `batch` accepted groups, and for those whose last chance it is: the next version makes them too old
             (what is too old all the same, its oldest token more than max_staleness versions, is dropped)
+            a batch may be taken before the version is there that it is trained from
             of those with equal rewards, up to (max_draws - 1) x batch do not count as accepted while they wait, so that
             others are drawn in their place; they are taken last, in the order of the prompts, or rejected
     advance: one more iteration is trained and its weights are served
@@ -21,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from hetrl.runtime.rl.sampling import PromptGroup
 
@@ -60,25 +62,31 @@ class Feed:
         self._running: dict[int, asyncio.Future[PromptGroup]] = {}
         self._since: dict[int, int] = {}  # the version that served when a running group was admitted
         self._waiting: dict[int, PromptGroup] = {}
+        self._advanced = asyncio.Event()  # groups may run that nobody waits for yet
         self._most_rejected = (max_draws - 1) * batch
         self._trained = 0
         self._next = 0
         self.dropped = self.rejected = 0
 
-    async def batch(self) -> tuple[PromptGroup, ...]:
-        """Return the next batch, in the order of the prompts; raises what a draw raised."""
+    async def batch(self, version: int) -> tuple[PromptGroup, ...]:
+        """Return the batch that is trained from `version`, in the order of the prompts; raises what a draw raised."""
         while True:
-            self._sweep()
+            self._sweep(version)
             self._admit()
-            if self._accepted() >= self._batch and not self._leaves_behind():
+            if self._accepted() >= self._batch and not self._leaves_behind(version):
                 return self._take()
-            await asyncio.wait(self._running.values(), return_when=asyncio.FIRST_COMPLETED)
+            advanced = asyncio.ensure_future(self._advanced.wait())
+            changes: list[asyncio.Future[Any]] = [*self._running.values(), advanced]
+            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
+            advanced.cancel()
+            self._advanced.clear()
             self._collect()
 
     def advance(self, version: int) -> None:
         """Note that an iteration was trained and that `version` is served; more groups may start."""
         self._version, self._iterations = version, self._iterations + 1
         self._admit()
+        self._advanced.set()
 
     async def close(self) -> None:
         """Give up the groups that are under way."""
@@ -110,12 +118,12 @@ class Feed:
             return []
         return sorted(number for number, group in self._waiting.items() if equal_rewards(group))
 
-    def _leaves_behind(self) -> bool:
+    def _leaves_behind(self, version: int) -> bool:
         """Whether a group is under way that this batch may take and the next one may not."""
-        return self._version - self._max_staleness in self._since.values()
+        return version - self._max_staleness in self._since.values()
 
-    def _sweep(self) -> None:
-        stale = [n for n, group in self._waiting.items() if self._version - oldest_version(group) > self._max_staleness]
+    def _sweep(self, version: int) -> None:
+        stale = [n for n, group in self._waiting.items() if version - oldest_version(group) > self._max_staleness]
         for number in stale:
             del self._waiting[number]
         self.dropped += len(stale)

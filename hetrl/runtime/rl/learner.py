@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,11 +48,29 @@ class Tasks:
 
 @dataclass
 class Versions:
-    """The weight versions that tasks have: the actor's, that which the reference keeps, the critic's."""
+    """The weight versions that tasks have: the actor's, that which the reference keeps, the critic's.
+
+    `values` are the critic's by step, under which a batch was valued. Who sends the critic's or asks for values holds
+    its lock.
+    """
 
     actor: int = 0
     reference: int = 0
     critic: int = 0
+    values: dict[int, int] = field(default_factory=dict)
+    critic_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _reached: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def critic_arrived(self, version: int) -> None:
+        """Note that a version of the critic is where it is asked for values."""
+        async with self._reached:
+            self.critic = version
+            self._reached.notify_all()
+
+    async def critic_reaches(self, version: int) -> None:
+        """Wait for a version of the critic, or a later one."""
+        async with self._reached:
+            await self._reached.wait_for(lambda: self.critic >= version)
 
 
 @dataclass(frozen=True)
@@ -72,41 +90,51 @@ class Learner:
     ) -> tuple[tuple[PromptGroup, ...], Arrays]:
         """Return the groups with their final rewards and the arrays of the batch; into `seconds` how long tasks took.
 
-        The arrays have what the reference and the critic say under the `versions` that they must have.
+        The arrays have what the reference says, under its version, and the critic, under that which it has by now.
         """
-        arrays, tasks = experience(groups, self.pad_token), self.tasks
-        asked = {
-            "reference_logprobs": (tasks.reference, versions.reference),
-            "values": (tasks.values, versions.critic),
-        }
-
-        async def scores(name: str) -> Arrays:
-            inference, version = asked[name]
-            if inference is None:
-                return {}
-            return {name: await self._scores(inference, arrays, step, version, seconds)}
-
+        arrays = experience(groups, self.pad_token)
         reference, rewarded, values = await asyncio.gather(
-            scores("reference_logprobs"), self._judged(groups, step, seconds), scores("values")
+            self._reference(arrays, step, versions, seconds),
+            self._judged(groups, step, seconds),
+            self._values(arrays, step, versions, seconds),
         )
         return rewarded, {**arrays, **reference, **values}
 
-    async def _scores(
-        self, inference: Inference, arrays: Arrays, step: int, version: int | None, seconds: dict[str, float]
-    ) -> NDArray[np.float32]:
-        async with self.turns.of(inference.task):
-            with timed(seconds, inference.task):
-                return await inference.scores(arrays, step, version)
+    async def _reference(self, arrays: Arrays, step: int, versions: Versions, seconds: dict[str, float]) -> Arrays:
+        inference = self.tasks.reference
+        if inference is None:
+            return {}
+        async with self._having(inference.task, step, seconds):
+            return {"reference_logprobs": await inference.scores(arrays, step, versions.reference)}
+
+    async def _values(self, arrays: Arrays, step: int, versions: Versions, seconds: dict[str, float]) -> Arrays:
+        """Ask the critic, once it is not older than it may be, and not while a version of it arrives."""
+        inference = self.tasks.values
+        if inference is None:
+            return {}
+        await versions.critic_reaches(step - 1 - self.algorithm.max_staleness)
+        async with self._having(inference.task, step, seconds), versions.critic_lock:
+            versions.values[step] = versions.critic
+            return {"values": await inference.scores(arrays, step, versions.critic)}
+
+    @asynccontextmanager
+    async def _having(self, task: str, step: int, seconds: dict[str, float]) -> AsyncIterator[None]:
+        """Have the devices of a task for the batch of a step, and note how long it took there."""
+        async with self.turns.of(task, step):
+            with timed(seconds, task):
+                yield
 
     async def _judged(
         self, groups: Sequence[PromptGroup], step: int, seconds: dict[str, float]
     ) -> tuple[PromptGroup, ...]:
         """Return the groups with what the reward model says, where there is one, in their rewards."""
-        if self.tasks.reward is None or self.judged_text is None:
+        inference = self.tasks.reward
+        if inference is None or self.judged_text is None:
             return tuple(groups)
         texts = [(self.judged_text(group, sample), ()) for group in groups for sample in group.samples]
         arrays = padded(texts, self.pad_token)
-        scores = await self._scores(self.tasks.reward, arrays, step, None, seconds)
+        async with self._having(inference.task, step, seconds):
+            scores = await inference.scores(arrays, step)
         last = iter(scores[np.arange(len(texts)), arrays["lengths"] - 1].tolist())
         return tuple(judged(group, [next(last) for _ in group.samples], self.reward) for group in groups)
 

@@ -4,8 +4,9 @@
     generation:  runs whenever nobody else of its group has work; it is stopped in the middle of a response
     the others:  one after the other; the next one that asks is woken, and stays awake until somebody else asks
 
-Tasks that are alone on their devices have them all the time. Inside of `iteration`, between the first and the last task
-that share a group with generation, it does not run: each time would cost it its keys and values.
+Tasks that are alone on their devices have them all the time. A group takes all tasks of a batch before those of the
+next one, as the play of a plan does (`hetrl.simulator`), and between the first and the last of them generation does not
+run there: each time would cost it its keys and values.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
 
+FIRST_BATCH = 1
+
 
 @dataclass(frozen=True)
 class Party:
@@ -31,18 +34,24 @@ class Party:
 
 @dataclass
 class _Group:
-    """A group in its state: who is awake, how many prompts want generation, and whether it may run."""
+    """A group in its state: who is awake, how many prompts want generation, and whether it may run.
+
+    `batch` is the number of the batch whose tasks have the devices, `left` those that have not had them yet.
+    """
 
     parties: Mapping[str, Party]
+    batch: int
+    left: set[str]
     awake: str | None = None
     prompts: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    passed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
-    def last(self) -> str:
-        """Return the last task of an iteration."""
-        return max(self.parties, key=TASKS.index)
+    def others(self) -> set[str]:
+        """Return the tasks that a batch goes through."""
+        return {*self.parties} - {ACTOR_GENERATION}
 
 
 class Turns:
@@ -51,10 +60,9 @@ class Turns:
     def __init__(self, member: Member, groups: Sequence[Mapping[str, Party]], *, new_weights: bool) -> None:
         """Speak through `member`; `new_weights`: generation never continues with those that it slept with."""
         self._member, self._new_weights = member, new_weights
-        self._groups = [_Group(parties) for parties in groups]
+        self._groups = [_Group(parties, FIRST_BATCH, {*parties} - {ACTOR_GENERATION}) for parties in groups]
         self._of = {name: group for group in self._groups for name in group.parties}
         self.seconds = 0.0  # what all changes took so far
-        self._within = False  # an iteration
         for group in self._groups:
             group.open.set()
 
@@ -71,31 +79,37 @@ class Turns:
         await asyncio.gather(*(start(group) for group in self._groups))
 
     @asynccontextmanager
-    async def iteration(self) -> AsyncIterator[None]:
-        """Let every task of a group have its turn once; at the end generation runs wherever it has work."""
-        self._within = True
-        yield
-        self._within = False
-        await asyncio.gather(*(self._reopen(group) for group in self._groups if not group.open.is_set()))
+    async def of(self, task: str, batch: int | None = None) -> AsyncIterator[None]:
+        """Have the devices of a task once for a batch, numbered from 1; without one, for what belongs to none.
 
-    @asynccontextmanager
-    async def of(self, task: str) -> AsyncIterator[None]:
-        """Have the devices of a task; in an iteration generation there waits until the last one has had them."""
+        Each task of a group has them once for every batch; what belongs to none comes before the first.
+        """
         group = self._of.get(task)
         if group is None:
             yield
             return
+        if batch is not None:
+            async with group.passed:
+                await group.passed.wait_for(lambda: group.batch == batch)
         group.open.clear()
         async with group.lock:
             await self._give(group, task)
             yield
-        if task == group.last or not self._within:
-            await self._reopen(group)
+        if batch is not None:
+            group.left.discard(task)
+        if batch is None or not group.left:
+            await self._leave(group, batch)
 
-    async def _reopen(self, group: _Group) -> None:
+    async def _leave(self, group: _Group, batch: int | None) -> None:
+        """Let generation, and the tasks of the next batch, have the devices."""
         group.open.set()
-        if group.prompts:
-            await self._generate(group)
+        if batch is not None:
+            async with group.passed:
+                group.batch, group.left = batch + 1, group.others
+                group.passed.notify_all()
+        async with group.lock:  # whoever has come in between lets generation on when it leaves
+            if group.prompts and group.open.is_set():
+                await self._give(group, ACTOR_GENERATION)
 
     @asynccontextmanager
     async def prompt(self) -> AsyncIterator[None]:

@@ -3,13 +3,7 @@
 wait until every member is READY, send GO
 publish the first weights
 warm start: supervised steps until the sampled reward is where RL should begin
-for each step:
-    take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
-    score it: reference, reward model and critic, side by side
-    train the actor: score the batch where that is needed; an optimiser step per minibatch
-    publish its weights to every replica; every so many steps, begin a checkpoint
-    train the critic, beside the actor, and publish its weights to where it is asked for values
-tasks that share devices take turns (`hetrl.runtime.rl.turns`)
+the steps                                                            (`hetrl.runtime.run.iterations`)
 write the summary, send FINISH
 """
 
@@ -18,9 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
@@ -34,37 +26,23 @@ from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
 from hetrl.runtime.rl.experience import padded
-from hetrl.runtime.rl.feed import Feed, oldest_version
-from hetrl.runtime.rl.learner import Arrays, Learner, Versions, timed
+from hetrl.runtime.rl.feed import Feed
+from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
-from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
-from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
+from hetrl.runtime.run.record import Record
 from hetrl.runtime.run.tasks import tasks_of
 from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, GENERATION_WAIT, architecture
+from hetrl.workload import ACTOR_TRAINING, architecture
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
 WARM_START_PROMPTS = 64  # of each check
-
-
-@dataclass
-class Iteration:
-    """What the tasks of a step share: its number, when it began, the batch once it is made, and seconds by task."""
-
-    step: int
-    start: float
-    batch: asyncio.Future[Arrays]
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def trained(self) -> None:
-        """Note that a model is trained and its weights are served; the iteration ends with the last one."""
-        self.seconds["iteration"] = time.monotonic() - self.start
 
 
 class Run:
@@ -74,7 +52,6 @@ class Run:
         self.context, self.member, self.turns, self.record = context, member, turns, record
         self.experiment = context.experiment
         self.versions = Versions()
-        self.generated = 0.0  # when the last sample of the newest batch was back
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
         self.stop_tokens, self.pad_token = directory.stop_tokens, directory.pad_token
         self.tokenizer = Tokenizer.from_file(str(directory.path / "tokenizer.json"))
@@ -86,13 +63,9 @@ class Run:
         self.sampler = self._make_sampler(scorer)
         self.tasks = tasks_of(context, member)
         self.learner = self._make_learner(directory.path)
-        settings, steps = self.experiment.checkpoints, self.experiment.steps
-        self.checkpoints = CheckpointSchedule(self.tasks.actor, record, settings, steps)
-        self.critic_checkpoints = (
-            None if self.tasks.critic is None else CheckpointSchedule(self.tasks.critic, record, settings, steps)
-        )
         others = [site for site in context.plan.site_order if site != context.lead_site]
-        self.links = LinkMeter(member, (context.lead_site, *others))
+        links = LinkMeter(member, (context.lead_site, *others))
+        self.iterations = Iterations(self.experiment, self.learner, self.versions, self.publish, record, links)
 
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
@@ -148,8 +121,7 @@ class Run:
         staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
         feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.versions.actor, max_draws)
         try:
-            for step in range(1, self.experiment.steps + 1):
-                await self.step(step, feed)
+            await self.iterations.run(feed)
         finally:
             await feed.close()
         stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
@@ -190,73 +162,6 @@ class Run:
 
     def _answer_tokens(self, answer: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(answer, add_special_tokens=False).ids)
-
-    async def step(self, step: int, feed: Feed) -> None:
-        """One iteration: a batch, its inferences, the trainings side by side, the next weights."""
-        turns, versions, dropped, rejected = self.turns.seconds, replace(self.versions), feed.dropped, feed.rejected
-        ours = Iteration(step, time.monotonic(), asyncio.get_running_loop().create_future())
-        with timed(ours.seconds, GENERATION_WAIT):
-            groups = await feed.batch()
-        ours.seconds[GENERATION], latency_seconds = generation_seconds(groups, self.generated)
-        self.generated = max(self.generated, *(group.back for group in groups))
-        async with self.turns.iteration():
-            groups, arrays = await self.learner.scored(groups, step, versions, ours.seconds)
-            trainings = [self.train_actor(ours, groups, arrays, feed)]
-            if self.tasks.critic is not None:
-                trainings.append(self.train_critic(ours))
-            learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
-        row = {
-            "step": step,
-            **sample_metrics(groups),
-            **{name: round(value, 8) for name, value in learned if name != "tokens"},
-            "weight_version": versions.actor,
-            **({} if self.tasks.critic is None else {"critic_version": versions.critic}),
-            "staleness": versions.actor - min(oldest_version(group) for group in groups),
-            "dropped_groups": feed.dropped - dropped,
-            "groups_rejected": feed.rejected - rejected,
-            "generation_latency_seconds": round(latency_seconds, 4),
-            "turn_seconds": round(self.turns.seconds - turns, 4),
-            "seconds": {task: round(value, 4) for task, value in ours.seconds.items()},
-            **await self.links.read(step),
-        }
-        self.record.step(row, self.experiment.steps)
-
-    async def train_actor(
-        self, ours: Iteration, groups: Sequence[PromptGroup], arrays: Arrays, feed: Feed
-    ) -> dict[str, float]:
-        """Make the batch, which the critic waits for; train the actor on it, and let generation go on with its weights.
-
-        While the critic warms up the weights stay as they are.
-        """
-        async with self.turns.of(ACTOR_TRAINING):
-            with timed(ours.seconds, ACTOR_TRAINING):
-                batch, measured = await self.learner.batch(arrays, groups, ours.step, self.versions.actor, ours.seconds)
-                ours.batch.set_result(batch)
-                warms_up = self.tasks.critic is not None and ours.step <= self.experiment.critic.warmup_steps
-                if not warms_up:
-                    measured |= await self.learner.train_actor(batch, ours.step)
-            measured["weight_bytes"] = 0
-            if not warms_up:
-                with timed(ours.seconds, "weight_sync"):
-                    measured["weight_bytes"] = (await self.publish()).bytes
-            feed.advance(self.versions.actor)
-            ours.trained()
-            await self.checkpoints.after(ours.step, self.versions.actor)
-        return measured
-
-    async def train_critic(self, ours: Iteration) -> dict[str, float]:
-        """Train the critic, and send its weights to where it is asked for values."""
-        assert self.tasks.critic is not None and self.critic_checkpoints is not None
-        batch = await ours.batch
-        async with self.turns.of(CRITIC_TRAINING):
-            with timed(ours.seconds, CRITIC_TRAINING):
-                measured = await self.learner.train_critic(batch, ours.step)
-            self.versions.critic += 1
-            with timed(ours.seconds, "critic_weight_sync"):
-                published = await self.tasks.critic.publish(self.versions.critic)
-            ours.trained()
-            await self.critic_checkpoints.after(ours.step, self.versions.critic)
-        return {**measured, "critic_bytes": published.bytes}
 
 
 async def control(context: Context) -> None:

@@ -63,7 +63,7 @@ def test_without_staleness_an_iteration_starts_when_its_weights_are_served() -> 
     async def scenario() -> None:
         rollouts = Rollouts()
         feed = Feed(rollouts.draw, batch=2, max_staleness=0, iterations=3, version=1)
-        first = asyncio.ensure_future(feed.batch())
+        first = asyncio.ensure_future(feed.batch(1))
         await settle()
         assert rollouts.started == [(0, 1), (1, 1)]
         rollouts.end(1)
@@ -83,7 +83,7 @@ def test_staleness_one_draws_one_batch_ahead_and_no_further_than_the_last_iterat
     async def scenario() -> None:
         rollouts = Rollouts()
         feed = Feed(rollouts.draw, batch=2, max_staleness=1, iterations=2, version=1)
-        first = asyncio.ensure_future(feed.batch())
+        first = asyncio.ensure_future(feed.batch(1))
         await settle()
         assert [number for number, _ in rollouts.started] == [0, 1, 2, 3]
         for number in (3, 2):
@@ -92,7 +92,7 @@ def test_staleness_one_draws_one_batch_ahead_and_no_further_than_the_last_iterat
         feed.advance(2)
         await settle()
         assert len(rollouts.started) == 4
-        second = asyncio.ensure_future(feed.batch())
+        second = asyncio.ensure_future(feed.batch(2))
         await settle()
         rollouts.end(0, 1, 2)
         rollouts.end(1, 1)
@@ -106,7 +106,7 @@ def test_a_batch_waits_for_the_groups_that_the_next_one_may_not_take() -> None:
     async def scenario() -> None:
         rollouts = Rollouts()
         feed = Feed(rollouts.draw, batch=2, max_staleness=1, iterations=3, version=1)
-        first = asyncio.ensure_future(feed.batch())
+        first = asyncio.ensure_future(feed.batch(1))
         await settle()
         for number in (1, 2):
             rollouts.end(number)
@@ -115,7 +115,7 @@ def test_a_batch_waits_for_the_groups_that_the_next_one_may_not_take() -> None:
         feed.advance(2)
         await settle()
         assert sorted(rollouts.open) == [0, 3, 4, 5]
-        second = asyncio.ensure_future(feed.batch())
+        second = asyncio.ensure_future(feed.batch(2))
         for number in (4, 5, 3):
             rollouts.end(number, 2)
         await settle()
@@ -124,8 +124,39 @@ def test_a_batch_waits_for_the_groups_that_the_next_one_may_not_take() -> None:
         assert numbers(await second) == [0, 3]
         rollouts.version = 3
         feed.advance(3)
-        assert numbers(await feed.batch()) == [4, 5]
+        assert numbers(await feed.batch(3)) == [4, 5]
         assert feed.dropped == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_batch_that_is_taken_early_has_only_what_its_version_may_have(staleness: int) -> None:
+    """While the first batch is trained, the second is asked for."""
+
+    async def scenario() -> None:
+        rollouts = Rollouts()
+        feed = Feed(rollouts.draw, batch=2, max_staleness=staleness, iterations=3, version=1)
+        first = asyncio.ensure_future(feed.batch(1))
+        await settle()
+        for number in [*rollouts.open]:
+            rollouts.end(number)
+        assert numbers(await first) == [0, 1]
+        second = asyncio.ensure_future(feed.batch(2))
+        await settle()
+        assert second.done() == (staleness == 1)  # drawn under version 1, like the first
+        rollouts.version = 2
+        feed.advance(2)
+        await settle()
+        assert len(rollouts.open) == 2
+        for number in [*rollouts.open]:
+            rollouts.end(number)
+        assert numbers(await second) == [2, 3]
+        third = asyncio.ensure_future(feed.batch(3))
+        await settle()
+        assert third.done() == (staleness == 1)
+        await feed.close()
+        third.cancel()
 
     asyncio.run(scenario())
 
@@ -134,14 +165,14 @@ def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
     async def scenario() -> None:
         rollouts = Rollouts()
         feed = Feed(rollouts.draw, batch=1, max_staleness=1, iterations=3, version=1)
-        first = asyncio.ensure_future(feed.batch())
+        first = asyncio.ensure_future(feed.batch(1))
         await settle()
         rollouts.end(1, 1)
         assert numbers(await first) == [1]
         for version in (2, 3):
             rollouts.version = version
             feed.advance(version)
-        second = asyncio.ensure_future(feed.batch())
+        second = asyncio.ensure_future(feed.batch(3))
         await settle()
         rollouts.end(0, 1, 3)
         await settle()
@@ -177,7 +208,7 @@ def fed(
 
         feed = Feed(draw, batch, max_staleness, iterations, version, max_draws)
         for _ in range(iterations):
-            found.append(numbers(await feed.batch()))
+            found.append(numbers(await feed.batch(version)))
             version += 1
             feed.advance(version)
         await feed.close()
@@ -255,7 +286,7 @@ def test_a_failed_draw_ends_the_batch() -> None:
     async def scenario() -> None:
         feed = Feed(draw, batch=1, max_staleness=0, iterations=1, version=1)
         with pytest.raises(HetrlError, match="group 0"):
-            await feed.batch()
+            await feed.batch(1)
 
     asyncio.run(scenario())
 

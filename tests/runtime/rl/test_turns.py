@@ -127,15 +127,14 @@ def test_generation_is_stopped_and_goes_on_after_the_last_task() -> None:
 
         drawing = asyncio.ensure_future(draw())
         await asyncio.sleep(0.01)
-        async with turns.iteration():
-            async with turns.of(REFERENCE_INFERENCE):
-                assert not members.awake_now(ACTOR_GENERATION)
-            late = asyncio.ensure_future(draw())
-            await asyncio.sleep(0.01)
-            assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])  # not in between
-            async with turns.of(ACTOR_TRAINING):
-                pass
-            assert members.awake_now(ACTOR_GENERATION)  # the last one of its group
+        async with turns.of(REFERENCE_INFERENCE, 1):
+            assert not members.awake_now(ACTOR_GENERATION)
+        late = asyncio.ensure_future(draw())
+        await asyncio.sleep(0.01)
+        assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])  # not in between
+        async with turns.of(ACTOR_TRAINING, 1):
+            pass
+        assert members.awake_now(ACTOR_GENERATION)  # the last one of its group
         answered.set()
         await asyncio.gather(drawing, late)
         assert members.tasks_told(wire.Wake) == [
@@ -148,22 +147,37 @@ def test_generation_is_stopped_and_goes_on_after_the_last_task() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("within", [True, False])
-def test_generation_goes_on_though_the_last_task_of_its_group_had_nothing_to_do(within: bool) -> None:
+def test_generation_goes_on_behind_a_task_that_works_for_no_batch() -> None:
+    """As when the first weights are sent, which is not the last task of a batch."""
+
     async def run() -> None:
         turns, members = turns_of(ALL, sync=False)
-
-        async def work() -> None:
-            async with turns.of(REFERENCE_INFERENCE):
-                pass
-
-        if within:
-            async with turns.iteration():
-                await work()
-        else:  # as the first weights are sent
-            await work()
+        async with turns.of(REFERENCE_INFERENCE):
+            pass
         async with asyncio.timeout(5.0), turns.prompt():
             assert members.awake_now(ACTOR_GENERATION)
+
+    asyncio.run(run())
+
+
+def test_a_group_takes_all_tasks_of_a_batch_before_those_of_the_next() -> None:
+    """The next batch's first task is asked for before this one's last."""
+
+    async def run() -> None:
+        turns, _ = turns_of(ALL, sync=False)
+        had: list[tuple[str, int]] = []
+
+        async def take(task: str, batch: int) -> None:
+            async with turns.of(task, batch):
+                had.append((task, batch))
+
+        asked = [take(REFERENCE_INFERENCE, 2), take(REFERENCE_INFERENCE, 1)]
+        waiting = [asyncio.ensure_future(one) for one in asked]
+        await asyncio.sleep(0.01)
+        assert had == [(REFERENCE_INFERENCE, 1)]
+        async with asyncio.timeout(5.0):
+            await asyncio.gather(take(ACTOR_TRAINING, 2), take(ACTOR_TRAINING, 1), *waiting)
+        assert [batch for _, batch in had] == [1, 1, 2, 2]
 
     asyncio.run(run())
 
@@ -214,14 +228,11 @@ def test_a_member_that_does_not_wake_ends_the_turn() -> None:
 
 @given(
     st.sampled_from([(ALL,), (ALL[:2],), (ALL[1:],), ((ALL[0], ALL[2]),)]),
-    st.sampled_from([ALL[1:], ALL[1:2], ALL[2:]]),
     st.lists(st.sampled_from([ACTOR_GENERATION, "iteration"]), min_size=1, max_size=12),
-    st.lists(st.integers(0, 5), min_size=24, max_size=24),
+    st.lists(st.integers(0, 5), min_size=48, max_size=48),
 )
-def test_work_is_done_by_who_is_awake(
-    groups: Sequence[Sequence[str]], others: Sequence[str], works: Sequence[str], pauses: list[int]
-) -> None:
-    """Whatever comes together: iterations one after the other, prompts any time; `Members` sees that none overlap."""
+def test_work_is_done_by_who_is_awake(groups: Sequence[Sequence[str]], works: Sequence[str], pauses: list[int]) -> None:
+    """Whatever comes together: tasks of batches, prompts any time; `Members` sees that none overlap."""
 
     async def run() -> None:
         turns, members = turns_of(*groups, sync=False)
@@ -237,19 +248,20 @@ def test_work_is_done_by_who_is_awake(
                 assert ACTOR_GENERATION not in shared or members.awake_now(ACTOR_GENERATION)
                 await pause()
 
-        async def take(task: str) -> None:
-            async with turns.of(task):
+        async def take(task: str, batch: int) -> None:
+            async with turns.of(task, batch):
                 await pause()
                 assert task not in shared or members.awake_now(task)
 
-        drawing = []
+        drawing, working, batch = [], [], 0
         for work in works:
             if work == ACTOR_GENERATION:
                 drawing.append(asyncio.ensure_future(draw()))
                 continue
-            async with turns.iteration():
-                await asyncio.gather(*(take(task) for task in others))
+            batch += 1
+            working += [asyncio.ensure_future(take(task, batch)) for task in (REFERENCE_INFERENCE, ACTOR_TRAINING)]
+            await pause()
         async with asyncio.timeout(5.0):
-            await asyncio.gather(*drawing)
+            await asyncio.gather(*drawing, *working)
 
     asyncio.run(run())

@@ -1,0 +1,157 @@
+"""The steps of a run:
+
+prepare, beside the training of the step before:
+    take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
+    score it: reference, reward model and critic, side by side
+train the actor: score the batch where that is needed; an optimiser step per minibatch
+    publish its weights to every replica; every so many steps, begin a checkpoint
+train the critic, beside the actor, and publish its weights to where it is asked for values
+
+Tasks that share devices take turns, batch by batch (`hetrl.runtime.rl.turns`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from hetrl.describe.experiment import Experiment
+from hetrl.runtime import wire
+from hetrl.runtime.rl.feed import Feed, oldest_version
+from hetrl.runtime.rl.learner import Arrays, Learner, Versions, timed
+from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.run.checkpoints import CheckpointSchedule
+from hetrl.runtime.run.link_metrics import LinkMeter
+from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING, GENERATION_WAIT
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch that can be trained on: its groups were there at `ready`; the seconds of tasks, and what else is told."""
+
+    step: int
+    groups: tuple[PromptGroup, ...]
+    arrays: Arrays
+    ready: float
+    seconds: dict[str, float]
+    told: dict[str, float]
+
+
+class Iterations:
+    """Takes the steps; `publish` serves the actor's weights as the next version."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        learner: Learner,
+        versions: Versions,
+        publish: Callable[[], Awaitable[wire.Published]],
+        record: Record,
+        links: LinkMeter,
+    ) -> None:
+        self.experiment, self.learner, self.versions = experiment, learner, versions
+        self.publish, self.record, self.links = publish, record, links
+        self.tasks, self.turns = learner.tasks, learner.turns
+        self.generated = 0.0  # when the last sample of the newest batch was back
+        settings, steps = experiment.checkpoints, experiment.steps
+        self.checkpoints = CheckpointSchedule(self.tasks.actor, record, settings, steps)
+        self.critic_checkpoints = (
+            None if self.tasks.critic is None else CheckpointSchedule(self.tasks.critic, record, settings, steps)
+        )
+
+    async def prepare(self, step: int, feed: Feed, version: int) -> Prepared:
+        """Take the batch that is trained from `version`, and ask everybody what they say of it."""
+        seconds: dict[str, float] = {}
+        dropped, rejected = feed.dropped, feed.rejected
+        groups = await feed.batch(version)
+        ready = time.monotonic()
+        seconds[ACTOR_GENERATION], latency_seconds = generation_seconds(groups, self.generated)
+        self.generated = max(self.generated, *(group.back for group in groups))
+        lost = {"dropped_groups": feed.dropped - dropped, "groups_rejected": feed.rejected - rejected}
+        rewarded, arrays = await self.learner.scored(groups, step, self.versions, seconds)
+        told = {**lost, "generation_latency_seconds": round(latency_seconds, 4)}
+        return Prepared(step, rewarded, arrays, ready, seconds, told)
+
+    async def run(self, feed: Feed) -> None:
+        """Train on one batch after another; while a step is trained, the next batch is prepared as far as it can be.
+
+        In mode sync that is not before the step's weights are served, as there are no samples.
+        """
+        first, warmup = self.versions.actor, self.experiment.critic.warmup_steps if self.tasks.critic else 0
+        coming: asyncio.Future[Prepared] | None = None
+        try:
+            for step in range(1, self.experiment.steps + 1):
+                start = time.monotonic()
+                ours = await (coming or self.prepare(step, feed, first))
+                if step < self.experiment.steps:
+                    version = first + max(0, step - warmup)
+                    coming = asyncio.ensure_future(self.prepare(step + 1, feed, version))
+                await self.step(ours, feed, start, warms_up=step <= warmup)
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+
+    async def step(self, ours: Prepared, feed: Feed, start: float, *, warms_up: bool) -> None:
+        """Train all models on a batch, side by side, and serve their weights; `start` is when the step was due."""
+        turns, version, seconds = self.turns.seconds, self.versions.actor, ours.seconds
+        seconds[GENERATION_WAIT] = max(0.0, ours.ready - start)
+        batch: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
+        trainings = [self.train_actor(ours, batch, feed, start, warms_up=warms_up)]
+        if self.tasks.critic is not None:
+            trainings.append(self.train_critic(ours, batch, start))
+        learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
+        row = {
+            "step": ours.step,
+            **sample_metrics(ours.groups),
+            **{name: round(value, 8) for name, value in learned if name != "tokens"},
+            "weight_version": version,
+            **({} if self.tasks.critic is None else {"critic_version": self.versions.values.pop(ours.step)}),
+            "staleness": version - min(oldest_version(group) for group in ours.groups),
+            **ours.told,
+            "turn_seconds": round(self.turns.seconds - turns, 4),
+            "seconds": {task: round(value, 4) for task, value in seconds.items()},
+            **await self.links.read(ours.step),
+        }
+        self.record.step(row, self.experiment.steps)
+
+    async def train_actor(
+        self, ours: Prepared, batch: asyncio.Future[Arrays], feed: Feed, start: float, *, warms_up: bool
+    ) -> dict[str, float]:
+        """Make the batch, which the critic waits for; train the actor on it, and let generation go on with its weights.
+
+        While the critic warms up the weights stay as they are.
+        """
+        seconds, version = ours.seconds, self.versions.actor
+        async with self.turns.of(ACTOR_TRAINING, ours.step):
+            with timed(seconds, ACTOR_TRAINING):
+                made, measured = await self.learner.batch(ours.arrays, ours.groups, ours.step, version, seconds)
+                batch.set_result(made)
+                if not warms_up:
+                    measured |= await self.learner.train_actor(made, ours.step)
+            measured["weight_bytes"] = 0
+            if not warms_up:
+                with timed(seconds, "weight_sync"):
+                    measured["weight_bytes"] = (await self.publish()).bytes
+            feed.advance(self.versions.actor)
+            seconds["iteration"] = time.monotonic() - start
+            await self.checkpoints.after(ours.step, self.versions.actor)
+        return measured
+
+    async def train_critic(self, ours: Prepared, batch: asyncio.Future[Arrays], start: float) -> dict[str, float]:
+        """Train the critic, and send its weights to where it is asked for values."""
+        assert self.tasks.critic is not None and self.critic_checkpoints is not None
+        made, seconds = await batch, ours.seconds
+        async with self.turns.of(CRITIC_TRAINING, ours.step):
+            with timed(seconds, CRITIC_TRAINING):
+                measured = await self.learner.train_critic(made, ours.step)
+            with timed(seconds, "critic_weight_sync"):
+                async with self.versions.critic_lock:
+                    published = await self.tasks.critic.publish(ours.step)
+                    await self.versions.critic_arrived(ours.step)
+            seconds["iteration"] = time.monotonic() - start
+            await self.critic_checkpoints.after(ours.step, ours.step)
+        return {**measured, "critic_bytes": published.bytes}
