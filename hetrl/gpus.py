@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import yaml
 
@@ -20,7 +22,11 @@ PHASES = ("decode", "prefill", "training")  # in which a GPU reaches different s
 
 @dataclass(frozen=True)
 class GpuType:
-    """One entry of the GPU catalogue (`hetrl/catalogue/gpus.yaml`), or a type that a site's file describes."""
+    """One type of the GPU catalogue (`hetrl/catalogue`), or one that a site's file describes.
+
+    A slice of a GPU (NVIDIA's Multi-Instance GPU, MIG) works alone: CUDA shows a process one of them, without
+    peer-to-peer (Multi-Instance GPU User Guide, Deployment Considerations), and NCCL before 2.31 joins none.
+    """
 
     name: str
     peak_tflops: float  # dense bf16 matrix product with fp32 accumulation, no sparsity
@@ -32,6 +38,7 @@ class GpuType:
     source: str  # the vendor's document
     usable_memory: float = 0.92  # what the driver, contexts and fragmentation leave of memory_gb
     like: str = ""  # a type of the catalogue that reaches the same shares of these figures, as far as anybody knows
+    slice_of: str = ""  # the GPU that it is a slice of; empty: it is whole
 
     @property
     def usable_gb(self) -> float:
@@ -41,17 +48,49 @@ class GpuType:
 
 @cache
 def gpu_catalogue() -> Mapping[str, GpuType]:
-    """Return the catalogue by name."""
-    text = resources.files("hetrl.catalogue").joinpath("gpus.yaml").read_text()
-    return {name: GpuType(name=name, **entry) for name, entry in yaml.safe_load(text).items()}
+    """Return the catalogue by name: the GPUs, then their slices."""
+    whole = {name: GpuType(name=name, **entry) for name, entry in _read("gpus.yaml").items()}
+    slices = (one for name, entry in _read("slices.yaml").items() for one in _slices(whole[name], entry))
+    return {**whole, **{one.name: one for one in slices}}
+
+
+def _read(file: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(resources.files("hetrl.catalogue").joinpath(file).read_text())
+    return found
+
+
+def _slices(gpu: GpuType, entry: Mapping[str, Any]) -> Iterator[GpuType]:
+    """Yield the slices of a GPU, by their shares of what it has."""
+    for profile, own in entry["profiles"].items():
+        memory = own["memory"] / entry["memory"]
+        yield replace(
+            gpu,
+            name=f"{gpu.name}-{profile}",
+            peak_tflops=gpu.peak_tflops * own["sms"] / entry["sms"],
+            memory_gb=gpu.memory_gb * memory,
+            memory_gb_per_s=gpu.memory_gb_per_s * memory,
+            peer_gbps=gpu.host_gbps * memory,  # what leaves a slice passes host memory
+            host_gbps=gpu.host_gbps * memory,
+            interconnect="host memory alone",
+            source=f"NVIDIA Multi-Instance GPU User Guide; {gpu.source}",
+            like=gpu.name,
+            slice_of=gpu.name,
+        )
 
 
 def gpu_type(name: str, where: str = "") -> GpuType:
     """Return the catalogue's entry; raises UsageError that names the nearest known type, after `where`."""
     catalogue = gpu_catalogue()
     if name not in catalogue:
-        raise UsageError(where + unknown("GPU type", name, sorted(catalogue)))
+        # Nobody reads a list of all slices: those of the GPU that the name begins with are meant.
+        known = [key for key, one in sorted(catalogue.items()) if name.startswith(one.slice_of)]
+        raise UsageError(where + unknown("GPU type", name, known))
     return catalogue[name]
+
+
+def words(name: str) -> frozenset[str]:
+    """Return the words of a GPU's name, as drivers, Slurm and the catalogue give it: a100, 40gb."""
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def is_cpu(gpu: str) -> bool:

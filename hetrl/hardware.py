@@ -183,6 +183,17 @@ class Topology:
             for node in site.nodes
         }
 
+    def slice_of(self, device: Device) -> str:
+        """Return the GPU that a device is a slice of (`GpuType.slice_of`); empty: it is whole."""
+        return self.node_by_id[device.node_id].gpu_type.slice_of
+
+    @property
+    def whole_gpus(self) -> Topology:
+        """Return the topology without the nodes whose GPUs are slices, and the sites that have no others."""
+        kept = {site.name: tuple(node for node in site.nodes if not node.gpu_type.slice_of) for site in self.sites}
+        sites = tuple(replace(site, nodes=kept[site.name]) for site in self.sites if kept[site.name])
+        return Topology(sites, tuple(link for link in self.links if all(kept[end] for end in link.between)))
+
     @property
     def described(self) -> list[GpuType]:
         """Return the types of GPUs that the catalogue does not have."""

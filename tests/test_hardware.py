@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from hetrl.cost.efficiency import calibrated
 from hetrl.errors import UsageError
-from hetrl.gpus import gpu_catalogue, gpu_type
+from hetrl.gpus import PHASES, gpu_catalogue, gpu_type
 from hetrl.hardware import Link, Node, NodeKind, Path, Site, Topology
 
 PUBLISHED_GPUS = {
@@ -49,8 +50,44 @@ def test_catalogue_has_the_published_figures(name: str) -> None:
     assert figures == PUBLISHED_GPUS[name]
 
 
-def test_catalogue_has_nothing_else_but_cpu() -> None:
-    assert set(gpu_catalogue()) == {*PUBLISHED_GPUS, "cpu", "cpu-half"}
+def test_catalogue_has_nothing_else_but_cpu_and_slices() -> None:
+    whole = {name for name, gpu in gpu_catalogue().items() if not gpu.slice_of}
+    assert whole == {*PUBLISHED_GPUS, "cpu", "cpu-half"}
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops", "gb", "gb_per_s", "gbps"),
+    [
+        ("a100-40gb-1g.5gb", 312 * 14 / 108, 5, 1555 / 8, 32),
+        ("a100-40gb-3g.20gb", 312 * 42 / 108, 20, 1555 / 2, 128),
+        ("a100-80gb-7g.80gb", 312 * 98 / 108, 80, 2039, 256),
+        ("h100-1g.20gb", 989.4 * 26 / 132, 20, 3350 / 4, 128),
+        ("h200-3g.71gb", 989.4 * 60 / 132, 70.5, 2400, 256),
+        ("gh200-4g.48gb", 989.4 * 64 / 132, 48, 2000, 1800),
+    ],
+)
+def test_a_slice_has_its_share_of_the_gpu(name: str, tflops: float, gb: float, gb_per_s: float, gbps: float) -> None:
+    gpu = gpu_type(name)
+    assert (gpu.memory_gb, gpu.memory_gb_per_s, gpu.host_gbps) == (gb, gb_per_s, gbps)
+    assert gpu.peak_tflops == pytest.approx(tflops)
+    assert gpu.peer_gbps == gpu.host_gbps  # through host memory, the same for all
+    assert gpu.slice_of == gpu.like == name.rsplit("-", 1)[0]
+    assert calibrated().uncalibrated([name]) == {name: PHASES}
+
+
+def test_the_name_of_a_slice_says_its_memory_and_about_its_computing() -> None:
+    slices = [gpu for gpu in gpu_catalogue().values() if gpu.slice_of]
+    assert {gpu.slice_of for gpu in slices} == {"a100-40gb", "a100-80gb", "h100", "h200", "gh200"}
+    for gpu in slices:
+        computes, gigabytes = gpu.name.removeprefix(f"{gpu.slice_of}-").removesuffix("gb").split("g.")
+        assert gpu.memory_gb == pytest.approx(float(gigabytes), abs=0.5), gpu.name
+        assert 0.8 <= gpu.peak_tflops / gpu_type(gpu.slice_of).peak_tflops * 7 / float(computes) <= 1.4, gpu.name
+
+
+def test_the_slices_of_a_gpu_are_listed_where_one_of_them_is_meant() -> None:
+    with pytest.raises(UsageError, match=r'did you mean "h100-1g.10gb"\?; known:.* h100-3g.40gb') as caught:
+        gpu_type("h100-1g.10")
+    assert "a100-40gb-3g.20gb" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", PUBLISHED_GPUS)
@@ -101,6 +138,13 @@ THREE = Topology(
     (ALPS, JSC, BSC, LONE),
     (Link(("alps", "jsc"), 8.0, 5.0), Link(("jsc", "bsc"), 12.0, 10.0), Link(("lone", "bsc"), 1.0, 0.0)),
 )
+
+
+def test_without_slices_a_site_of_nothing_else_is_gone_with_its_links() -> None:
+    mixed = replace(JSC, nodes=(*JSC.nodes, Node("mig", "h100-1g.10gb", 7)))
+    sliced = Site("bsc", (Node("mig", "a100-40gb-3g.20gb", 2),))
+    whole = Topology((ALPS, mixed, sliced), THREE.links[:2]).whole_gpus
+    assert whole == Topology((ALPS, JSC), THREE.links[:1])
 
 
 def path(one: str, other: str) -> Path | None:

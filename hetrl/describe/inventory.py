@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from hetrl.describe.slices import profile_of, remedy
 from hetrl.errors import UsageError, nearest
 from hetrl.files import replace_json
 
@@ -127,7 +128,8 @@ def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions
     """Return the GPU nodes in service, grouped by type and size, in the order of the cluster.
 
     `gpu_of_gres` maps a GRES type, else a node feature, to the catalogue; `partitions` (none: all) limits the nodes.
-    Raises UsageError for a partition that is not there, or GPUs whose name nothing maps.
+    Slices of a GPU (MIG) are mapped by their GRES type alone: a feature says what the node's whole GPUs are. Raises
+    UsageError for a partition that is not there, or GPUs whose name nothing maps.
     """
     known = [partition.name for partition in inventory.partitions]
     for name in partitions:
@@ -148,11 +150,14 @@ def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions
 
 
 def _catalogue_gpu(site: str, gres: str, nodes: Sequence[ClusterNode], gpu_of_gres: Mapping[str, str]) -> str:
-    features = sorted(set.intersection(*(set(node.features) for node in nodes)))
+    sliced = profile_of(gres) is not None
+    features = [] if sliced else sorted(set.intersection(*(set(node.features) for node in nodes)))
     for name in (gres, *features):
         if name in gpu_of_gres:
             return gpu_of_gres[name]
     called = f"its GPUs gpu:{gres}" if gres else "its GPUs, which have no type"
+    if sliced:
+        raise UsageError(f"{site}: {called} on {nodes[0].name} are slices of a GPU (MIG); {remedy(gres)}")
     has = f" or one of the features {', '.join(features)}" if features else ""
     raise UsageError(
         f"{site}: which GPU of the catalogue {called} on {nodes[0].name} are is not known; write "

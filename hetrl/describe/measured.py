@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from hetrl.files import replace_json
-from hetrl.gpus import PHASES, gpu_catalogue
+from hetrl.gpus import PHASES, gpu_catalogue, words
 
 FORMAT = "hetrl-measured/1"
 Phase = Annotated[str, Field(pattern=f"^({'|'.join(PHASES)})$")]
@@ -142,12 +142,13 @@ def merge(files: Iterable[Measured]) -> dict[str, dict[str, float]]:
 def gpu_of(device: str) -> str | None:
     """Return the catalogue type of a device by the name that its driver gives it; None where none fits.
 
-    The parts of a catalogue name must all be words of the driver's (`NVIDIA A100-SXM4-80GB`: a100, 80gb); of several
-    the one with the most parts is meant.
+    The words of a catalogue name must all be of the driver's (`NVIDIA A100-SXM4-80GB`: a100, 80gb); of several the one
+    with the most words is meant. What the driver calls `MIG` is a slice, never the whole GPU.
     """
-    words = set(re.split(r"[^a-z0-9]+", device.lower()))
-    fitting = [name for name in gpu_catalogue() if words.issuperset(name.split("-"))]
-    return max(fitting, key=lambda name: (name.count("-"), name), default=None)
+    said = words(device)
+    fitting = [one.name for one in gpu_catalogue().values() if words(one.name) <= said]
+    fitting = [name for name in fitting if bool(gpu_catalogue()[name].slice_of) == ("mig" in said)]
+    return max(fitting, key=lambda name: (len(words(name)), name), default=None)
 
 
 def file_name(host: str, gpu: str, measured_at: datetime) -> str:

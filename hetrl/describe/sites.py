@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
+from hetrl.describe.slices import refusal
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
-from hetrl.gpus import GpuType, gpu_type
+from hetrl.gpus import GpuType, gpu_catalogue, gpu_type
 from hetrl.hardware import ENGINES, Link, Node, Site, Topology
 
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
@@ -75,6 +76,7 @@ class GpuEntry(Strict):
     host_gbps: Positive
     usable_memory: Annotated[float, Field(gt=0, le=1)] = 0.92
     like: str = ""
+    slice_of: str = ""  # the GPU that it is a slice of (MIG), by any name: it works alone
     source: str = ""
 
 
@@ -129,6 +131,14 @@ class SiteFile(Strict):
         ):
             if getattr(self, key) == way and getattr(self, needed) is None:
                 raise ValueError(f"{key}: {way} needs `{needed}`")
+        return self
+
+    @model_validator(mode="after")
+    def _mapped_to_what_they_are(self) -> SiteFile:
+        for gres, name in self.gres.items():
+            gpu = self.described(name) or gpu_catalogue().get(name)
+            if gpu and (message := refusal(gres, gpu)):
+                raise ValueError(message)
         return self
 
     @property
@@ -236,22 +246,9 @@ def with_measured_nodes(site: SiteFile) -> SiteFile:
     if inventory.site != site.name:
         raise UsageError(f"site {site.name}: inventory: {path} is of site {inventory.site}")
     groups = node_groups(inventory, site.gres, site.partitions)
-    for group in groups:
-        _refuse_slices(site, group)
     gpus = [group.gpu for group in groups]
     entries = [_entry(site, group, gpus[:index].count(group.gpu)) for index, group in enumerate(groups)]
     return site.model_copy(update={"nodes": tuple(entries)})
-
-
-def _refuse_slices(site: SiteFile, group: NodeGroup) -> None:
-    """Refuse a part of a GPU (NVIDIA's Multi-Instance GPU names it, as 1g.10gb) that is mapped to a larger one."""
-    slice_gb = re.search(r"\d+g\.(\d+)gb", group.gres)
-    gpu = site.described(group.gpu) or gpu_type(group.gpu, f"site {site.name}: gres: {group.gres}: ")
-    if slice_gb and int(slice_gb[1]) < 0.9 * gpu.memory_gb:
-        raise UsageError(
-            f"site {site.name}: gres: {group.gres} is a slice of {slice_gb[1]} GB, {gpu.name} has {gpu.memory_gb:g} "
-            "GB; describe it under `gpus`, or leave its nodes out with `partitions`"
-        )
 
 
 def _entry(site: SiteFile, group: NodeGroup, earlier: int) -> NodeEntry:

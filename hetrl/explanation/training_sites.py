@@ -57,7 +57,7 @@ def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
         return None
     task = plan.tasks[ACTOR_TRAINING]
     here = tuple(sites_of(task.devices))
-    able = [site for site in model.topology.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
+    able = [site for site in model.topology.whole_gpus.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
     pairs = [
         (site, other)
         for site in able

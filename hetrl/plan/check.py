@@ -61,7 +61,8 @@ def violations(plan: Plan, topology: Topology, workload: Workload, *, relaxed: b
         alone = any(group.tasks == (name,) for group in plan.groups)
         found += [*_settings(name, task, alone), *_gradients(name, task, workload), *_servers(name, task)]
         found += [*_samples(name, task, workload), *_layers(name, task, model), *_recomputation(name, task)]
-        found += [*_placement(name, task, topology), *_tensor_parallel(name, task, model)]
+        found += [*_placement(name, task, topology), *_slices(name, task, topology)]
+        found += _tensor_parallel(name, task, model)
         found += _training_grid(name, task) if name in TRAININGS and not relaxed else []
         found += _replica_grids(name, task) if name not in TRAININGS else []
     return [*found, *site_violations(plan, topology)]
@@ -235,6 +236,21 @@ def _placement(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
             yield f"{where}: spans the sites {', '.join(sites)}; only training may"
         elif name == ACTOR_GENERATION and len(nodes := nodes_of(replica.devices)) > 1:
             yield f"{where}: spans the nodes {', '.join(nodes)}; a vLLM server that starts lies in one"
+
+
+def _slices(name: str, task: TaskPlan, topology: Topology) -> Iterator[str]:
+    """A slice of a GPU works alone: no world of a training and no replica has it and another device."""
+    joined = [(name, task.devices)]
+    if name not in TRAININGS:
+        joined = [(where, replica.devices) for where, replica in _replicas(name, task)]
+    for where, devices in joined:
+        slices = [device for device in devices if topology.slice_of(topology.device_by_id[device])]
+        if slices and len(devices) > 1:
+            gpu = topology.slice_of(topology.device_by_id[slices[0]])
+            yield (
+                f"{where}: has {len(devices)} devices, and {slices[0]} is a slice of a GPU ({gpu}), which works alone; "
+                "take whole GPUs, or one slice and nothing else"
+            )
 
 
 def _tensor_parallel(name: str, task: TaskPlan, model: Architecture) -> Iterator[str]:

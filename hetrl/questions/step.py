@@ -12,6 +12,7 @@ from hetrl.cost.memory import head_bytes, training_active_bytes
 from hetrl.cost.network import Ring, path, reduction_seconds, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import micro_batch_times, pipeline_seconds
+from hetrl.errors import UsageError
 from hetrl.gpus import gpu_type
 from hetrl.hardware import Device, Node, Site, Topology
 from hetrl.workload import Architecture
@@ -107,9 +108,11 @@ class OptimizerStep:
 
 
 def one_site(gpu: str, gpus: int, node_gpus: int, nic_gbps: float | None = None) -> Topology:
-    """Return a site of equal nodes, as a question about a number of GPUs means it."""
-    size = min(gpus, node_gpus)
-    fast = gpu_type(gpu).peer_gbps > _NVLINK_GBPS
+    """Return a site of equal nodes, as a question about a number of GPUs means it; UsageError for several slices."""
+    size, entry = min(gpus, node_gpus), gpu_type(gpu)
+    if entry.slice_of and gpus > 1:
+        raise UsageError(f"{gpu} is a slice of {entry.slice_of}, which works alone; ask about 1 of them, or whole GPUs")
+    fast = entry.peer_gbps > _NVLINK_GBPS
     nic = nic_gbps or (size * _FABRIC_GBPS if fast else _ETHERNET_GBPS)
     count = -(-gpus // size)
     return Topology((Site("site", tuple(Node(f"n{index}", gpu, size, nic_gbps=nic) for index in range(count))),))

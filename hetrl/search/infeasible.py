@@ -16,17 +16,30 @@ from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRA
 
 
 def refuse_impossible(space: Space) -> None:
-    """Raise InfeasibleError for what no search can mend: a missing engine, too little memory, too long sequences."""
+    """Raise InfeasibleError for what no search can mend.
+
+    That is a missing engine, slices of GPUs where whole ones are needed, too little memory, too long sequences.
+    """
     for task in space.problem.workload.tasks:
         if not _kinds(space, task):
-            sites = ", ".join(site.name for site in space.problem.topology.sites)
-            raise InfeasibleError(
-                f"{task} needs the engine {ENGINE_OF_TASK[task]}, which no site has ({sites}); "
-                "install it at one and list it under `engines`"
-            )
+            raise InfeasibleError(f"{task} needs {_missing(space, ENGINE_OF_TASK[task])}")
     for task in space.problem.workload.tasks:
         _refuse_too_little_memory(space, task)
         _refuse_too_long_sequences(space, task)
+
+
+def _missing(space: Space, engine: str) -> str:
+    """Return what no site has for a task of an engine, and the remedy."""
+    sites = space.problem.topology.sites
+    able = [site for site in sites if engine in site.engines]
+    if not able:
+        names = ", ".join(site.name for site in sites)
+        return f"the engine {engine}, which no site has ({names}); install it at one and list it under `engines`"
+    slices = ", ".join(f"{site.name}: {gpu}" for site in able for gpu in dict.fromkeys(n.gpu for n in site.nodes))
+    return (
+        f"whole GPUs: slices (MIG) work alone, and where {engine} is there are no others ({slices}); add nodes with "
+        f"whole GPUs, or install {engine} where they are and list it under `engines`"
+    )
 
 
 def _kinds(space: Space, task: str) -> list[int]:
@@ -59,24 +72,36 @@ def _gpu_gb(space: Space, gpu: str) -> float:
     return space.problem.efficiencies.rates(gpu).usable_gb
 
 
+def _room_gb(space: Space, task: str, kinds: list[int]) -> float:
+    """Return the most memory that a task's weights may lie in together, on devices of these classes."""
+    if task in TRAININGS:
+        return _usable_gb(space, kinds)
+    alone = [space.joined(kind) * _gpu_gb(space, space.classes[kind].gpu) for kind in kinds]
+    if task == ACTOR_GENERATION:  # a server lies in one node
+        return max(alone)
+    whole = [kind for kind in kinds if not space.sliced(kind)]
+    sites = {space.classes[kind].site for kind in whole}  # a replica lies in one site
+    return max(*alone, *(_usable_gb(space, [k for k in whole if space.classes[k].site == site]) for site in sites), 0.0)
+
+
 def _refuse_too_little_memory(space: Space, task: str) -> None:
     kinds = _kinds(space, task)
-    needed, usable = least_gb(space, task), _usable_gb(space, kinds)
-    phase, where, to = "training", "over all GPUs, the topology has", ""
-    if task == ACTOR_GENERATION:  # a server lies in one node
-        usable = max(space.classes[kind].gpus_per_node * _gpu_gb(space, space.classes[kind].gpu) for kind in kinds)
-        phase, where, to = "weights", "in one node, the largest has", " to it"
-    elif task not in TRAININGS:  # a replica lies in one site
-        sites = {space.classes[kind].site for kind in kinds}
-        usable = max(_usable_gb(space, [kind for kind in kinds if space.classes[kind].site == site]) for site in sites)
-        phase, where, to = "weights", "in one site, the largest has", ""
+    needed, usable = least_gb(space, task), _room_gb(space, task, kinds)
     if needed <= usable:
         return
-    best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
-    missing = math.ceil((needed - usable) / _gpu_gb(space, best))
+    phase, where, to = "training", "over all GPUs, the topology has", ""
+    if task not in TRAININGS:
+        place, to = ("node", " to it") if task == ACTOR_GENERATION else ("site", "")
+        phase, where = "weights", f"in one {place}, the largest has"
+    whole = [kind for kind in kinds if not space.sliced(kind)]
+    remedy = "slices (MIG) work alone: add whole GPUs"
+    if whole:
+        best = max((space.classes[kind].gpu for kind in whole), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
+        missing = math.ceil((needed - _room_gb(space, task, whole)) / _gpu_gb(space, best))
+        remedy = f"add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each){to}"
     raise InfeasibleError(
         f"{task}: {model_of(task, space.problem.workload).name} {phase} needs {needed:.0f} GB {where} {usable:.0f} GB "
-        f"usable; add {missing} x {best} ({_gpu_gb(space, best):.0f} GB usable each){to} or choose a smaller model"
+        f"usable; {remedy} or choose a smaller model"
     )
 
 
@@ -90,23 +115,23 @@ def _refuse_too_long_sequences(space: Space, task: str) -> None:
         what = "keys and values" if task == ACTOR_GENERATION else "activations"
         raise InfeasibleError(
             f"{task}: one sequence of {tokens:,} tokens has {needs[kind]:,.0f} GB of {what} on each of "
-            f"{own.gpus_per_node} x {own.gpu}, which have {usable:.0f} GB usable; shorten batch.prompt_tokens or "
+            f"{space.joined(kind)} x {own.gpu}, which have {usable:.0f} GB usable; shorten batch.prompt_tokens or "
             "batch.response_tokens"
         )
 
 
 def _sequence_gb(space: Space, task: str, kind: int) -> float:
-    """Return the least that one sequence needs on each GPU of a node of this class.
+    """Return the least that one sequence needs on each GPU of a node of this class, or on a slice.
 
     Generation: its keys and values, shared out over the node. Else one layer's activations, or for the backward pass
     its input, on the largest tensor-parallel degree.
     """
-    workload, own = space.problem.workload, space.classes[kind]
+    workload, ranks = space.problem.workload, space.joined(kind)
     model, tokens = model_of(task, workload), float(workload.max_sequence_tokens)
-    rates = space.problem.efficiencies.rates(own.gpu)
+    rates = space.problem.efficiencies.rates(space.classes[kind].gpu)
     if task == ACTOR_GENERATION:
-        return tokens * _whole(space, task).kv_bytes_per_token / own.gpus_per_node / 1e9
-    widest = max(n for n in powers_of_two(own.gpus_per_node) if model.heads % n == 0 and model.kv_heads % n == 0)
+        return tokens * _whole(space, task).kv_bytes_per_token / ranks / 1e9
+    widest = max(n for n in powers_of_two(ranks) if model.heads % n == 0 and model.kv_heads % n == 0)
     layer = StageShape(model, 1, False, False, False, widest, rates, workload.weight_bytes)
     if task in TRAININGS:
         return training_active_bytes(layer, 1, tokens, "full") / 1e9
@@ -128,9 +153,10 @@ def explain_infeasible(space: Space, searched: str, raised: str, compared: int |
         )
     task = max(space.problem.workload.tasks, key=lambda name: least_gb(space, name))
     needed = least_gb(space, task)
-    usable = _usable_gb(space, _kinds(space, task))
+    kinds = _kinds(space, task)
+    usable = _usable_gb(space, kinds)
     resident = sum(least_gb(space, name) for name in space.problem.workload.tasks)
-    best = max((kind.gpu for kind in space.classes), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
+    best = max((space.classes[kind].gpu for kind in kinds), key=lambda gpu: (_gpu_gb(space, gpu), gpu))
     missing = max(math.ceil((needed * 1.3 - usable) / _gpu_gb(space, best)), 1)  # and some room for activations
     trainer = ACTOR_TRAINING if task not in TRAININGS else task
     return InfeasibleError(

@@ -14,7 +14,7 @@ from functools import cached_property
 from hetrl.cost.formulas import deal_remainders
 from hetrl.hardware import Device, NodeKind, Topology
 from hetrl.problem import Problem
-from hetrl.workload import ENGINE_OF_TASK
+from hetrl.workload import ENGINE_OF_TASK, TRAININGS
 
 Allotment = tuple[int, ...]
 Grouping = tuple[tuple[str, ...], ...]
@@ -61,9 +61,18 @@ class Space:
         return tuple(sum(map(len, nodes)) for nodes in self.nodes)
 
     def usable(self, task: str, kind: int) -> bool:
-        """Return whether the class's site may be used and has the engine of the task."""
+        """Return whether the class's site may be used and has the engine of the task; trainings get whole GPUs."""
         site = self.problem.topology.site_by_name[self.classes[kind].site]
-        return (self.sites is None or site.name in self.sites) and ENGINE_OF_TASK[task] in site.engines
+        whole = task not in TRAININGS or not self.sliced(kind)
+        return (self.sites is None or site.name in self.sites) and ENGINE_OF_TASK[task] in site.engines and whole
+
+    def sliced(self, kind: int) -> bool:
+        """Return whether the devices of a class are slices of GPUs: each works alone."""
+        return bool(self.problem.topology.slice_of(self.nodes[kind][0][0]))
+
+    def joined(self, kind: int) -> int:
+        """Return how many devices of one node of a class a replica may have."""
+        return 1 if self.sliced(kind) else self.classes[kind].gpus_per_node
 
     def pack(self, allotments: Sequence[Allotment]) -> list[list[Chunk]] | None:
         """Return each group's chunks on disjoint devices; None where a remainder would be torn over two nodes.

@@ -140,6 +140,9 @@ def test_a_directory_gives_its_measured_files_alone(tmp_path: Path) -> None:
         ("Tesla V100-SXM2-16GB", "v100"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
         ("NVIDIA Quantum 9000", None),
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "a100-80gb-3g.40gb"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "h100-1g.10gb"),
+        ("NVIDIA B200 MIG 1g.23gb", None),  # not the whole GPU
     ],
 )
 def test_a_gpu_is_known_by_the_name_of_its_driver(device: str, gpu: str | None) -> None:

@@ -302,18 +302,6 @@ def test_measured_nodes_of_one_gpu_keep_the_type_that_slurm_gives_each(tmp_path:
     assert [(node.name, node.gres) for node in site.nodes] == [("a100", "sxm"), ("a100.2", "pcie")]
 
 
-@pytest.mark.parametrize(("gres", "gpu"), [("1g.10gb", "h100"), ("a100_3g.20gb", "a100-40gb")])
-def test_a_slice_of_a_gpu_is_not_the_whole(tmp_path: Path, gres: str, gpu: str) -> None:
-    write_inventory(tmp_path / "alps.json", measured("alps", ("IDLE", {gres: 7}, 99.0)))
-    written = {**ALPS, "gres": {gres: gpu}, "inventory": str(tmp_path / "alps.json")}
-    file = write(tmp_path / "alps.yaml", written)
-    with pytest.raises(UsageError, match=rf"site alps: gres: {gres} is a slice of \d+ GB, {gpu} has \d+ GB"):
-        read_sites([file], None)
-    own = {**written, "gres": {gres: "slice"}, "gpus": {"slice": {**DECODER, "memory_gb": 10}}}
-    (site,) = topology_of(read_sites([write(file, own)], None)).sites
-    assert (site.nodes[0].gpu, site.nodes[0].gpus, site.nodes[0].gpu_type.memory_gb) == ("slice", 7, 10)
-
-
 def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     file = write(tmp_path / "alps.yaml", {**ALPS, "inventory": str(path)})

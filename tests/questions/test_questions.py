@@ -155,6 +155,18 @@ def test_a_version_crosses_each_link_once_in_bits() -> None:
         weight_sync(architecture("qwen3-8b"), topology, ["a"], ["bb"])
 
 
+def test_a_question_about_several_slices_of_a_gpu_is_refused() -> None:
+    assert generation(SEVEN_B, "h100-3g.40gb").uncalibrated == {"h100-3g.40gb": ("decode", "prefill")}
+    assert training(SoloTraining(architecture("qwen2.5-0.5b"), "h100-3g.40gb", 1, 1024)).fits
+    for ask in (
+        lambda: generation(SEVEN_B, "h100-3g.40gb", tp=2),
+        lambda: generation(SEVEN_B, "h100-3g.40gb", pp=2),
+        lambda: training(SoloTraining(SEVEN_B, "h100-3g.40gb", 4, 1024)),
+    ):
+        with pytest.raises(UsageError, match="h100-3g.40gb is a slice of h100, which works alone"):
+            ask()
+
+
 def test_no_measurement_stands_behind_a_weight_version() -> None:
     sites = (Site("a", (Node("n0", "a100-80gb", 2),)), Site("b", (Node("n0", "l4", 4),)))
     topology = Topology(sites, (Link(("a", "b"), 10.0, 1.0),))

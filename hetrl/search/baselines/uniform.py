@@ -85,9 +85,9 @@ def listed_nodes(problem: Problem) -> dict[str, Nodes]:
     """Return the nodes of each task, in the order of the topology's file.
 
     A site without one of the engines or without a link to the others is left out; where no site has all engines, each
-    task uses the sites that have its own.
+    task uses the sites that have its own. Slices of GPUs are left out: equal ranks form one world.
     """
-    topology, tasks = problem.topology, problem.workload.tasks
+    topology, tasks = problem.topology.whole_gpus, problem.workload.tasks
     linked = clique(topology)
     sites = [site for site in topology.sites if site.name in linked]
     whole = [site for site in sites if all(ENGINE_OF_TASK[name] in site.engines for name in tasks)]

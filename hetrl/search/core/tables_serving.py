@@ -5,6 +5,7 @@ A class offers *options*, each a tensor-parallel degree and a pipeline length wh
     every TP inside a node that fits without a pipeline
     where none does: 2, 4 or 8 stages inside a node
     where none does either, of an inference: 2, 4 or 8 nodes, each one stage on the largest TP
+    of slices of GPUs: one of them
 
 How long a replica takes is not linear in its samples (waves of sequences, partly filled micro-batches). So it is kept
 in rows over the units of work, which are filled the first time that they are asked for.
@@ -203,11 +204,11 @@ def _options(space: Space, name: str, kind: int) -> list[tuple[Placed, ...]]:
     """Return a replica of each option on the first devices of the class."""
     workload, nodes = space.problem.workload, space.nodes[kind]
     model = model_of(name, workload)
-    size = len(nodes[0])
+    size = space.joined(kind)
     degrees = [tensor for tensor in powers_of_two(size) if _divides(tensor, model)]
     lone = [(tensor, 1) for tensor in degrees]
     inside = [(tensor, stages) for stages in PIPELINES for tensor in degrees if tensor * stages <= size]
-    across = [(degrees[-1], stages) for stages in PIPELINES if stages <= len(nodes)]
+    across = [(degrees[-1], stages) for stages in PIPELINES if stages <= len(nodes) and not space.sliced(kind)]
     for tries in (lone, inside) if name == ACTOR_GENERATION else (lone, inside, across):
         placed = [
             _placed(space, name, kind, tensor, stages, tries is across)

@@ -54,6 +54,11 @@ def test_names_that_nobody_mapped_are_asked_for(cluster, capsys):
     assert "gres: {a100: NAME}" in shown.err
 
 
+def test_slices_that_are_mapped_to_the_whole_gpu_are_refused(cluster, capsys):
+    assert main(["discover", site(cluster, "alps", gres={"a100_3g.20gb": "a100-40gb"})]) == 2
+    assert "write `gres: {a100_3g.20gb: a100-40gb-3g.20gb}`" in capsys.readouterr().err
+
+
 def test_one_site_that_cannot_be_reached_leaves_the_other(cluster, capsys):
     files = [site(cluster, "alps", gres={"a100": "a100-80gb"}), site(cluster, "jsc", ssh="dead")]
     assert main(["discover", *files]) == 5

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.describe.inventory import ClusterNode, Inventory, Partition
 from hetrl.errors import UsageError
-from hetrl.runtime.run.step import read_processes
+from hetrl.runtime.run.step import environment_of as step_environment, read_processes
 from launch.render import render
 from launch.slurm.render import TEMPLATES
 from tests.launch.slurm.slurm_plans import CASES, RUN, plan, problem, scripts, single_gpus, two_node_types
@@ -144,6 +144,24 @@ def test_two_gres_types_of_one_gpu_are_asked_for_apart():
     assert text.count("#SBATCH hetjob") == 1
     assert "#SBATCH --gres=gpu:sxm:2\n" in text
     assert "#SBATCH --gres=gpu:pcie:2\n" in text
+
+
+@pytest.mark.parametrize("allocation", ["gpu", "node"])
+@pytest.mark.parametrize("measured", [True, False])
+def test_slices_are_asked_for_by_the_name_that_slurm_gives_them(allocation, measured):
+    gpu, gres = "a100-40gb-3g.20gb", "nvidia_a100_3g.20gb"
+    site = {"name": "b", "allocation": allocation, "nodes": [{"name": "mig", "gpu": gpu, "gpus": 4, "count": 2}]}
+    asked = problem({"name": "a", "nodes": [{"name": "h", "gpu": "h100", "gpus": 1}]}, {**site, "gres": {gres: gpu}})
+    servers = plan(["a/h/0"], [[f"b/mig-1/{index}"] for index in (1, 3)])
+    known = {"b": inventory("b", {gres: 4}, ("a100",))} if measured else {}
+    found = scripts(servers, asked, inventories=known)
+    name = "b/gang" if allocation == "node" else f"b/array-{gpu}"
+    assert f"--gres=gpu:{gres}:{4 if allocation == 'node' else 1}" in options(found[name])
+    assert not any("constraint" in option for option in options(found[name]))
+    rows = [row for rows in found[name].rows.values() for row in rows if row.name.startswith("actor_generation")]
+    granted = ",".join(f"MIG-{index}" for index in range(4)) if allocation == "node" else "MIG-x"
+    seen = [step_environment(row, {"CUDA_VISIBLE_DEVICES": granted})["CUDA_VISIBLE_DEVICES"] for row in rows]
+    assert seen == (["MIG-1", "MIG-3"] if allocation == "node" else ["MIG-x", "MIG-x"])
 
 
 def inventory(site, gpus, features, partition="small", max_array_size=1001) -> Inventory:

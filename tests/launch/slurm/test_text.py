@@ -141,6 +141,7 @@ def test_gres_lists(gpus):
     [
         ("gpu:8(S:0-1)", {"": 8}),
         ("gpu:1g.10gb:7", {"1g.10gb": 7}),
+        ("gpu:1g.10gb+me,gpu:nvidia_a100_3g.20gb:2(IDX:0,7)", {"1g.10gb+me": 1, "nvidia_a100_3g.20gb": 2}),
         ("gpu", {"": 1}),
         ("gpu:a100", {"a100": 1}),
         ("", {}),

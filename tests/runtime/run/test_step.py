@@ -70,7 +70,9 @@ def test_a_file_that_has_no_rows_is_named(tmp_path, text):
         ("0,1,2,3", "2,3", "2,3"),
         ("5,6", "0,1", "5,6"),
         ("5,6", "1,0", "6,5"),
-        ("GPU-8932f937,MIG-GPU-1", "1", "MIG-GPU-1"),
+        ("GPU-8932f937,GPU-1", "1", "GPU-1"),
+        ("MIG-c7384736-a75d,MIG-a28ad590-3fda", "1", "MIG-a28ad590-3fda"),
+        ("MIG-GPU-8932f937/7/0,MIG-GPU-8932f937/8/0", "0", "MIG-GPU-8932f937/7/0"),  # as drivers before 470 name them
     ],
 )
 def test_gpus_are_those_that_slurm_granted(granted, row, visible):
