@@ -1,7 +1,7 @@
 """Bring home what the controller wrote at the lead site: exactly once, whoever collects and however often.
 
 events.jsonl    joins the launcher's events: a row is skipped where its (source, sequence) is there already
-metrics.jsonl   a mirror: what lies here is a prefix of what lies there, so copying goes on at its length
+metrics.jsonl, samples.jsonl   mirrors: what lies here is a prefix of what lies there, so copying goes on at its length
 summary.json    replaced when it changed
 """
 
@@ -62,6 +62,7 @@ class Collector:
                 replace_json(self._run.state, document)
                 self._written = document
             _mirror(self._lead / "metrics.jsonl", self._run.metrics)
+            _mirror(self._lead / "samples.jsonl", self._run.samples)
             _replace_if_changed(self._lead / "summary.json", self._run.summary)
         return rows
 

@@ -214,6 +214,7 @@ _WHERE = {
     "plan.html": "the plan as a page",
     "summary.json": "what it achieved",
     "metrics.jsonl": "a row per step",
+    "samples.jsonl": "some samples of every step",
     "events.jsonl": "what happened, and when",
     "logs": "what each process printed",
     "checkpoints": "the model's states",

@@ -42,7 +42,8 @@ def write_run_page(run: Run, plan: Plan) -> None:
 
         summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
         metrics, events, site = list(read_lines(run.metrics)), list(read_lines(run.events)), _staged(run, plan)
-        return run_page(summary, metrics, events, plan, site.get("gpus"), site.get("held"))
+        samples = list(read_lines(run.samples))
+        return run_page(summary, metrics, events, plan, site.get("gpus"), site.get("held"), samples)
 
     _write(run.path / "report.html", page)
 

@@ -1,6 +1,6 @@
 """The run directory `runs/<name>-<stamp>/`: where each file of a run lies, made by `create_run`, found by `find_run`.
 
-config.yaml plan.json plan.html report.html events.jsonl metrics.jsonl state.json summary.json
+config.yaml plan.json plan.html report.html events.jsonl metrics.jsonl samples.jsonl state.json summary.json
 slurm.json                            where the run lies at its Slurm sites
 scripts/<site>/{gang,array-*}.json    logs/<site>/<process>.log    checkpoints/
 sites/<site>/                         the site's own directory: all that its processes see
@@ -53,6 +53,11 @@ class Run:
     def metrics(self) -> Path:
         """Return the file with one row per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Return the file with some samples of every step."""
+        return self.path / "samples.jsonl"
 
     @property
     def state(self) -> Path:

@@ -143,6 +143,13 @@ class Checkpoints(Strict):
     keep: AtLeastOne = 2
 
 
+class RolloutFiles(Strict):
+    """What is written of the samples: of each step some, for the run's page, and all of them if they are `kept`."""
+
+    shown: Annotated[int, Field(ge=0)] = 4
+    kept: bool = False
+
+
 class TopologySection(Strict):
     """Site files and a links file, or one scenario file; `measured` are files of `hetrl profile` and `hetrl probe`.
 
@@ -260,6 +267,7 @@ class Experiment(Strict):
     seed: int = 0
     warm_start: WarmStart | None = None
     checkpoints: Checkpoints = Checkpoints()
+    rollouts: RolloutFiles = RolloutFiles()
     topology: TopologySection
     planner: Planner = Planner()
     launch: Launch = Launch()

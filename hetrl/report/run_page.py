@@ -28,6 +28,7 @@ _CURVES = {
 _LOGARITHMIC = ("mismatch",)
 _SHOWN_ELSEWHERE = ("step", "samples", "tokens", "weight_version", "weight_bytes")
 _MOST_ROWS = 200  # of tables that grow with the run
+_SHOWN_STEPS = 12  # whose samples are shown
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ def run_page(
     plan: Plan,
     gpus: Mapping[str, str] | None = None,
     held: Mapping[str, int] | None = None,
+    samples: Sequence[Row] = (),
 ) -> str:
     """Return the page; `summary` is empty before the end, what it would say is then taken from metrics and events.
 
     `gpus` (device -> catalogue GPU) are all devices of the topology; without it the map has those of the plan only.
-    `held` (site -> devices that the jobs hold) gives the GPU-hours before the end.
+    `held` (site -> devices that the jobs hold) gives the GPU-hours before the end. `samples` are texts with rewards.
     """
     rows = [row for row in metrics if "step" in row]
     told = [event for event in event_rows(events) if event.kind != "step"]
@@ -70,6 +72,7 @@ def run_page(
         speeds=_speeds(rows),
         more_charts=_other_curves(rows),
         staleness=histogram("Staleness of the samples", staleness_counts(rows), "versions behind the trainer"),
+        samples=_newest_of_some_steps(samples),
         asynchronous=is_asynchronous(plan),
         replicas=_replica_bars(rows, is_asynchronous(plan)),
         gantt=gantt(plan, rows),
@@ -90,6 +93,13 @@ def run_page(
         events=told[-_MOST_ROWS:],
         left_out=max(0, len(told) - _MOST_ROWS),
     )
+
+
+def _newest_of_some_steps(samples: Sequence[Row]) -> list[Row]:
+    """Return the samples of the first step, of the last and of some in between, evenly, the last first."""
+    steps = sorted({row["step"] for row in samples})
+    shown = {steps[(len(steps) - 1) * place // (_SHOWN_STEPS - 1)] for place in range(_SHOWN_STEPS)} if steps else set()
+    return sorted((row for row in samples if row["step"] in shown), key=lambda row: -int(row["step"]))
 
 
 def _curves(rows: Sequence[Row]) -> list[Chart]:

@@ -23,8 +23,8 @@ LOCK_SECONDS = 60
 MANIFEST = "manifest.sha256"
 # Never sent to a site: the jobs write them there, and what lies here is a copy.
 WRITTEN_THERE = (
-    *("events.jsonl", "metrics.jsonl", "summary.json", "checkpoints/", "logs/*", "jobs/", "ended/"),
-    *("*.endpoint", "peers/*"),
+    *("events.jsonl", "metrics.jsonl", "samples.jsonl", "summary.json", "rollouts/", "checkpoints/"),
+    *("logs/*", "jobs/", "ended/", "*.endpoint", "peers/*"),
 )
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),

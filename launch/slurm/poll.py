@@ -17,7 +17,7 @@ from launch.slurm.run import SlurmSite
 
 CHUNK_BYTES = 262_144  # of one file in one look; a longer one is caught up with
 REPLACED = ("summary.json", "gateway.endpoint")  # small, and sent as a whole
-GROWING = ("events.jsonl", "metrics.jsonl")
+GROWING = ("events.jsonl", "metrics.jsonl", "samples.jsonl")
 _FILE = re.compile(r"file (.+) (\d+) (\d+)")
 
 

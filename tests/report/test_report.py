@@ -76,10 +76,27 @@ def explained_of_tests() -> str:
     return plan_page(found.plan, topology(), workload(), found, played(found.plan, play))
 
 
+SAMPLES = [
+    {
+        "step": step,
+        "prompt": f"q{step} <b>",
+        "response": "two\n lines",
+        "answer": "5",
+        "reward": 0.25 * step,
+        "reward_rule": 1.0,
+        "reward_model": -2.5,
+        "tokens": 3,
+        "finish_reason": "length",
+    }
+    for step in range(1, 40)
+]
+
+
 PAGES = {
     "plan": plan_of_tests,
     "plan with its explanation": explained_of_tests,
     "run": run_of_tests,
+    "run with samples": lambda: run_page(SUMMARY, METRICS, EVENTS, plan(), samples=SAMPLES),
     "run that has just begun": lambda: run_page({}, [], [], plan()),
     "run that failed": lambda: run_page({}, METRICS[:1], FAILED, plan()),
     "run in its first step": lambda: run_page({}, METRICS[:1], EVENTS[:1], plan()),
@@ -191,6 +208,17 @@ def test_the_run_page_has_the_curves_and_figures() -> None:
         *("! process_exited", "4.5 s", "process: rollout-2, code: -9", "finished", "try-20260102-030405"),
     ):
         assert expected in page.text
+
+
+def test_samples_of_the_first_and_last_step_and_some_between_are_shown_as_they_are() -> None:
+    html = run_page(SUMMARY, METRICS, EVENTS, plan(), samples=SAMPLES)
+    assert "q1 &lt;b&gt;" in html and "two\n lines" in html
+    page = Page(html)
+    shown = [number for number in range(1, 40) if f"q{number} <b>" in page.text]
+    assert len(shown) == 12 and {1, 39} <= set(shown)
+    assert page.text.index("q39 <b>") < page.text.index("q1 <b>")
+    assert "-2.50" in page.text and "length" in page.text
+    assert "<h2>Samples" in html and "<h2>Samples" not in run_page(SUMMARY, METRICS, EVENTS, plan())
 
 
 def test_without_a_summary_the_measured_seconds_are_medians_of_the_steps() -> None:

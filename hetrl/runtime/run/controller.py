@@ -35,6 +35,7 @@ from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.run.record import Record
+from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.run.tasks import tasks_of
 from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.transport.member import Member
@@ -65,7 +66,8 @@ class Run:
         self.learner = self._make_learner(directory.path)
         others = [site for site in context.plan.site_order if site != context.lead_site]
         links = LinkMeter(member, (context.lead_site, *others))
-        self.iterations = Iterations(self.experiment, self.learner, self.versions, self.publish, record, links)
+        samples = SampleFiles(context.directory, self.experiment.rollouts, self._text)
+        self.iterations = Iterations(self.experiment, self.learner, self.versions, self.publish, record, samples, links)
 
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
@@ -159,6 +161,9 @@ class Run:
                 ]
                 await self.tasks.actor.train(padded(sequences, self.pad_token), loss, step)
             await self.publish()
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _answer_tokens(self, answer: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(answer, add_special_tokens=False).ids)

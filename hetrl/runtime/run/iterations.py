@@ -25,6 +25,7 @@ from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
+from hetrl.runtime.run.samples import SampleFiles
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING, GENERATION_WAIT
 
 
@@ -50,10 +51,11 @@ class Iterations:
         versions: Versions,
         publish: Callable[[], Awaitable[wire.Published]],
         record: Record,
+        samples: SampleFiles,
         links: LinkMeter,
     ) -> None:
         self.experiment, self.learner, self.versions = experiment, learner, versions
-        self.publish, self.record, self.links = publish, record, links
+        self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns = learner.tasks, learner.turns
         self.generated = 0.0  # when the last sample of the newest batch was back
         settings, steps = experiment.checkpoints, experiment.steps
@@ -116,6 +118,7 @@ class Iterations:
             "seconds": {task: round(value, 4) for task, value in seconds.items()},
             **await self.links.read(ours.step),
         }
+        self.samples.write(ours.step, ours.groups)
         self.record.step(row, self.experiment.steps)
 
     async def train_actor(
