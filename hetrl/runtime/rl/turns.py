@@ -36,12 +36,14 @@ class Party:
 class _Group:
     """A group in its state: who is awake, how many prompts want generation, and whether it may run.
 
-    `batch` is the number of the batch whose tasks have the devices, `left` those that have not had them yet.
+    `batch` is the number of the batch whose tasks have the devices, `left` those that have not had them yet; so many
+    tasks of later batches are `queued`.
     """
 
     parties: Mapping[str, Party]
     batch: int
     left: set[str]
+    queued: int = 0
     awake: str | None = None
     prompts: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -89,8 +91,12 @@ class Turns:
             yield
             return
         if batch is not None:
-            async with group.passed:
-                await group.passed.wait_for(lambda: group.batch == batch)
+            group.queued += 1
+            try:
+                async with group.passed:
+                    await group.passed.wait_for(lambda: group.batch == batch)
+            finally:
+                group.queued -= 1
         group.open.clear()
         async with group.lock:
             await self._give(group, task)
@@ -107,7 +113,9 @@ class Turns:
             async with group.passed:
                 group.batch, group.left = batch + 1, group.others
                 group.passed.notify_all()
-        async with group.lock:  # whoever has come in between lets generation on when it leaves
+        if group.queued:  # it would be stopped at once; they let it on when they leave
+            return
+        async with group.lock:
             if group.prompts and group.open.is_set():
                 await self._give(group, ACTOR_GENERATION)
 

@@ -182,6 +182,27 @@ def test_a_group_takes_all_tasks_of_a_batch_before_those_of_the_next() -> None:
     asyncio.run(run())
 
 
+def test_generation_is_not_woken_where_the_next_batch_waits_for_the_devices() -> None:
+    async def run() -> None:
+        turns, members = turns_of(ALL, sync=False)
+
+        async def take(task: str, batch: int) -> None:
+            async with turns.of(task, batch):
+                pass
+
+        async with turns.prompt():
+            await take(REFERENCE_INFERENCE, 1)
+            following = [asyncio.ensure_future(take(task, 2)) for task in (REFERENCE_INFERENCE, ACTOR_TRAINING)]
+            await asyncio.sleep(0.01)
+            await take(ACTOR_TRAINING, 1)
+            await asyncio.gather(*following)
+            assert members.awake_now(ACTOR_GENERATION)
+        woken = members.tasks_told(wire.Wake)
+        assert woken.count(ACTOR_GENERATION) == 2  # for the prompt, and behind both batches
+
+    asyncio.run(run())
+
+
 def test_generation_without_prompts_sleeps_on() -> None:
     async def run() -> None:
         turns, members = turns_of(ALL)
