@@ -1,6 +1,9 @@
 """Random legal plans over a small machine, each run for two steps and held against the plan on one device.
 
-for each of some seeds, in sync and async mode: draw a plan, run it, compare its rewards, losses and gradients
+for each of some seeds, in sync and async mode: draw a plan, run it, compare its rewards, losses, values and gradients
+of some plans in sync mode: kill a run after its first step, run it again, compare the digests of all weights
+
+`--kind ppo` has all six tasks; `grpo` has three.
 """
 
 from __future__ import annotations
@@ -13,17 +16,23 @@ from typing import Any
 
 from _results import write_result
 
-from lab.planned.runs import PlannedRuns, make_weights, summary
+from lab.planned.runs import PlannedRuns, digests, make_weights, summary
 
 PLANS = 60
+AGAIN = 5  # plans whose run is killed and made again
+NAMES = {"grpo": "plans", "ppo": "plans-ppo"}  # of the results
+JOB = {"grpo": "GRPO with a reference model", "ppo": "PPO with a reference, a reward model and a critic"}
 
 
-def row_of(runs: PlannedRuns, mode: str, seed: int) -> dict[str, Any]:
-    """Run a plan; return what came of it."""
+def row_of(runs: PlannedRuns, mode: str, seed: int, again: bool) -> dict[str, Any]:
+    """Run a plan; return what came of it, `again` also whether a second run had the same weights."""
     plan = runs.random_plan(seed)
     row: dict[str, Any] = {"mode": mode, "seed": seed, "plan": summary(plan), "sites": len(plan.site_order)}
     try:
         ran = runs.run(plan)
+        if again:
+            runs.break_off(plan)
+            row["same_digests"] = digests(runs.run(plan)) == digests(ran)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return {**row, "outcome": f"failed: {str(error.stderr)[-500:]}"}
     outcome = runs.disagreement(ran) or ("agrees" if runs.compared(ran) else "finished")
@@ -31,41 +40,52 @@ def row_of(runs: PlannedRuns, mode: str, seed: int) -> dict[str, Any]:
     return {**row, "outcome": outcome, "rewards": rewards, "seconds": ran.seconds}
 
 
+def table_of(kind: str, rows: list[dict[str, Any]]) -> tuple[str, dict[str, int]]:
+    """Return the part of the page, and the figures."""
+    found = {
+        "plans": len(rows),
+        "finished": sum(row["outcome"] in ("agrees", "finished") for row in rows),
+        "agree": sum(row["outcome"] == "agrees" for row in rows),
+        "run_again": sum("same_digests" in row for row in rows),
+        "same_digests": sum(row.get("same_digests", False) for row in rows),
+    }
+    names = [*rows[0]["plan"]]
+    head = [
+        f"{found['plans']} random plans of {JOB[kind]} over six devices at three sites, two steps each: "
+        f"{found['finished']} finish. {found['agree']} give what the plan on one device gives: the rewards by rule, in "
+        "sync mode losses, values, rewards by a model and gradients up to 1e-4, too; in async mode the mean reward "
+        "where all samples are of one version, else there is nothing to compare (finished). Of "
+        f"{found['run_again']} that were killed after their first step and run again, {found['same_digests']} had the "
+        "same digests of all weights. By task: the group, each replica's tensor x pipeline parallelism, what stays on "
+        "the devices while others have their turn.",
+        "",
+        f"| mode | seed | sites | {' | '.join(name.replace('_', ' ') for name in names)} | outcome |",
+        f"| {' | '.join(['---'] * (len(names) + 4))} |",
+    ]
+    lines = [
+        f"| {row['mode']} | {row['seed']} | {row['sites']} "
+        f"| {' | '.join(', '.join(row['plan'][name]) for name in names)} | {row['outcome']} |"
+        for row in rows
+    ]
+    return "\n".join([*head, *lines]), found
+
+
 def main() -> None:
     """Run all, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--kind", choices=[*NAMES], default="grpo")
     parser.add_argument("--plans", type=int, default=PLANS, help="half of them sync, half async")
-    plans = parser.parse_args().plans
-    rows = []
+    arguments = parser.parse_args()
+    rows, modes = [], ("sync", "async")
     with tempfile.TemporaryDirectory() as work:
         weights = make_weights(Path(work) / "weights")
-        runs = {mode: PlannedRuns(Path(work) / mode, mode, weights) for mode in ("sync", "async")}
-        for seed in range(plans):
-            mode = ("sync", "async")[seed % 2]
-            rows.append(row_of(runs[mode], mode, seed))
+        runs = {mode: PlannedRuns(Path(work) / mode, mode, weights, arguments.kind) for mode in modes}
+        for seed in range(arguments.plans):
+            mode = modes[seed % 2]
+            rows.append(row_of(runs[mode], mode, seed, again=mode == "sync" and seed // 2 < AGAIN))
             print(rows[-1], flush=True)
-    agree = sum(row["outcome"] == "agrees" for row in rows)
-    finished = sum(row["outcome"] in ("agrees", "finished") for row in rows)
-    shapes = ["generation", "reference", "training"]
-    names = ["actor_generation", "reference_inference", "actor_training"]
-    table = "\n".join(
-        [
-            f"{plans} random plans of GRPO with a reference model over six devices at three sites, two steps each: "
-            f"{finished} finish. {agree} give what the plan on one device gives: the rewards, in sync mode losses and "
-            "gradients up to 1e-4, too; in async mode the mean reward where all samples are of one version, else there "
-            "is nothing to compare (finished). By task: the group, each replica's tensor x pipeline parallelism, what "
-            "stays on the devices while others have their turn.",
-            "",
-            f"| mode | seed | sites | {' | '.join(shapes)} | outcome |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-            *(
-                f"| {row['mode']} | {row['seed']} | {row['sites']} "
-                f"| {' | '.join(', '.join(row['plan'][name]) for name in names)} | {row['outcome']} |"
-                for row in rows
-            ),
-        ]
-    )
-    write_result("plans", {"agree": agree, "finished": finished, "plans": plans, "runs": rows}, table)
+    table, figures = table_of(arguments.kind, rows)
+    write_result(NAMES[arguments.kind], {**figures, "runs": rows}, table)
     print(table)
 
 

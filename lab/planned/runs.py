@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetrl.files import read_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, read_problem
 from lab.lab import ROOT
@@ -28,6 +29,7 @@ ROUNDING = 1e-4  # relative, after two steps
 COMPARED = ("loss", "grad_norm", "kl", "kl_penalty", "reward_model", "value", "return", "value_loss", "value_grad_norm")
 RUN_SECONDS = 900.0
 FIRST_VERSION = "1"
+KILL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,22 @@ class PlannedRuns:
     def run(self, plan: Plan) -> Ran:
         """Run a plan to its end; raises CalledProcessError, with what the command said, where it fails."""
         return _run(self._config, plan, self._work)
+
+    def break_off(self, plan: Plan) -> None:
+        """Start a run of a plan and kill its launcher after the first step; raises where it ends before."""
+        earlier = _newest(self._work)
+        output = subprocess.DEVNULL
+        command, environment = _command(self._config, plan, self._work), _environment(self._work)
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+        try:
+            deadline = time.monotonic() + RUN_SECONDS
+            while (newest := _newest(self._work)) == earlier or not _rows(newest):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise AssertionError("the run ended before its first step did")
+                time.sleep(0.2)
+        finally:
+            process.terminate()  # it ends the processes of every site
+            process.wait(KILL_SECONDS)
 
     def disagreement(self, ran: Ran) -> str:
         """Say in what a run differs from that on one device; "" where they agree."""
@@ -89,15 +107,43 @@ def make_weights(work: Path) -> Path:
 
 
 def _run(config: Path, plan: Plan, work: Path) -> Ran:
+    command, start = _command(config, plan, work), time.monotonic()
+    subprocess.run(
+        command,
+        cwd=ROOT,
+        env=_environment(work),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+    )
+    directory = _newest(work)
+    return Ran(plan, _rows(directory), time.monotonic() - start, directory)
+
+
+def _command(config: Path, plan: Plan, work: Path) -> list[str]:
     file = work / "plan.json"
     file.write_text(json.dumps(plan.to_json()))
-    command = [sys.executable, "-m", "launch.cli", "submit", str(config), "--plan", str(file), "--yes"]
-    environment = {**os.environ, "HETRL_RUNS": str(work / "runs")}
-    start = time.monotonic()
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=RUN_SECONDS)
-    directory = max((work / "runs").iterdir())
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    return Ran(plan, rows, time.monotonic() - start, directory)
+    return [sys.executable, "-m", "launch.cli", "submit", str(config), "--plan", str(file), "--yes"]
+
+
+def _environment(work: Path) -> dict[str, str]:
+    return {**os.environ, "HETRL_RUNS": str(work / "runs")}
+
+
+def _newest(work: Path) -> Path:
+    """Return the directory of the run that was started last."""
+    return max((work / "runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _rows(directory: Path) -> list[dict[str, Any]]:
+    return list(read_lines(directory / "metrics.jsonl"))
+
+
+def digests(ran: Ran) -> list[str]:
+    """Return the digest of every weight version that the replicas served."""
+    summary = json.loads((ran.directory / "summary.json").read_text())
+    return [str(row["digest"]) for row in summary["weight_versions"]]
 
 
 def _first_rewards(rows: Sequence[Mapping[str, Any]]) -> float | None:
