@@ -295,8 +295,16 @@ class Experiment(Strict):
             )
         if self.critic != Critic() and self.algorithm.kind != "ppo":
             raise ValueError("critic is for algorithm.kind ppo")
+        if self.critic.warmup_steps >= self.steps:
+            raise ValueError(f"critic.warmup_steps: the actor is trained in none of the {self.steps} steps")
         if self.critic.start == "reward" and not self.reward.has_model:
             raise ValueError("critic.start: there is no reward model to start from; see reward.kind")
+        started = {"actor": self.model.architecture, "reward": self.reward.architecture, None: None}[self.critic.start]
+        if started and self.critic.architecture not in (None, started):
+            raise ValueError(
+                f"critic: it starts from the {self.critic.start}, which is {started}, and has the architecture "
+                f"{self.critic.architecture}; leave out one of both, or give its own weights"
+            )
         if self.algorithm.dynamic_sampling and self.reward.has_model:
             raise ValueError(
                 "algorithm.dynamic_sampling decides on rewards as samples come back, and a reward model scores whole "

@@ -16,7 +16,7 @@ from lab.quickstart import QUICKSTART
 
 KEYS = yaml.safe_load(QUICKSTART.read_text())
 MODEL = {"kind": "model", "architecture": "qwen3-1.7b", "weights": "/r"}
-PPO = {"kind": "ppo"}
+PPO, OTHER = {"kind": "ppo"}, {"architecture": "qwen3-4b"}
 
 
 def experiment(**sections: Any) -> Experiment:
@@ -34,6 +34,15 @@ def experiment(**sections: Any) -> Experiment:
         ({"critic": {"learning_rate": 1e-3}}, "critic is for algorithm.kind ppo"),
         ({"algorithm": PPO, "critic": {"start": "reward"}}, "there is no reward model to start from"),
         ({"algorithm": PPO, "critic": {"start": "actor", "weights": "/c"}}, "give either weights or start"),
+        (
+            {"algorithm": PPO, "critic": {"start": "actor", "architecture": "qwen3-4b"}},
+            "it starts from the actor, which",
+        ),
+        (
+            {"algorithm": PPO, "reward": MODEL, "critic": {"start": "reward", "architecture": "qwen3-4b"}},
+            "which is qwen3",
+        ),
+        ({"algorithm": PPO, "steps": 3, "critic": {"warmup_steps": 3}}, "trained in none of the 3 steps"),
         ({"reward": {"kind": "model"}}, "architecture goes with kind model or both"),
         ({"reward": {"kind": "rule", "weights": "/r"}}, "weights is of the reward model"),
         ({"reward": {"model_offset": 1.0}}, "model_offset is of the reward model"),

@@ -85,10 +85,10 @@ def judged_text_encoder(policy: Path, judge: Path, data: Data) -> JudgedEncoder:
     """
     theirs = None if data.template == "plain" else read_chat_template(judge)
     ours = None if data.template == "plain" else read_chat_template(policy)
+    of_policy, of_judge = _tokenizer(policy), _tokenizer(judge)
     same = (policy / "tokenizer.json").read_bytes() == (judge / "tokenizer.json").read_bytes()
     if same and (ours and ours.source) == (theirs and theirs.source):
         return lambda prompt, tokens, response: (*tokens, *response)
-    of_policy, of_judge = _tokenizer(policy), _tokenizer(judge)
 
     def encode(prompt: Prompt, tokens: Sequence[int], response: Sequence[int]) -> tuple[int, ...]:
         answer = of_policy.decode(list(response), skip_special_tokens=True)
@@ -98,6 +98,7 @@ def judged_text_encoder(policy: Path, judge: Path, data: Data) -> JudgedEncoder:
         text = theirs.render(messages, data.template_arguments, answered=True)
         return tuple(of_judge.encode(text, add_special_tokens=False).ids)
 
+    encode(Prompt("", ""), (), ())  # a template that refuses such messages says so before anything is sampled
     return encode
 
 
@@ -115,9 +116,12 @@ def _tokenizer(directory: Path) -> Tokenizer:
     if not path.is_file():
         raise UsageError(f"{path}: No such file; a model's directory needs its tokenizer.json")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise UsageError(f"{path}: not a tokenizer: {error}") from None
+    tokenizer.no_truncation()  # files keep how they were last used, which would cut off an answer
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_chat_template(directory: Path) -> ChatTemplate | None:

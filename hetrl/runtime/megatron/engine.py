@@ -35,7 +35,6 @@ from hetrl.runtime.megatron import (
     restore as megatron_restore,
 )
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
-from hetrl.runtime.megatron.hf_weights import SCALAR_HEAD, random_weights
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, detach_hooks, gather_parameters
@@ -156,8 +155,8 @@ class MegatronEngine:
         language model's, is drawn. Raises what `load` does, on every rank, also when one cannot read.
         """
         self._loaded = False
-        drawn = None if head_seed is None else dict(random_weights(self.config, head_seed))[SCALAR_HEAD]
-        megatron_restore.load_files(self.shards, source, drawn)
+        head = None if head_seed is None else hf_weights.random_head(self.architecture, head_seed)
+        megatron_restore.load_files(self.shards, source, head)
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
         self._loaded = True

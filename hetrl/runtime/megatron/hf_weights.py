@@ -239,15 +239,26 @@ def random_weights(config: Mapping[str, Any], seed: int) -> Iterator[tuple[str, 
     default of transformers), a scalar head with 1 / sqrt(hidden + 1) (Huang et al., arXiv 2403.17031, detail 11), norms
     one, biases zero. Each tensor depends on its name and `seed` alone, so every layout starts from the same model.
     """
-    architecture, usual = architecture_of(config), float(config.get("initializer_range", 0.02))
+    deviation = float(config.get("initializer_range", 0.02))
+    architecture = architecture_of(config)
     for name, home in homes(architecture).items():
         if name.endswith("bias"):
             yield name, torch.zeros(home.shape)
         elif len(home.shape) == 1:
             yield name, torch.ones(home.shape)
+        elif name == SCALAR_HEAD:
+            yield name, random_head(architecture, seed)
         else:
-            deviation = usual if name != SCALAR_HEAD else (architecture.hidden + 1) ** -0.5
-            yield name, torch.empty(home.shape).normal_(0.0, deviation, generator=_generator(name, seed))
+            yield name, _drawn(name, home.shape, deviation, seed)
+
+
+def random_head(architecture: Architecture, seed: int) -> torch.Tensor:
+    """Return a fresh scalar head [1, hidden], as `random_weights` gives it."""
+    return _drawn(SCALAR_HEAD, (1, architecture.hidden), (architecture.hidden + 1) ** -0.5, seed)
+
+
+def _drawn(name: str, shape: tuple[int, ...], deviation: float, seed: int) -> torch.Tensor:
+    return torch.empty(shape).normal_(0.0, deviation, generator=_generator(name, seed))
 
 
 def _generator(name: str, seed: int) -> torch.Generator:

@@ -101,7 +101,7 @@ def whitened(
     """Return (x - mean) / sqrt(variance + epsilon) over the masked tokens [n, s], elsewhere 0; not `centred`: x / it.
 
     The variance is unbiased. One token, or none, has nothing to be compared with: 0, or not `centred` the value itself.
-    Source: `masked_whiten` of TRL and verl.
+    Source, centred: `masked_whiten` of TRL and verl; not centred theirs adds the mean, which would pay every token.
     """
     chosen = values[mask]
     mean = float(chosen.mean()) if len(chosen) and centred else 0.0

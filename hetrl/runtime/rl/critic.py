@@ -28,7 +28,7 @@ def against_values(
 
     Advantages, old_values and returns are float32 [n, s]. `rewards` are one per sample, `penalties` [n, s] what each
     token's reward loses (KL), `mask` [n, s] the tokens that are trained on: those of cut-off responses may be left out
-    of it, and count neither in the moments of whitening nor in explained_variance, 1 - Var(return - value) /
+    of it, and count neither in the moments of whitened advantages nor in explained_variance, 1 - Var(return - value) /
     Var(return), which is 0 for a critic that knows nothing of the text. Sources: PPO as in InstructGPT (arXiv
     2203.02155, section 3.5); the order of its steps is that of Huang et al. (arXiv 2403.17031).
     """

@@ -113,9 +113,10 @@ class Learner:
         if inference is None:
             return {}
         await versions.critic_reaches(step - 1 - self.algorithm.max_staleness)
-        async with self._having(inference.task, step, seconds), versions.critic_lock:
+        async with self.turns.of(inference.task, step), versions.critic_lock:  # in this order: trainings lock in theirs
             versions.values[step] = versions.critic
-            return {"values": await inference.scores(arrays, step, versions.critic)}
+            with timed(seconds, inference.task):
+                return {"values": await inference.scores(arrays, step, versions.critic)}
 
     @asynccontextmanager
     async def _having(self, task: str, step: int, seconds: dict[str, float]) -> AsyncIterator[None]:

@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hetrl.describe.experiment import Experiment
 from hetrl.runtime import wire
@@ -39,6 +40,16 @@ class Prepared:
     ready: float
     seconds: dict[str, float]
     told: dict[str, float]
+
+
+async def _first_error(work: asyncio.Future[None], beside: asyncio.Future[Prepared] | None) -> None:
+    """Wait for work; raise what it, or what goes on beside it, raises, as soon as it does."""
+    watched: set[asyncio.Future[Any]] = {work} if beside is None else {work, beside}
+    while not work.done():
+        done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    work.result()
 
 
 class Iterations:
@@ -84,6 +95,7 @@ class Iterations:
         """
         first, warmup = self.versions.actor, self.experiment.critic.warmup_steps if self.tasks.critic else 0
         coming: asyncio.Future[Prepared] | None = None
+        training: asyncio.Future[None] | None = None
         try:
             for step in range(1, self.experiment.steps + 1):
                 start = time.monotonic()
@@ -91,11 +103,13 @@ class Iterations:
                 if step < self.experiment.steps:
                     version = first + max(0, step - warmup)
                     coming = asyncio.ensure_future(self.prepare(step + 1, feed, version))
-                await self.step(ours, feed, start, warms_up=step <= warmup)
+                training = asyncio.ensure_future(self.step(ours, feed, start, warms_up=step <= warmup))
+                await _first_error(training, coming)
         finally:
-            if coming is not None:
-                coming.cancel()
-                await asyncio.gather(coming, return_exceptions=True)
+            under_way: list[asyncio.Future[Any]] = [task for task in (training, coming) if task is not None]
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
 
     async def step(self, ours: Prepared, feed: Feed, start: float, *, warms_up: bool) -> None:
         """Train all models on a batch, side by side, and serve their weights; `start` is when the step was due."""

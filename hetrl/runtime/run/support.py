@@ -12,6 +12,8 @@ from hetrl.runtime.data.rewards import rule_of
 from hetrl.runtime.weights.model_directory import TINY
 from hetrl.workload import architecture
 
+PADDING_ROWS = 1024  # by which embeddings of one tokenizer may differ: qwen2.5-7b has 128 more than qwen2.5-1.5b
+
 
 def check_runnable(experiment: Experiment) -> None:
     """Raise UsageError that names the key of an experiment that this runtime cannot run, and what it can."""
@@ -36,7 +38,7 @@ def _check_critic(experiment: Experiment) -> None:
     critic = critic_of(experiment)
     _check_weights("critic.weights", critic)
     theirs, ours = (architecture(model.architecture).vocabulary for model in (critic, experiment.model))
-    if theirs != ours:
+    if abs(theirs - ours) > PADDING_ROWS:
         raise UsageError(
             f"critic: {critic.architecture} has a vocabulary of {theirs}, the actor's is {ours}; it reads the actor's "
             "tokens, so take one of the same family"

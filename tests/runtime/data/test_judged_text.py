@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer
 
 from hetrl.describe.experiment import Data
+from hetrl.errors import UsageError
 from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.weights.tiny_model import CHARACTERS, END_ID, write_tiny_model
@@ -69,6 +71,26 @@ def test_a_judge_with_a_template_reads_a_conversation_that_ends_with_the_answer(
     other = directory(tmp_path / "other", CHAT.replace("(", "[").replace(")", "]"))
     _, read = judged(other, judge, system="be brief")
     assert text_of(judge, read) == "(system)be brief(user)what is 2+3?(assistant)5!"
+
+
+def test_how_a_tokenizer_was_last_used_does_not_cut_off_the_answer(tmp_path: Path) -> None:
+    policy, judge = directory(tmp_path / "policy"), directory(tmp_path / "judge", reverse=True)
+    used = Tokenizer.from_file(str(judge / "tokenizer.json"))
+    used.enable_truncation(4)
+    used.enable_padding(length=64)
+    used.save(str(judge / "tokenizer.json"))
+    _, read = judged(policy, judge)
+    assert text_of(judge, read) == "what is 2+3?5!"
+
+
+def test_a_judge_without_a_tokenizer_or_whose_template_refuses_is_an_error_at_once(tmp_path: Path) -> None:
+    policy, data = directory(tmp_path / "policy"), Data(kind="jsonl", path="x", system="be brief")
+    refusing = CHAT + "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    with pytest.raises(UsageError, match="no system"):
+        judged_text_encoder(policy, directory(tmp_path / "judge", refusing), data)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="needs its tokenizer.json"):
+        judged_text_encoder(policy, tmp_path / "empty", data)
 
 
 def test_plain_prompts_are_judged_as_plain_text(tmp_path: Path) -> None:

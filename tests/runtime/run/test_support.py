@@ -34,6 +34,11 @@ def test_the_quickstart_can_be_run(mode: str) -> None:
         PPO,
         {"reward": {**MODEL, "kind": "both"}},
         {**PPO, "critic": {"start": "reward"}, "reward": MODEL},
+        {
+            **PPO,
+            "model": {"architecture": "qwen2.5-7b", "weights": "/a"},
+            "critic": {"architecture": "qwen2.5-1.5b", "weights": "/c"},
+        },
     ],
 )
 def test_ppo_and_reward_models_can_be_run(sections: dict[str, Any]) -> None:

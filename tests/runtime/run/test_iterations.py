@@ -1,0 +1,256 @@
+"""The steps of a run over any grouping of the six tasks, with everybody's answers in their place.
+
+Answers take a random while. `World` sees that who works has its devices alone, that a group does all of a step before
+the next one, and that values are of one version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings, strategies as st
+
+from hetrl.describe.experiment import Experiment
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.feed import Feed
+from hetrl.runtime.rl.learner import Learner, Tasks, Versions
+from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.rl.tasks import Inference, Trainer
+from hetrl.runtime.rl.turns import Party, Turns
+from hetrl.runtime.run.iterations import Iterations
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.workload import (
+    ACTOR_GENERATION,
+    ACTOR_TRAINING,
+    CRITIC_INFERENCE,
+    CRITIC_TRAINING,
+    REFERENCE_INFERENCE,
+    REWARD_INFERENCE,
+    TASKS,
+)
+from lab.quickstart import QUICKSTART
+
+SITE, BATCH, STEPS = "a", 2, 5
+KEYS = yaml.safe_load(QUICKSTART.read_text())
+
+
+def address(task: str) -> str:
+    return f"{SITE}/{task}/0"
+
+
+def task_of(to: str) -> str:
+    return to.split("/")[1]
+
+
+class World:
+    """Every other member of a run; `fails` names who answers its third request of work with an error."""
+
+    def __init__(self, groups: Sequence[Sequence[str]], seed: int, fails: str = "") -> None:
+        self.groups, self.fails, self.random = groups, fails, random.Random(seed)
+        self.awake: set[str] = {task for group in groups if len(group) == 1 for task in group}
+        self.newest: dict[int, int] = {}  # the step that each group works for
+        self.critic_version, self.works = 0, dict.fromkeys(TASKS, 0)
+
+    async def pause(self) -> None:
+        for _ in range(self.random.randrange(8)):
+            await asyncio.sleep(0)
+
+    async def request(self, to: str, message: Any, buffers: Any = (), **_: Any) -> Any:
+        task = task_of(to)
+        await self.pause()
+        if isinstance(message, (wire.Wake, wire.Sleep)):
+            self._turn(task, wakes=isinstance(message, wire.Wake))
+            return SimpleNamespace(message=wire.Done(), buffers=())
+        assert task in self.awake, f"{task} works and does not have its devices"
+        self.works[task] += 1
+        if isinstance(message, (wire.Score, wire.Train)):
+            self._in_order(task, message.step)
+        if task == self.fails and self.works[task] >= 3:
+            raise HetrlError(f"{task} is broken")
+        answer, sent = await self._work(task, message, list(buffers))
+        assert task in self.awake, f"{task} lost its devices while it worked"
+        return SimpleNamespace(message=answer, buffers=sent)
+
+    def _in_order(self, task: str, step: int) -> None:
+        (number,) = (number for number, group in enumerate(self.groups) if task in group)
+        assert step >= self.newest.get(number, 0), f"{task} works for step {step} behind {self.newest[number]}"
+        self.newest[number] = step
+
+    def _turn(self, task: str, wakes: bool) -> None:
+        (group,) = (group for group in self.groups if task in group)
+        if wakes:
+            assert not self.awake & {*group}, f"{task} wakes beside {self.awake & {*group}}"
+            self.awake.add(task)
+        else:
+            self.awake.remove(task)
+
+    async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+        version = self.critic_version if task == CRITIC_INFERENCE else 0
+        await self.pause()
+        match message:
+            case wire.Score():
+                arrays = unpack(message.arrays, buffers)
+                specs, scores = pack({"scores": np.full(arrays["tokens"].shape, -0.5, np.float32)})
+                assert task != CRITIC_INFERENCE or version == self.critic_version, "a version came while it was asked"
+                return wire.Scored(step=1, arrays=specs, seconds=0.0, version=version), scores
+            case wire.Train():
+                return wire.Trained(step=1, metrics={"loss": 1.0}, seconds=0.0), ()
+            case wire.Publish():
+                if task == CRITIC_TRAINING:
+                    self.critic_version = message.version
+                    await self.pause()
+                published = {"digest": "", "bytes": 1, "seconds": 0.0, "apply_seconds": {}}
+                return wire.Published(version=message.version, **published), ()
+            case wire.Save() | wire.FinishSave():
+                whole = isinstance(message, wire.FinishSave)
+                return wire.Saved(step=message.step, directory="", seconds=0.0, whole=whole), ()
+        raise AssertionError(message)
+
+
+class Rows:
+    """Keeps the rows of metrics, in the place of the record."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, Any]] = []
+
+    def step(self, row: Mapping[str, Any], of: int) -> None:
+        self.rows.append(row)
+
+    def saved(self, *_: object) -> None:
+        """Note nothing."""
+
+
+class Nothing:
+    """Stands for sample files and for the meter of links."""
+
+    def write(self, *_: object) -> None:
+        """Write nothing."""
+
+    async def read(self, _: int) -> dict[str, Any]:
+        return {}
+
+
+def experiment_of(staleness: int | None, warmup: int) -> Experiment:
+    mode = {"mode": "sync"} if staleness is None else {"mode": "async", "max_staleness": staleness}
+    algorithm = {"kind": "ppo", "kl_coefficient": 0.1, "minibatches": 2, "samples_per_prompt": 1, **mode}
+    return Experiment.model_validate(
+        {
+            **KEYS,
+            "algorithm": algorithm,
+            "reward": {"kind": "both", "architecture": "tiny-qwen3", "weights": "/r"},
+            "critic": {"warmup_steps": warmup},
+            "batch": {"samples": BATCH, "prompt_tokens": 4, "response_tokens": 3},
+            "steps": STEPS,
+            "checkpoints": {"every_steps": 2},
+        }
+    )
+
+
+async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[str, Any]]:
+    """Take all steps; return the rows."""
+    experiment, member = experiment_of(staleness, warmup), cast(Member, world)
+    shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
+    turns = Turns(member, shared, new_weights=staleness is None)
+    tasks = Tasks(
+        actor=Trainer(member, ACTOR_TRAINING, address(ACTOR_TRAINING), ()),
+        old=Inference(member, ACTOR_TRAINING, {address(ACTOR_TRAINING): 1}),
+        reference=Inference(member, REFERENCE_INFERENCE, {address(REFERENCE_INFERENCE): 1}),
+        reward=Inference(member, REWARD_INFERENCE, {address(REWARD_INFERENCE): 1}, "rewards"),
+        values=Inference(member, CRITIC_INFERENCE, {address(CRITIC_INFERENCE): 1}, "values"),
+        critic=Trainer(member, CRITIC_TRAINING, address(CRITIC_TRAINING), ()),
+    )
+    learner = Learner(
+        tasks,
+        turns,
+        experiment.algorithm,
+        0,
+        experiment.reward,
+        experiment.critic,
+        judged_text=lambda group, sample: sample.tokens,
+    )
+    versions, record = Versions(actor=1), Rows()
+
+    async def publish() -> wire.Published:
+        versions.actor += 1
+        return await tasks.actor.publish(versions.actor)
+
+    async def draw(number: int) -> PromptGroup:
+        async with turns.prompt():
+            began = versions.actor
+            await world.pause()
+            spans = (wire.VersionSpan(version=began, start=0, end=2),)
+            drawn = wire.Sample(tokens=(7, 1), logprobs=(-0.5, -0.5), versions=spans, finish_reason="stop")
+            return PromptGroup(Prompt(str(number), ""), (5,), (drawn,), (1.0,), rule_rewards=(1.0,))
+
+    feed = Feed(draw, BATCH, staleness or 0, STEPS, versions.actor)
+    nothing: Any = Nothing()
+    try:
+        await Iterations(experiment, learner, versions, publish, cast(Any, record), nothing, nothing).run(feed)
+    finally:
+        await feed.close()
+    return record.rows
+
+
+def groups_of(owners: Sequence[int]) -> list[list[str]]:
+    """Return the tasks of each group."""
+    found = [[task for task, owner in zip(TASKS, owners, strict=True) if owner == group] for group in range(6)]
+    return [group for group in found if group]
+
+
+GROUPINGS = st.lists(st.integers(0, 5), min_size=6, max_size=6).map(groups_of)
+
+
+@settings(max_examples=150, deadline=None)
+@given(GROUPINGS, st.one_of(st.none(), st.integers(0, 4)), st.integers(0, 2), st.integers(0, 2**16))
+def test_all_steps_are_taken_in_every_grouping(
+    groups: list[list[str]], staleness: int | None, warmup: int, seed: int
+) -> None:
+    async def scenario() -> list[Mapping[str, Any]]:
+        async with asyncio.timeout(20.0):
+            return await run(World(groups, seed), staleness, warmup)
+
+    rows, most = asyncio.run(scenario()), staleness or 0
+    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
+    assert [row["weight_version"] for row in rows] == [1 + max(0, step - warmup) for step in range(STEPS)]
+    assert [row["weight_bytes"] > 0 for row in rows] == [step > warmup for step in range(1, STEPS + 1)]
+    for row in rows:
+        assert 0 <= row["staleness"] <= most
+        assert row["step"] - 1 - most <= row["critic_version"] <= row["step"] - 1
+
+
+@pytest.mark.parametrize("fails", [task for task in TASKS if task != ACTOR_GENERATION])
+@pytest.mark.parametrize("owners", [(0, 0, 0, 0, 0, 0), (0, 1, 2, 3, 4, 5), (0, 1, 0, 1, 2, 1)])
+def test_who_fails_ends_the_run_with_its_error(fails: str, owners: tuple[int, ...]) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0):
+            await run(World(groups_of(owners), 0, fails), 1, 0)
+
+    with pytest.raises(HetrlError, match=f"{fails} is broken"):
+        asyncio.run(scenario())
+
+
+def test_a_batch_that_cannot_be_scored_ends_a_step_that_takes_for_ever() -> None:
+    """The third batch is prepared while the second is trained."""
+
+    class Stuck(World):
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if task == ACTOR_TRAINING and isinstance(message, wire.Train) and self.works[task] > 5:
+                await asyncio.Event().wait()
+            return await super()._work(task, message, buffers)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0):
+            await run(Stuck(groups_of(range(6)), 0, REWARD_INFERENCE), 1, 0)
+
+    with pytest.raises(HetrlError, match="reward_inference is broken"):
+        asyncio.run(scenario())
