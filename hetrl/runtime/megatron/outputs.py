@@ -27,7 +27,8 @@ LANGUAGE_SCORES, SCALAR_SCORES = ("logprobs",), ("values", "rewards")
 class ScalarHead(torch.nn.Module):
     """An output layer with one number per token; it takes the place of megatron's, which has the vocabulary's size.
 
-    Every tensor-parallel rank has all of it and sees all tokens, so that its gradient is whole everywhere.
+    Every tensor-parallel rank has all of it and applies it to its own part of the sequence; megatron sums its gradient
+    over them, as that of a norm.
     """
 
     def __init__(self, replaced: Any) -> None:
@@ -35,12 +36,15 @@ class ScalarHead(torch.nn.Module):
         like = replaced.weight
         self.weight = torch.nn.Parameter(torch.zeros(1, like.shape[1], dtype=like.dtype, device=like.device))
         self._sequence_parallel, self._group = replaced.sequence_parallel, replaced.tp_group
+        self.weight.sequence_parallel = replaced.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
         """Return float32 [s, b, 1] of states [s, b, h], as megatron calls its output layer."""
+        numbers = functional.linear(states.float(), self.weight.float())
         if self._sequence_parallel:
-            states = gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False, group=self._group)
-        return functional.linear(states.float(), self.weight.float()), None
+            whole = gather_from_sequence_parallel_region(numbers, tensor_parallel_output_grad=False, group=self._group)
+            return whole, None
+        return numbers, None
 
 
 class LanguageOutput:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hetrl.describe.models import CRITICS, model_of
+from hetrl.errors import UsageError
 from hetrl.plan.plan import TaskPlan
 from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
-from hetrl.runtime.megatron.hf_weights import random_weights, with_scalar_head
+from hetrl.runtime.megatron.hf_weights import architecture_of, random_weights, with_scalar_head
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.run.context import Context, World
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, TRAININGS, architecture, has_language_head
+from hetrl.workload import ACTOR_TRAINING, TRAININGS, Architecture, architecture, has_language_head
 
 CHECKPOINTS = Path("checkpoints")
 
@@ -26,11 +29,34 @@ def layout_of(plan: TaskPlan) -> Layout:
     )
 
 
+def check_model(config: Mapping[str, Any], planned: Architecture, longest: int, where: Path) -> None:
+    """Raise UsageError where a directory holds another model than the one that was planned for, or too short a one.
+
+    `longest` are the tokens of the longest sequence. Vocabularies may differ by rows that pad them.
+    """
+    found = architecture_of(config)
+    shapes = [(one.layers, one.hidden, one.heads, one.kv_heads, one.intermediate) for one in (found, planned)]
+    if shapes[0] != shapes[1]:
+        names = "layers, width, heads, key-value heads and feed-forward width"
+        raise UsageError(
+            f"{where}: config.json has {', '.join(map(str, shapes[0]))} as {names}; the plan is for {planned.name} "
+            f"with {', '.join(map(str, shapes[1]))}: name the architecture of these weights, or the directory itself"
+        )
+    limit = config.get("max_position_embeddings")
+    if limit is not None and longest > int(limit):
+        raise UsageError(
+            f"{where}: max_position_embeddings is {limit}, a sequence may have {longest} tokens; lower "
+            "batch.prompt_tokens or batch.response_tokens, or take a model for longer texts"
+        )
+
+
 def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
     """Build the task's model with the experiment's first weights, in its world (collective)."""
     experiment, plan = context.experiment, world.plan
     model, scratch = model_of(experiment, world.task), context.directory / f"model-{world.task}"
     directory = ensure_model_directory(model, architecture(model.architecture), scratch)
+    longest = experiment.batch.prompt_tokens + experiment.batch.response_tokens
+    check_model(directory.config, architecture(model.architecture), longest, directory.path)
     scalar = not has_language_head(world.task)
     config = with_scalar_head(directory.config) if scalar else directory.config
     distributed = plan.optimizer_sharding == "data_parallel"
