@@ -24,6 +24,13 @@ from hetrl.errors import UsageError
 from hetrl.hardware import Topology
 from hetrl.workload import Workload, architecture
 
+PLACES = {  # by section the keys that may name a file or directory, which are elsewhere names of the catalogue, too
+    "model": ("architecture", "weights"),
+    "reward": ("architecture", "weights"),
+    "critic": ("architecture", "weights"),
+    "data": ("path",),
+}
+
 
 @dataclass(frozen=True)
 class Files:
@@ -150,13 +157,29 @@ def read_files(path: Path) -> Files:
 
 def read_experiment(path: Path) -> tuple[Experiment, ScenarioFile]:
     """Read an experiment file and its sites, with the links as they are written, for whoever is yet to measure."""
-    experiment = read_yaml(path, Experiment)
-    section, bases = experiment.topology, _bases(path)
+    bases = _bases(path)
+    experiment = _located(read_yaml(path, Experiment), bases)
+    section = experiment.topology
     if section.scenario:
         return experiment, read_scenario(find(section.scenario, bases, f"{path}: topology.scenario"))
     sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
     links = find(section.links, bases, f"{path}: topology.links") if section.links else None
     return experiment, read_sites(sites, links)
+
+
+def _located(experiment: Experiment, bases: Sequence[Path]) -> Experiment:
+    """Return the experiment with the relative directories of models and data as they are seen from here."""
+    changes = {}
+    for section, keys in PLACES.items():
+        part = getattr(experiment, section)
+        values = {key: value for key in keys if (value := getattr(part, key)) is not None}
+        found = {
+            key: str(next((base / value for base in bases if (base / value).exists()), value))
+            for key, value in values.items()
+        }
+        if found != values:
+            changes[section] = part.model_copy(update=found)
+    return experiment.model_copy(update=changes)
 
 
 def _bases(path: Path) -> list[Path]:

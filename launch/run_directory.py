@@ -23,6 +23,7 @@ from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError, UsageError, nearest
 from hetrl.files import replace_json
 from hetrl.plan.plan import Plan
+from hetrl.problem import PLACES
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.wire.keys import SiteKeys, write_keys
 from launch.render import ARRAY, Command, Job
@@ -206,12 +207,7 @@ def stage(
 def with_absolute_paths(experiment: Experiment) -> Experiment:
     """Return the experiment with the relative paths that exist here made absolute: processes start elsewhere."""
     changes: dict[str, Any] = {}
-    for section, keys in {
-        "model": ("architecture", "weights"),
-        "reward": ("architecture", "weights"),
-        "critic": ("architecture", "weights"),
-        "data": ("path",),
-    }.items():
+    for section, keys in PLACES.items():
         part = getattr(experiment, section)
         values = {key: getattr(part, key) for key in keys}
         found = {key: str(Path(value).absolute()) for key, value in values.items() if value and Path(value).exists()}

@@ -13,6 +13,7 @@ from hetrl.describe.experiment import seconds_of
 from hetrl.errors import UsageError
 from hetrl.problem import Problem, read_problem
 from hetrl.workload import Lengths, architecture
+from lab.lab import ROOT
 
 SITE: dict[str, Any] = {"name": "alps", "nodes": [{"name": "n", "gpu": "a100-40gb", "gpus": 4}]}
 BASE: dict[str, Any] = {
@@ -183,6 +184,16 @@ def test_files_are_found_beside_the_experiment_and_one_above(tmp_path: Path) -> 
     document = changed("topology", to={"scenario": "topology/scene.yaml"})
     (tmp_path / "configs" / "try.yaml").write_text(yaml.safe_dump(document))
     assert [site.name for site in read_problem(tmp_path / "configs" / "try.yaml").topology.sites] == ["alps"]
+
+
+def test_directories_of_models_and_data_are_found_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the quickstart's reward model is, whoever starts it wherever."""
+    monkeypatch.chdir(tmp_path)
+    experiment = read_problem(ROOT / "configs" / "quickstart-ppo.yaml").experiment
+    place = ROOT / "configs" / "models" / "larger-digit-reward"
+    assert {experiment.reward.architecture, experiment.reward.weights} == {str(place)}
+    assert experiment.critic_architecture == str(place)
+    assert experiment.model.architecture == "tiny-qwen3"  # of the catalogue
 
 
 def test_digests_depend_on_what_the_files_say_alone(tmp_path: Path) -> None:
