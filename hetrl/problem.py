@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from hetrl.describe.experiment import Experiment, Planner
 from hetrl.describe.measured import Measured, merge
 from hetrl.describe.measured_files import read_all
 from hetrl.describe.measured_links import MeasuredLinks, delay_and_gbps
+from hetrl.describe.models import critic_of
 from hetrl.describe.response_lengths import read_lengths
 from hetrl.describe.sites import LinkEntry, ScenarioFile, read_scenario, read_sites, topology_of
 from hetrl.describe.yaml_file import find, read_yaml
@@ -169,16 +170,18 @@ def read_experiment(path: Path) -> tuple[Experiment, ScenarioFile]:
 
 def _located(experiment: Experiment, bases: Sequence[Path]) -> Experiment:
     """Return the experiment with the relative directories of models and data as they are seen from here."""
+    return with_places(
+        experiment, lambda value: str(next((base / value for base in bases if (base / value).exists()), value))
+    )
+
+
+def with_places(experiment: Experiment, place: Callable[[str], str]) -> Experiment:
+    """Return the experiment with `place` of each name that may be that of a directory or file of models and data."""
     changes = {}
     for section, keys in PLACES.items():
         part = getattr(experiment, section)
-        values = {key: value for key in keys if (value := getattr(part, key)) is not None}
-        found = {
-            key: str(next((base / value for base in bases if (base / value).exists()), value))
-            for key, value in values.items()
-        }
-        if found != values:
-            changes[section] = part.model_copy(update=found)
+        named = {key: place(value) for key in keys if (value := getattr(part, key))}
+        changes[section] = part.model_copy(update=named)
     return experiment.model_copy(update=changes)
 
 
@@ -221,7 +224,7 @@ def workload_of(experiment: Experiment, lengths: Sequence[int] = ()) -> Workload
     algorithm, actor = experiment.algorithm, architecture(experiment.model.architecture)
     critic = None
     if algorithm.kind == "ppo":
-        critic = architecture(experiment.critic_architecture)
+        critic = architecture(critic_of(experiment).architecture)
     return Workload(
         algorithm=algorithm.kind,
         mode=algorithm.mode,

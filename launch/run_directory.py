@@ -23,7 +23,7 @@ from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError, UsageError, nearest
 from hetrl.files import replace_json
 from hetrl.plan.plan import Plan
-from hetrl.problem import PLACES
+from hetrl.problem import with_places
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.wire.keys import SiteKeys, write_keys
 from launch.render import ARRAY, Command, Job
@@ -206,14 +206,7 @@ def stage(
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
     """Return the experiment with the relative paths that exist here made absolute: processes start elsewhere."""
-    changes: dict[str, Any] = {}
-    for section, keys in PLACES.items():
-        part = getattr(experiment, section)
-        values = {key: getattr(part, key) for key in keys}
-        found = {key: str(Path(value).absolute()) for key, value in values.items() if value and Path(value).exists()}
-        if found:
-            changes[section] = part.model_copy(update=found)
-    return experiment.model_copy(update=changes)
+    return with_places(experiment, lambda value: str(Path(value).absolute()) if Path(value).exists() else value)
 
 
 def lead_site_of(run: Run) -> str:

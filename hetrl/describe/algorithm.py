@@ -58,10 +58,9 @@ class AlgorithmSection(Strict):
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> AlgorithmSection:
-        for key in OF_GRPO if self.kind == "ppo" else OF_PPO:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                other = "grpo, whose advantages are relative" if self.kind == "ppo" else "ppo, which has a critic"
-                raise ValueError(f"{key} is for kind {other}: leave it out")
+        for key in self.changed(*(OF_GRPO if self.kind == "ppo" else OF_PPO)):
+            other = "grpo, whose advantages are relative" if self.kind == "ppo" else "ppo, which has a critic"
+            raise ValueError(f"{key} is for kind {other}: leave it out")
         if self.mode == "sync" and self.max_staleness:
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
         if self.dynamic_sampling and self.samples_per_prompt < 2:

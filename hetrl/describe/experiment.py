@@ -57,11 +57,9 @@ class Reward(Strict):
     def _model_has_architecture(self) -> Reward:
         if self.has_model != (self.architecture is not None):
             raise ValueError("architecture goes with kind model or both, and only with them")
-        given = {"weights": self.weights is not None, "model_scale": self.model_scale != 1}
-        for key, is_given in {**given, "model_offset": self.model_offset != 0}.items():
-            if is_given and not self.has_model:
-                raise ValueError(f"{key} is of the reward model, which kind rule has not: leave it out")
-        if self.rule_scale != 1 and self.kind == "model":
+        for key in () if self.has_model else self.changed("weights", "model_scale", "model_offset"):
+            raise ValueError(f"{key} is of the reward model, which kind rule has not: leave it out")
+        if self.kind == "model" and self.changed("rule_scale"):
             raise ValueError("rule_scale is for kind rule or both: leave it out")
         return self
 
@@ -272,14 +270,6 @@ class Experiment(Strict):
     planner: Planner = Planner()
     launch: Launch = Launch()
 
-    @property
-    def critic_architecture(self) -> str:
-        """Return the critic's: its own, that of the model that it starts from, or the actor's."""
-        critic = self.critic
-        if critic.start == "reward" and critic.architecture is None and self.reward.architecture is not None:
-            return self.reward.architecture
-        return critic.architecture or self.model.architecture
-
     @model_validator(mode="after")
     def _whole_groups(self) -> Experiment:
         group, samples = self.algorithm.samples_per_prompt, self.batch.samples
@@ -293,6 +283,10 @@ class Experiment(Strict):
                 f"reward.overlong.buffer_tokens ({overlong.buffer_tokens}) is more than batch.response_tokens "
                 f"({self.batch.response_tokens})"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _models_fit_together(self) -> Experiment:
         if self.critic != Critic() and self.algorithm.kind != "ppo":
             raise ValueError("critic is for algorithm.kind ppo")
         if self.critic.warmup_steps >= self.steps:

@@ -9,13 +9,12 @@ CRITICS = (CRITIC_INFERENCE, CRITIC_TRAINING)
 
 
 def critic_of(experiment: Experiment) -> Model:
-    """Return the critic: of its own weights, the reward model's, or the actor's where it has the same architecture."""
-    critic, actor, weights = experiment.critic, experiment.model, experiment.critic.weights
-    if critic.start == "reward":
-        weights = experiment.reward.weights
-    elif weights is None and experiment.critic_architecture == actor.architecture:
-        weights = actor.weights
-    return actor.model_copy(update={"architecture": experiment.critic_architecture, "weights": weights})
+    """Return the critic: of its own architecture and weights, else those of the model that it starts from."""
+    critic = experiment.critic
+    start = reward_model_of(experiment) if critic.start == "reward" else experiment.model
+    architecture = critic.architecture or start.architecture
+    weights = critic.weights or (start.weights if architecture == start.architecture else None)
+    return start.model_copy(update={"architecture": architecture, "weights": weights})
 
 
 def reward_model_of(experiment: Experiment) -> Model:

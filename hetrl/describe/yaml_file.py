@@ -25,6 +25,10 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def changed(self, *keys: str) -> list[str]:
+        """Return which of these keys have another value than their default."""
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+
 
 Model = TypeVar("Model", bound=BaseModel)
 

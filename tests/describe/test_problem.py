@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from hetrl.describe.experiment import seconds_of
+from hetrl.describe.models import critic_of
 from hetrl.errors import UsageError
 from hetrl.problem import Problem, read_problem
 from hetrl.workload import Lengths, architecture
@@ -192,7 +193,7 @@ def test_directories_of_models_and_data_are_found_there_too(tmp_path: Path, monk
     experiment = read_problem(ROOT / "configs" / "quickstart-ppo.yaml").experiment
     place = ROOT / "configs" / "models" / "larger-digit-reward"
     assert {experiment.reward.architecture, experiment.reward.weights} == {str(place)}
-    assert experiment.critic_architecture == str(place)
+    assert critic_of(experiment).architecture == str(place)
     assert experiment.model.architecture == "tiny-qwen3"  # of the catalogue
 
 

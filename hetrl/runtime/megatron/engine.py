@@ -108,7 +108,7 @@ class MegatronEngine:
         homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
         self.shards = Shards(self.architecture, layout, self.place, homes, self.parameters, group, self.device)
         self.model: Any = model
-        self._output = output_of(self.architecture, megatron_model.head_weight(model), group)
+        self._output: Any = output_of(self.architecture, megatron_model.head_weight(model), group)
         self.optimizer: Any = None
         self.steps = 0  # what the optimiser has taken
         if optimizer is not None:
@@ -304,7 +304,7 @@ class MegatronEngine:
         self._loaded = False
         self.parameters.clear()
         detach_hooks(self.model)
-        self.model = self.optimizer = self._output = None  # type: ignore[assignment]
+        self.model = self.optimizer = self._output = None
         parallel_state.destroy_model_parallel()
 
     def _require_weights(self) -> None:

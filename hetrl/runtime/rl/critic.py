@@ -12,8 +12,8 @@ from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.describe.experiment import Critic
 from hetrl.runtime.rl.advantages import generalised_advantages, whitened
 from hetrl.runtime.wire import LossSettings
+from hetrl.runtime.wire.arrays import Arrays
 
-Arrays = dict[str, NDArray[Any]]
 OF_CRITIC = ("old_values", "returns")  # what the critic's loss reads and the actor's does not
 
 

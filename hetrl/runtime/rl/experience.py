@@ -27,8 +27,7 @@ from hetrl.runtime.rl.critic import against_values
 from hetrl.runtime.rl.divergence import bounded_exp, importance_weights, kl_estimate
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire import LossSettings
-
-Arrays = dict[str, NDArray[Any]]
+from hetrl.runtime.wire.arrays import Arrays
 
 DEFAULTS = AlgorithmSection()
 log = logging.getLogger(__name__)

@@ -3,9 +3,9 @@
     admit:  start groups while  (max_staleness + iterations + 1) x batch - (accepted + running) > 0
     batch:  wait for `batch` accepted groups, and for those whose last chance it is: the next version makes them too old
             (what is too old all the same, its oldest token more than max_staleness versions, is dropped)
-            a batch may be taken before the version is there that it is trained from
             of those with equal rewards, up to (max_draws - 1) x batch do not count as accepted while they wait, so that
             others are drawn in their place; they are taken last, in the order of the prompts, or rejected
+            a batch may be taken before the version is there that it is trained from
     advance: one more iteration is trained and its weights are served
 
 With max_staleness 0 the groups of an iteration start when its weights are served: synchronous training. Without the

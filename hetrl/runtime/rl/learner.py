@@ -10,26 +10,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.describe.experiment import Critic, Reward
 from hetrl.runtime import wire
+from hetrl.runtime.data.chat import JudgedEncoder
 from hetrl.runtime.rl.critic import actor_batch, critic_batch, value_settings
 from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, padded, training_batch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.turns import Turns
+from hetrl.runtime.wire.arrays import Arrays
 from hetrl.workload import OLD_LOGPROBS
 
-Arrays = dict[str, NDArray[Any]]
-JudgedText = Callable[[PromptGroup, wire.Sample], tuple[int, ...]]  # what the reward model reads of a sample
 _OF_THE_FIRST_STEP = ("sampler_logprobs", "fresh")  # arrays: later steps see weights that drew none of the tokens
 log = logging.getLogger(__name__)
 
@@ -50,14 +49,12 @@ class Tasks:
 class Versions:
     """The weight versions that tasks have: the actor's, that which the reference keeps, the critic's.
 
-    `values` are the critic's by step, under which a batch was valued. Who sends the critic's or asks for values holds
-    its lock.
+    Who sends the critic's or asks for values holds its lock.
     """
 
     actor: int = 0
     reference: int = 0
     critic: int = 0
-    values: dict[int, int] = field(default_factory=dict)
     critic_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reached: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -83,22 +80,23 @@ class Learner:
     pad_token: int
     reward: Reward = field(default_factory=Reward)
     critic: Critic = field(default_factory=Critic)
-    judged_text: JudgedText | None = None
+    judged_text: JudgedEncoder | None = None
 
     async def scored(
         self, groups: Sequence[PromptGroup], step: int, versions: Versions, seconds: dict[str, float]
-    ) -> tuple[tuple[PromptGroup, ...], Arrays]:
-        """Return the groups with their final rewards and the arrays of the batch; into `seconds` how long tasks took.
+    ) -> tuple[tuple[PromptGroup, ...], Arrays, dict[str, int]]:
+        """Return the groups with their final rewards, the arrays of the batch, the critic's version if there is one.
 
-        The arrays have what the reference says, under its version, and the critic, under that which it has by now.
+        The arrays have what the reference says, under its version, and the critic, under that which it has by now. Into
+        `seconds` goes how long tasks took.
         """
         arrays = experience(groups, self.pad_token)
-        reference, rewarded, values = await asyncio.gather(
+        reference, rewarded, (values, told) = await asyncio.gather(
             self._reference(arrays, step, versions, seconds),
             self._judged(groups, step, seconds),
             self._values(arrays, step, versions, seconds),
         )
-        return rewarded, {**arrays, **reference, **values}
+        return rewarded, {**arrays, **reference, **values}, told
 
     async def _reference(self, arrays: Arrays, step: int, versions: Versions, seconds: dict[str, float]) -> Arrays:
         inference = self.tasks.reference
@@ -107,16 +105,18 @@ class Learner:
         async with self._having(inference.task, step, seconds):
             return {"reference_logprobs": await inference.scores(arrays, step, versions.reference)}
 
-    async def _values(self, arrays: Arrays, step: int, versions: Versions, seconds: dict[str, float]) -> Arrays:
+    async def _values(
+        self, arrays: Arrays, step: int, versions: Versions, seconds: dict[str, float]
+    ) -> tuple[Arrays, dict[str, int]]:
         """Ask the critic, once it is not older than it may be, and not while a version of it arrives."""
         inference = self.tasks.values
         if inference is None:
-            return {}
+            return {}, {}
         await versions.critic_reaches(step - 1 - self.algorithm.max_staleness)
         async with self.turns.of(inference.task, step), versions.critic_lock:  # in this order: trainings lock in theirs
-            versions.values[step] = versions.critic
             with timed(seconds, inference.task):
-                return {"values": await inference.scores(arrays, step, versions.critic)}
+                values = await inference.scores(arrays, step, versions.critic)
+            return {"values": values}, {"critic_version": versions.critic}
 
     @asynccontextmanager
     async def _having(self, task: str, step: int, seconds: dict[str, float]) -> AsyncIterator[None]:
@@ -132,7 +132,12 @@ class Learner:
         inference = self.tasks.reward
         if inference is None or self.judged_text is None:
             return tuple(groups)
-        texts = [(self.judged_text(group, sample), ()) for group in groups for sample in group.samples]
+        encode = self.judged_text
+        texts = [
+            (encode(group.prompt, group.prompt_tokens, sample.tokens), ())
+            for group in groups
+            for sample in group.samples
+        ]
         arrays = padded(texts, self.pad_token)
         async with self._having(inference.task, step, seconds):
             scores = await inference.scores(arrays, step)

@@ -21,8 +21,6 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
 
-FIRST_BATCH = 1
-
 
 @dataclass(frozen=True)
 class Party:
@@ -41,8 +39,8 @@ class _Group:
     """
 
     parties: Mapping[str, Party]
-    batch: int
-    left: set[str]
+    batch: int = 1
+    left: set[str] = field(init=False)
     queued: int = 0
     awake: str | None = None
     prompts: int = 0
@@ -50,10 +48,12 @@ class _Group:
     open: asyncio.Event = field(default_factory=asyncio.Event)
     passed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
-    @property
-    def others(self) -> set[str]:
-        """Return the tasks that a batch goes through."""
-        return {*self.parties} - {ACTOR_GENERATION}
+    def __post_init__(self) -> None:
+        self.expect_all()
+
+    def expect_all(self) -> None:
+        """Note that no task has had the devices for the batch."""
+        self.left = {*self.parties} - {ACTOR_GENERATION}
 
 
 class Turns:
@@ -62,7 +62,7 @@ class Turns:
     def __init__(self, member: Member, groups: Sequence[Mapping[str, Party]], *, new_weights: bool) -> None:
         """Speak through `member`; `new_weights`: generation never continues with those that it slept with."""
         self._member, self._new_weights = member, new_weights
-        self._groups = [_Group(parties, FIRST_BATCH, {*parties} - {ACTOR_GENERATION}) for parties in groups]
+        self._groups = [_Group(parties) for parties in groups]
         self._of = {name: group for group in self._groups for name in group.parties}
         self.seconds = 0.0  # what all changes took so far
         for group in self._groups:
@@ -111,7 +111,8 @@ class Turns:
         group.open.set()
         if batch is not None:
             async with group.passed:
-                group.batch, group.left = batch + 1, group.others
+                group.batch += 1
+                group.expect_all()
                 group.passed.notify_all()
         if group.queued:  # it would be stopped at once; they let it on when they leave
             return

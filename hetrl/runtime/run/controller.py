@@ -93,11 +93,7 @@ class Run:
             model = reward_model_of(experiment)
             scratch = self.context.directory / "reward-model"
             judge = ensure_model_directory(model, architecture(model.architecture), scratch)
-            encode = judged_text_encoder(policy, judge.path, experiment.data)
-
-            def judged_text(group: PromptGroup, sample: wire.Sample) -> tuple[int, ...]:
-                return encode(group.prompt, group.prompt_tokens, sample.tokens)
-
+            judged_text = judged_text_encoder(policy, judge.path, experiment.data)
         return Learner(
             tasks=self.tasks,
             turns=self.turns,

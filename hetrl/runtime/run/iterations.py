@@ -21,12 +21,13 @@ from typing import Any
 from hetrl.describe.experiment import Experiment
 from hetrl.runtime import wire
 from hetrl.runtime.rl.feed import Feed, oldest_version
-from hetrl.runtime.rl.learner import Arrays, Learner, Versions, timed
+from hetrl.runtime.rl.learner import Learner, Versions, timed
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
 from hetrl.runtime.run.samples import SampleFiles
+from hetrl.runtime.wire.arrays import Arrays
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING, GENERATION_WAIT
 
 
@@ -84,8 +85,8 @@ class Iterations:
         seconds[ACTOR_GENERATION], latency_seconds = generation_seconds(groups, self.generated)
         self.generated = max(self.generated, *(group.back for group in groups))
         lost = {"dropped_groups": feed.dropped - dropped, "groups_rejected": feed.rejected - rejected}
-        rewarded, arrays = await self.learner.scored(groups, step, self.versions, seconds)
-        told = {**lost, "generation_latency_seconds": round(latency_seconds, 4)}
+        rewarded, arrays, valued = await self.learner.scored(groups, step, self.versions, seconds)
+        told = {**valued, **lost, "generation_latency_seconds": round(latency_seconds, 4)}
         return Prepared(step, rewarded, arrays, ready, seconds, told)
 
     async def run(self, feed: Feed) -> None:
@@ -125,7 +126,6 @@ class Iterations:
             **sample_metrics(ours.groups),
             **{name: round(value, 8) for name, value in learned if name != "tokens"},
             "weight_version": version,
-            **({} if self.tasks.critic is None else {"critic_version": self.versions.values.pop(ours.step)}),
             "staleness": version - min(oldest_version(group) for group in ours.groups),
             **ours.told,
             "turn_seconds": round(self.turns.seconds - turns, 4),

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from hetrl.errors import HetrlError
 from hetrl.runtime.wire import ArraySpec
 
+Arrays = dict[str, NDArray[Any]]
+
 DTYPES = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 )

@@ -77,7 +77,7 @@ def learn(
     learner = Learner(tasks, turns, AlgorithmSection.model_validate(settings), pad_token=0)
 
     async def both() -> dict[str, float]:
-        scored, arrays = await learner.scored(drawn or groups(), 1, Versions(), seconds)
+        scored, arrays, _ = await learner.scored(drawn or groups(), 1, Versions(), seconds)
         batch, seen = await learner.batch(arrays, scored, 1, version, seconds)
         return {**seen, **await learner.train_actor(batch, 1)}
 
@@ -185,7 +185,7 @@ def learner_of(models: Models) -> Learner:
         pad_token=0,
         reward=Reward(kind="both", architecture="r", model_scale=0.5, model_offset=1.0),
         critic=Critic(learning_rate=0.25, value_clip=None),
-        judged_text=lambda group, sample: sample.tokens,
+        judged_text=lambda prompt, tokens, response: (*response,),
     )
 
 
@@ -194,7 +194,8 @@ def test_ppo_asks_every_model_once_and_trains_actor_and_critic_on_what_they_said
     learner = learner_of(models)
 
     async def iteration() -> tuple[Any, dict[str, float], dict[str, float]]:
-        scored, arrays = await learner.scored(groups(), 1, Versions(critic=3), seconds)
+        scored, arrays, told = await learner.scored(groups(), 1, Versions(critic=3), seconds)
+        assert told == {"critic_version": 3}
         batch, seen = await learner.batch(arrays, scored, 1, 1, seconds)
         return scored, {**seen, **await learner.train_actor(batch, 1)}, await learner.train_critic(batch, 1)
 

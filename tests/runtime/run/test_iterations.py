@@ -176,7 +176,7 @@ async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[
         0,
         experiment.reward,
         experiment.critic,
-        judged_text=lambda group, sample: sample.tokens,
+        judged_text=lambda prompt, tokens, response: (*response,),
     )
     versions, record = Versions(actor=1), Rows()
 
