@@ -26,7 +26,7 @@ class HetrlError(Exception):
 def error_of(exit_code: int, message: str) -> HetrlError:
     """Return the error of this exit code: how an error that another process reports is raised here."""
     for kind in HetrlError.__subclasses__():
-        if kind.exit_code == exit_code:
+        if vars(kind).get("exit_code") == exit_code:  # other kinds are told apart by more than a code
             return kind(message)
     return HetrlError(message)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lab.quickstart import QUICKSTART, changed
-from tests.runs import Finished, submit
+from tests.runs import Finished, submit, submitted
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,26 @@ def test_async_without_staleness_is_the_same_run(run: Finished, tmp_path: Path) 
     assert again.code == 0, again.stderr
     assert [row["reward"] for row in again.rows()] == [row["reward"] for row in run.rows()]
     assert again.digests() == run.digests()
+
+
+def test_a_lost_replica_costs_time_and_nothing_else(run: Finished, tmp_path: Path) -> None:
+    """Its samples are drawn at the other one: the same ones, so that the weights are the same to the last bit."""
+    steps = 6
+    with submitted(changed(tmp_path, steps=steps), tmp_path) as going:
+        going.until("step", 2)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if "vllm.entrypoints.cli.main" in process.cmdline() and process.cwd().endswith("/gamma"):
+                    process.kill()
+        lost = going.finish()
+    assert lost.code == 0, lost.stderr
+    (event,) = going.events("replica_lost")
+    assert event["member"] == "gamma/actor_generation/1"
+    assert "exit code -9" in event["cause"]
+    assert set(lost.rows()[-1]["replicas"]) == {"beta/actor_generation/0"}
+    assert lost.summary()["faults_survived"] == 1
+    assert [row["reward"] for row in lost.rows()] == [row["reward"] for row in run.rows()[:steps]]
+    assert lost.digests() == run.digests()[: len(lost.digests())]
 
 
 def test_sites_share_no_file(run: Finished) -> None:

@@ -1,12 +1,12 @@
-"""From prompts to scored samples: dispatch to the generation replicas, apply the reward rule."""
+"""From prompts to scored samples: let the generation replicas draw them, apply the reward rule."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -18,17 +18,18 @@ from hetrl.runtime import wire
 from hetrl.runtime.data.chat import Encoder
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.data.rewards import Judgement, Scorer, overlong_penalty, reward_of
+from hetrl.runtime.rl.draws import Draws, Request, Stretch
 from hetrl.runtime.rl.turns import Turns
-from hetrl.runtime.transport.member import Member
+
+STRETCH_TOKENS = 1024  # of a sample are drawn at one replica, then at any; part of what samples depend on
 
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """The samples of one prompt, their judgements and rewards, and the replica that drew them in so many seconds.
+    """The samples of one prompt, their judgements and rewards, and the stretches in which each was drawn.
 
     `rewards` are what is trained on, without the reward model's part until it has said its `model_scores`;
     `rule_rewards` are what the rule alone says.
-    `sent` and `back` are when the prompt went to the replica and its samples were here, on this process's clock.
     """
 
     prompt: Prompt
@@ -38,10 +39,17 @@ class PromptGroup:
     judgements: tuple[Judgement, ...] = ()
     rule_rewards: tuple[float, ...] = ()
     model_scores: tuple[float, ...] = ()
-    replica: str = ""
-    seconds: float = 0.0
-    sent: float = 0.0
-    back: float = 0.0
+    stretches: tuple[tuple[Stretch, ...], ...] = ()
+
+    @property
+    def sent(self) -> float:
+        """Return when the prompt went to a replica for the first time."""
+        return min(one.sent for one in chain(*self.stretches))
+
+    @property
+    def back(self) -> float:
+        """Return when its last sample was here."""
+        return max(one.back for one in chain(*self.stretches))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +61,7 @@ class SamplingSettings:
     scorer: Scorer
     reward: Reward
     stop_tokens: tuple[int, ...]
+    batch_prompts: int
     samples_per_prompt: int
     prompt_tokens: int
     response_tokens: int
@@ -61,12 +70,10 @@ class SamplingSettings:
 
 
 class Sampler:
-    """Draws groups of samples from the generation replicas, each in proportion to its share of the plan."""
+    """Draws groups of samples from the generation replicas and judges them."""
 
-    def __init__(self, member: Member, turns: Turns, shares: Mapping[str, int], settings: SamplingSettings) -> None:
-        """Draw from the replicas that `shares` names, with the samples per iteration that the plan gives each."""
-        self._member, self._turns, self._shares, self._settings = member, turns, shares, settings
-        self._outstanding = dict.fromkeys(shares, 0)
+    def __init__(self, draws: Draws, turns: Turns, settings: SamplingSettings) -> None:
+        self._draws, self._turns, self._settings = draws, turns, settings
 
     async def draw(self, prompts: Sequence[Prompt], stream: str) -> tuple[PromptGroup, ...]:
         """Sample a group for every prompt, all at once."""
@@ -75,41 +82,19 @@ class Sampler:
     async def group(self, prompt: Prompt, number: int, stream: str) -> PromptGroup:
         """Sample one prompt and reward its samples.
 
-        `stream` and `number` name the random numbers, together with the experiment's seed; which replica draws them
-        does not matter. The replica is the one with the least to do for its share.
+        `stream` and `number` name the random numbers, together with the experiment's seed; which replicas draw them
+        does not matter.
         """
-        replica = min(self._shares, key=lambda name: (self._outstanding[name] + 1) / self._shares[name])
-        self._outstanding[replica] += 1
-        try:
-            async with self._turns.prompt():
-                return await self._ask(replica, prompt, number, stream)
-        finally:
-            self._outstanding[replica] -= 1
-
-    async def _ask(self, replica: str, prompt: Prompt, number: int, stream: str) -> PromptGroup:
-        settings = self._settings
-        tokens = settings.encode(prompt)
+        settings, tokens = self._settings, self._settings.encode(prompt)
         if len(tokens) > settings.prompt_tokens:
             raise HetrlError(
                 f'the prompt "{prompt.text[:40]}" has {len(tokens)} tokens; '
                 f"batch.prompt_tokens is {settings.prompt_tokens}"
             )
-        sampling = wire.Sampling(
-            samples=settings.samples_per_prompt,
-            max_tokens=settings.response_tokens,
-            temperature=settings.temperature,
-            top_p=1.0,
-            seed=seed_of(settings.seed, stream, number),
-            stop_tokens=settings.stop_tokens,
-        )
-        request = wire.Generate(group=number, prompt=tokens, sampling=sampling)
-        doing = f"{stream}: generate group {number}"
-        sent = time.monotonic()
-        reply = await self._member.request(replica, request, timeout_seconds=wire.WORK_SECONDS, doing=doing)
-        back = time.monotonic()
-        if not isinstance(reply.message, wire.Generated):
-            raise HetrlError(f"{replica}: answered {type(reply.message).__name__} ({doing})")
-        samples = reply.message.samples
+        requests = [self._request(tokens, stream, number, sample) for sample in range(settings.samples_per_prompt)]
+        async with self._turns.prompt():
+            drawn = await self._draws.group(requests, number // settings.batch_prompts)
+        samples = tuple(one.sample for one in drawn)
         judgements = tuple(await asyncio.gather(*(self._judge(prompt, sample) for sample in samples)))
         ruled = tuple(reward_of(judgement, settings.reward) for judgement in judgements)
         rewards = tuple(
@@ -124,10 +109,18 @@ class Sampler:
             rewards=rewards,
             judgements=judgements,
             rule_rewards=ruled,
-            replica=replica,
-            seconds=reply.message.seconds,
-            sent=sent,
-            back=back,
+            stretches=tuple(one.stretches for one in drawn),
+        )
+
+    def _request(self, prompt: tuple[int, ...], stream: str, number: int, sample: int) -> Request:
+        settings = self._settings
+        return Request(
+            prompt=prompt,
+            max_tokens=settings.response_tokens,
+            temperature=settings.temperature,
+            stop_tokens=settings.stop_tokens,
+            seed=partial(seed_of, settings.seed, stream, number, sample),
+            doing=f"{stream}: sample {sample} of prompt {number}",
         )
 
     async def _judge(self, prompt: Prompt, sample: wire.Sample) -> Judgement:
@@ -135,9 +128,9 @@ class Sampler:
         return await self._settings.scorer.score(text, prompt.answer)
 
 
-def seed_of(seed: int, stream: str, number: int) -> int:
-    """Return a 31-bit seed that depends on all three."""
-    digest = hashlib.blake2b(f"{seed}:{stream}:{number}".encode(), digest_size=4).digest()
+def seed_of(*parts: int | str) -> int:
+    """Return a 31-bit seed that depends on all parts."""
+    digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") & 0x7FFFFFFF
 
 

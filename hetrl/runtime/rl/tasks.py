@@ -89,11 +89,18 @@ class Trainer:
         answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
         return answer
 
-    async def publish(self, version: int, receivers: Sequence[str] | None = None) -> wire.Published:
-        """Send the current weights as `version` to its receivers, or to others; returns when all of them have it."""
+    async def publish(
+        self, version: int, receivers: Sequence[str] | None = None, *, may_fail: bool = False
+    ) -> wire.Published:
+        """Send the current weights as `version` to its receivers, or to others; returns when all of them have it.
+
+        Raises HetrlError for those that could not take it; where they `may_fail` only if none could.
+        """
         to = self.receivers if receivers is None else tuple(receivers)
         request = wire.Publish(version=version, receivers=to)
         answer, _ = await self._ask(request, wire.Published, f"publish version {version} of {self.task}")
+        if answer.failed and not may_fail:
+            raise HetrlError("; ".join(answer.failed.values()))
         return answer
 
     async def _ask(

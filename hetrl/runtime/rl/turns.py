@@ -64,6 +64,7 @@ class Turns:
         self._member, self._new_weights = member, new_weights
         self._groups = [_Group(parties) for parties in groups]
         self._of = {name: group for group in self._groups for name in group.parties}
+        self._forgotten: set[str] = set()
         self.seconds = 0.0  # what all changes took so far
         for group in self._groups:
             group.open.set()
@@ -79,6 +80,10 @@ class Turns:
                 await self._give(group, None)
 
         await asyncio.gather(*(start(group) for group in self._groups))
+
+    def forget(self, address: str) -> None:
+        """Tell a member nothing any more: it is lost."""
+        self._forgotten.add(address)
 
     @asynccontextmanager
     async def of(self, task: str, batch: int | None = None) -> AsyncIterator[None]:
@@ -165,5 +170,6 @@ class Turns:
         asked = (
             self._member.request(to, message, timeout_seconds=timeout_seconds, doing=doing)
             for to in group.parties[task].addresses
+            if to not in self._forgotten
         )
         await asyncio.gather(*asked)

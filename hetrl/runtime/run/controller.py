@@ -25,10 +25,12 @@ from hetrl.runtime import wire
 from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
+from hetrl.runtime.rl.dispatch import Capacity, Dispatch
+from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed
 from hetrl.runtime.rl.learner import Learner, Versions
-from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
+from hetrl.runtime.rl.sampling import STRETCH_TOKENS, PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.iterations import Iterations
@@ -61,6 +63,7 @@ class Run:
         opened = open_source(self.experiment.data, lambda prompt: len(self.encode(prompt)) <= limit)
         self.source: Source = opened.source
         record.prompts(opened.prompts, opened.left_out, limit)
+        self.draws = self._make_draws()
         self.sampler = self._make_sampler(scorer)
         self.tasks = tasks_of(context, member)
         self.learner = self._make_learner(directory.path)
@@ -69,23 +72,33 @@ class Run:
         samples = SampleFiles(context.directory, self.experiment.rollouts, self._text)
         self.iterations = Iterations(self.experiment, self.learner, self.versions, self.publish, record, samples, links)
 
+    def _make_draws(self) -> Draws:
+        replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
+        capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
+        dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, STRETCH_TOKENS)
+        return Draws(self.member, dispatch, STRETCH_TOKENS, self.lost)
+
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
-        replicas = self.context.plan.tasks[GENERATION].replicas
         settings = SamplingSettings(
             encode=self.encode,
             tokenizer=self.tokenizer,
             scorer=scorer,
             reward=self.experiment.reward,
             stop_tokens=self.stop_tokens,
+            batch_prompts=batch.samples // algorithm.samples_per_prompt,
             samples_per_prompt=algorithm.samples_per_prompt,
             prompt_tokens=batch.prompt_tokens,
             response_tokens=batch.response_tokens,
             temperature=algorithm.temperature,
             seed=self.experiment.seed,
         )
-        shares = {name: plan.samples for name, plan in zip(self.context.replicas, replicas, strict=True)}
-        return Sampler(self.member, self.turns, shares, settings)
+        return Sampler(self.draws, self.turns, settings)
+
+    def lost(self, replica: str, error: HetrlError) -> None:
+        """Go on without a replica of generation."""
+        self.turns.forget(replica)
+        self.record.replica_lost(replica, error)
 
     def _make_learner(self, policy: Path) -> Learner:
         experiment, judged_text = self.experiment, None
@@ -127,10 +140,12 @@ class Run:
         self.record.events.append("finished")
 
     async def publish(self) -> wire.Published:
-        """Make the actor's current weights the next version at every replica."""
+        """Make the actor's current weights the next version at every replica; one that does not take them is lost."""
         self.versions.actor += 1
-        published = await self.tasks.actor.publish(self.versions.actor)
+        published = await self.tasks.actor.publish(self.versions.actor, self.draws.replicas, may_fail=True)
         self.record.published(published)
+        for replica, cause in published.failed.items():
+            self.draws.lost(replica, HetrlError(cause))
         return published
 
     async def draw(self, number: int) -> PromptGroup:

@@ -6,11 +6,13 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from hetrl.errors import HetrlError
 from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
@@ -32,6 +34,7 @@ class Record:
         self._published: list[dict[str, Any]] = []
         self._engines: dict[str, str] = {}
         self._warm_start: dict[str, Any] | None = None
+        self._lost = 0
 
     def ready(self, member: str, join: wire.Join) -> None:
         """Note a member that is READY."""
@@ -48,6 +51,11 @@ class Record:
         }
         self._published.append(row)
         self.events.append("weights_published", **row, to=sorted(published.apply_seconds))
+
+    def replica_lost(self, replica: str, error: HetrlError) -> None:
+        """Note a replica of generation that the run goes on without."""
+        self._lost += 1
+        self.events.append("replica_lost", member=replica, cause=str(error))
 
     def prompts(self, prompts: int, left_out: int, limit: int) -> None:
         """Note how many prompts of a data set were left out, being longer than `limit` tokens."""
@@ -94,7 +102,7 @@ class Record:
             },
             "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
             "gpu_hours": gpu_hours(context.held, time.monotonic() - self._start),
-            "faults_survived": sum(link.reconnects for link in stats.links.values()),
+            "faults_survived": self._lost + sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)
 
@@ -103,14 +111,15 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
     """Return what the samples of a step say.
 
     The reward, counts (`truncated`: cut off at the longest allowed), how many samples have tokens of each version, and
-    per replica tokens and the seconds of its longest group.
+    per replica tokens and the seconds from its first stretch asked for to its last one here.
     """
     samples = [sample for group in groups for sample in group.samples]
-    replicas: dict[str, dict[str, float]] = {}
-    for group in groups:
-        row = replicas.setdefault(group.replica, {"tokens": 0, "seconds": 0.0})
-        row["tokens"] += sum(len(sample.tokens) for sample in group.samples)
-        row["seconds"] = round(max(row["seconds"], group.seconds), 4)
+    replicas, first = dict[str, dict[str, float]](), dict[str, float]()
+    for one in sorted((one for group in groups for one in chain(*group.stretches)), key=lambda one: one.sent):
+        row = replicas.setdefault(one.replica, {"tokens": 0, "seconds": 0.0})
+        row["tokens"] += one.tokens
+        first.setdefault(one.replica, one.sent)
+        row["seconds"] = round(max(row["seconds"], one.back - first[one.replica]), 4)
     versions = Counter(str(span.version) for sample in samples for span in sample.versions)
     return {
         "reward": round(mean_of(group.rewards for group in groups), 6),

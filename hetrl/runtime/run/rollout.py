@@ -2,7 +2,7 @@
 
 The agent starts a vLLM server on its devices, joins the run and passes on what arrives:
 
-    Generate                    sample continuations of one prompt (many at a time)
+    Generate, Withdraw          sample continuations of one prompt (many at a time), or give that up
     WeightsBegin/Tensor/End     write a version to a file on this node, check it, let vLLM load it
     Sleep, Wake                 leave the devices to other tasks of the group, as the plan's idle state says
 """
@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hetrl.errors import HetrlError
@@ -68,24 +69,28 @@ class Agent:
         self._weights, self._recompute = weights, recompute
         self._newest: _Version | None = None
         self._current = True  # the server has the newest version
+        self._drawing: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
         """Answer until the run finishes or is aborted; generations run concurrently, weights come in order."""
         async with asyncio.TaskGroup() as generations:
-            under_way: set[asyncio.Task[None]] = set()
             while True:
                 envelope = await self._member.receive()
                 match envelope.message:
                     case wire.Finish():
-                        for task in under_way:
+                        for task in self._drawing.values():
                             task.cancel()
                         return
-                    case wire.Generate():
-                        task = generations.create_task(self._answer(envelope))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
+                    case wire.Generate(draw=draw):
+                        task = self._drawing[draw] = generations.create_task(self._answer(envelope))
+                        task.add_done_callback(partial(self._drawn, draw))
+                    case wire.Withdraw(draw=draw) if draw in self._drawing:
+                        self._drawing[draw].cancel()  # which closes its connection, and so ends it at the server
                     case wire.WeightsBegin() | wire.WeightsTensor() | wire.WeightsEnd() | wire.Sleep() | wire.Wake():
                         await self._answer(envelope)
+
+    def _drawn(self, draw: int, _: asyncio.Task[None]) -> None:
+        del self._drawing[draw]
 
     async def _answer(self, envelope: Envelope) -> None:
         """Do one thing; its failure is an answer, not the end of the agent."""
@@ -111,7 +116,7 @@ class Agent:
     async def _generate(self, envelope: Envelope, request: wire.Generate) -> None:
         start = time.monotonic()
         samples = await self._server.generate(request.prompt, request.sampling, wire.WORK_SECONDS)
-        answer = wire.Generated(group=request.group, samples=samples, seconds=time.monotonic() - start)
+        answer = wire.Generated(samples=samples, seconds=time.monotonic() - start)
         await self._member.reply(envelope, answer)
 
     async def _apply(self, envelope: Envelope, end: wire.WeightsEnd) -> None:

@@ -49,5 +49,5 @@ class SampleFiles:
             "tokens": len(sample.tokens),
             "finish_reason": sample.finish_reason,
             "versions": [span.version for span in sample.versions],
-            "replica": group.replica,
+            "replicas": [one.replica for one in group.stretches[number]],
         }

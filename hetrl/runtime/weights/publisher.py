@@ -10,7 +10,7 @@ import torch
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.transport.member import Member
+from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.weights.weight_file import digest_of_digests, pieces
 
 CHUNK_BYTES = 4 * 2**20
@@ -45,21 +45,37 @@ class Publisher:
         self._bytes += data.nbytes
 
     async def finish(self) -> wire.Published:
-        """Close the version and wait for every receiver; raises HetrlError when one computed another digest."""
+        """Close the version and wait for every receiver.
+
+        One that fails, refuses the version or computed another digest is among the `failed`; raises HetrlError when all
+        of them are.
+        """
         version, digest = self._request.version, digest_of_digests(self._digests)
         end = wire.WeightsEnd(version=version, tensors=len(self._digests), bytes=self._bytes, digest=digest)
         receivers, doing = self._request.receivers, f"apply weight version {version}"
         asked = (self._member.request(to, end, timeout_seconds=APPLY_SECONDS, doing=doing) for to in receivers)
-        applied: dict[str, float] = {}
-        for receiver, reply in zip(receivers, await asyncio.gather(*asked), strict=True):
-            match reply.message:
-                case wire.WeightsApplied(digest=arrived, seconds=seconds) if arrived == digest:
+        applied, failed = dict[str, float](), dict[str, str]()
+        for receiver, reply in zip(receivers, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            match reply:
+                case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=seconds)) if arrived == digest:
                     applied[receiver] = seconds
-                case wire.WeightsApplied(digest=arrived):
-                    raise HetrlError(f"{receiver}: weight version {version} arrived as {arrived}, sent as {digest}")
-                case wire.WeightsRejected(cause=cause):
-                    raise HetrlError(f"{receiver}: refused weight version {version}: {cause}")
-                case other:
-                    raise HetrlError(f"{receiver}: answered {type(other).__name__} to weight version {version}")
-        seconds = time.monotonic() - self._start
-        return wire.Published(version=version, digest=digest, bytes=self._bytes, seconds=seconds, apply_seconds=applied)
+                case Envelope(message=wire.WeightsApplied(digest=arrived)):
+                    failed[receiver] = f"{receiver}: weight version {version} arrived as {arrived}, sent as {digest}"
+                case Envelope(message=wire.WeightsRejected(cause=cause)):
+                    failed[receiver] = f"{receiver}: refused weight version {version}: {cause}"
+                case Envelope(message=other):
+                    failed[receiver] = f"{receiver}: answered {type(other).__name__} to weight version {version}"
+                case HetrlError() as error if not isinstance(error, RunAborted):
+                    failed[receiver] = str(error)
+                case BaseException() as error:
+                    raise error
+        if not applied:
+            raise HetrlError("; ".join(failed.values()))
+        return wire.Published(
+            version=version,
+            digest=digest,
+            bytes=self._bytes,
+            seconds=time.monotonic() - self._start,
+            apply_seconds=applied,
+            failed=failed,
+        )

@@ -88,6 +88,7 @@ from hetrl.runtime.wire.work import (
     WeightsEnd as WeightsEnd,
     WeightsRejected as WeightsRejected,
     WeightsTensor as WeightsTensor,
+    Withdraw as Withdraw,
     WorkMessage,
 )
 
@@ -98,6 +99,7 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
     Ballast: Priority.DATA,
     Generate: Priority.DATA,
     Generated: Priority.DATA,
+    Withdraw: Priority.DATA,
     Score: Priority.DATA,
     Scored: Priority.DATA,
     Train: Priority.DATA,

@@ -24,9 +24,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(Tagged, frozen=True, tag=True):
-    """Sample continuations of one prompt; token ids in, token ids out."""
+    """Sample continuations of one prompt; token ids in, token ids out. `draw` numbers what a controller asks for."""
 
-    group: int
+    draw: int
     prompt: tuple[int, ...]
     sampling: Sampling
 
@@ -49,11 +49,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generated(Tagged, frozen=True, tag=True):
-    """The samples of one `Generate`."""
+    """The samples of one `Generate`, and how long the server took."""
 
-    group: int
     samples: tuple[Sample, ...]
     seconds: float
+
+
+class Withdraw(Tagged, frozen=True, tag=True):
+    """Nobody wants the samples of a `Generate` any more; it is not answered."""
+
+    draw: int
 
 
 # ---- weights
@@ -118,13 +123,14 @@ class WeightsRejected(Tagged, frozen=True, tag=True):
 
 
 class Published(Tagged, frozen=True, tag=True):
-    """Every receiver of a `Publish` applied the version."""
+    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why."""
 
     version: int
     digest: str
     bytes: int
     seconds: float
     apply_seconds: dict[str, float]
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # ---- scoring and training (arrays travel as buffers in the order of `arrays`)
@@ -240,6 +246,7 @@ class Wake(Tagged, frozen=True, tag=True):
 WorkMessage = (
     Generate
     | Generated
+    | Withdraw
     | Publish
     | WeightsBegin
     | WeightsTensor

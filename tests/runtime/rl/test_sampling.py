@@ -1,4 +1,4 @@
-"""What the sampler makes of a replica's answer."""
+"""What the sampler makes of replicas' answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from hetrl.describe.experiment import Overlong, Reward
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.data.rewards import ExactScorer
+from hetrl.runtime.rl.dispatch import Capacity, Dispatch
+from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.record import sample_metrics
@@ -25,19 +27,17 @@ class Replica:
     """Answers with responses of these lengths, all of the token 1, the longest of them cut off."""
 
     def __init__(self, *lengths: int) -> None:
-        self.lengths = lengths
+        self.lengths = iter(lengths)
 
     async def request(self, to: str, message: wire.Generate, **_: Any) -> Any:
-        samples = tuple(
-            wire.Sample(
-                tokens=(1,) * length,
-                logprobs=(-0.5,) * length,
-                versions=(wire.VersionSpan(version=1, start=0, end=length),),
-                finish_reason="length" if length == LONGEST else "stop",
-            )
-            for length in self.lengths
+        length = next(self.lengths)
+        sample = wire.Sample(
+            tokens=(1,) * length,
+            logprobs=(-0.5,) * length,
+            versions=(wire.VersionSpan(version=1, start=0, end=length),),
+            finish_reason="length" if length == LONGEST else "stop",
         )
-        return SimpleNamespace(message=wire.Generated(group=message.group, samples=samples, seconds=0.0))
+        return SimpleNamespace(message=wire.Generated(samples=(sample,), seconds=0.0))
 
 
 def drawn(reward: Reward) -> PromptGroup:
@@ -48,13 +48,16 @@ def drawn(reward: Reward) -> PromptGroup:
         scorer=ExactScorer(),
         reward=reward,
         stop_tokens=(),
+        batch_prompts=1,
         samples_per_prompt=4,
         prompt_tokens=1,
         response_tokens=LONGEST,
         temperature=1.0,
         seed=0,
     )
-    sampler = Sampler(member, Turns(member, (), new_weights=True), {"a/actor_generation/0": 4}, settings)
+    dispatch = Dispatch({"a/actor_generation/0": Capacity(4, 4)}, LONGEST, LONGEST)
+    draws = Draws(member, dispatch, LONGEST, lambda name, error: None)
+    sampler = Sampler(draws, Turns(member, (), new_weights=True), settings)
     return asyncio.run(sampler.group(Prompt("q", "w1"), 0, "train"))
 
 

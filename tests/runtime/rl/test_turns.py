@@ -286,3 +286,16 @@ def test_work_is_done_by_who_is_awake(groups: Sequence[Sequence[str]], works: Se
             await asyncio.gather(*drawing, *working)
 
     asyncio.run(run())
+
+
+def test_a_member_that_is_lost_is_told_nothing_more() -> None:
+    async def run() -> None:
+        turns, members = turns_of(ALL, refuses=ADDRESSES[ACTOR_GENERATION][1])
+        turns.forget(ADDRESSES[ACTOR_GENERATION][1])
+        async with turns.prompt():
+            assert members.awake == {ADDRESSES[ACTOR_GENERATION][0]}
+        async with turns.of(ACTOR_TRAINING, 1):
+            assert members.awake == set(ADDRESSES[ACTOR_TRAINING])
+        assert ADDRESSES[ACTOR_GENERATION][1] not in {to for to, _ in members.told}
+
+    asyncio.run(run())

@@ -21,6 +21,7 @@ from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.feed import Feed
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
@@ -190,7 +191,9 @@ async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[
             await world.pause()
             spans = (wire.VersionSpan(version=began, start=0, end=2),)
             drawn = wire.Sample(tokens=(7, 1), logprobs=(-0.5, -0.5), versions=spans, finish_reason="stop")
-            return PromptGroup(Prompt(str(number), ""), (5,), (drawn,), (1.0,), rule_rewards=(1.0,))
+            stretches = ((Stretch("a/actor_generation/0", 2, 0.0, 1.0),),)
+            prompt = Prompt(str(number), "")
+            return PromptGroup(prompt, (5,), (drawn,), (1.0,), rule_rewards=(1.0,), stretches=stretches)
 
     feed = Feed(draw, BATCH, staleness or 0, STEPS, versions.actor)
     nothing: Any = Nothing()

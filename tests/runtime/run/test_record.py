@@ -12,6 +12,7 @@ import pytest
 
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.run.record import Record, generation_seconds, gpu_hours
@@ -21,7 +22,10 @@ NO_LINKS = wire.LinkStatsReply(links={}, refused=0, malformed=0)
 
 
 def batch(*spans: tuple[float, float]) -> list[PromptGroup]:
-    return [PromptGroup(Prompt("", ""), (1,), (), (), sent=sent, back=back) for sent, back in spans]
+    return [
+        PromptGroup(Prompt("", ""), (1,), (), (), stretches=((Stretch("a/actor_generation/0", 1, sent, back),),))
+        for sent, back in spans
+    ]
 
 
 def test_a_batch_is_generated_from_its_first_prompt_sent_to_its_last_sample_back() -> None:

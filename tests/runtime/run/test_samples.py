@@ -8,6 +8,7 @@ from pathlib import Path
 from hetrl.describe.experiment import RolloutFiles
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
+from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.run.samples import SHOWN_CHARACTERS, SampleFiles
 
@@ -23,7 +24,7 @@ def groups(number: int, tokens: int = 2, scores: tuple[float, ...] = ()) -> list
             (0.5, 1.5),
             rule_rewards=(0.0, 1.0),
             model_scores=scores,
-            replica="a/actor_generation/0",
+            stretches=((Stretch("a/actor_generation/0", tokens, 0.0, 1.0),),) * 2,
         )
         for prompt in range(number)
     ]
@@ -54,7 +55,7 @@ def test_some_prompts_of_every_step_are_shown_with_their_rewards(tmp_path: Path)
         "tokens": 2,
         "finish_reason": "stop",
         "versions": [3],
-        "replica": "a/actor_generation/0",
+        "replicas": ["a/actor_generation/0"],
     }
     assert not (tmp_path / "rollouts").exists()
 

@@ -1,0 +1,250 @@
+"""Which generation replica draws which sample next: samples wait together, and a replica with a free place takes one.
+
+A sample is drawn in stretches of at most so many tokens, any of them at any replica. Of the oldest batch that waits, a
+replica takes
+    the first sample of a prompt that nobody has begun: its length foretells the others'
+    else the sample that is expected to lack most, where those whose keys and values it holds count `OWN` times
+but the longest of all open samples, as many as faster replicas have places, are left to those.
+
+Expected is the mean of the prompt's samples that are complete, the longest that is allowed while none is; a sample that
+is longer lacks half of what it has.
+
+Sources: longest first, Graham (doi 10.1137/0117039); prompts divided into samples and samples into stretches, lengths
+foretold by the samples of the same prompt, Seer (arXiv 2511.14617); what hangs is drawn elsewhere, too, backup tasks of
+MapReduce (OSDI 2004, section 3.6).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Key = tuple[int, int]  # of a sample: its prompt, its number there
+Begun = tuple[str, Key]  # a replica draws a stretch of a sample
+
+OWN = 2.0
+FASTER = 1.2  # a replica counts as faster from here on: measured speeds vary with what is under way
+LATE_FACTOR, LATE_SECONDS = 4.0, 30.0  # a stretch is late after so many times what it should take, and so many seconds
+_MEMORY = 1 - 1 / 64  # what a stretch still counts in a replica's speed after the next one
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the plan says of a replica: how many sequences run at once, and how many samples of a batch are its part."""
+
+    sequences: int
+    samples: int
+
+    @property
+    def width(self) -> int:
+        """Return how many sequences run when all is as planned."""
+        return max(1, min(self.sequences, self.samples))
+
+    @property
+    def speed(self) -> float:
+        """Return the speed of one sequence, in a unit that all replicas of a plan have in common."""
+        return max(1, self.samples) / self.width
+
+
+@dataclass
+class _Replica:
+    capacity: Capacity
+    speed: float  # of one sequence
+    tokens: float = 0.0  # of its stretches, and their seconds, older ones counting less
+    seconds: float = 0.0
+    under_way: dict[Key, float] = field(default_factory=dict)  # samples, since when
+    hanging: set[Key] = field(default_factory=set)  # of these, those that are late
+
+    @property
+    def load(self) -> float:
+        """Return how long it has to do with one more sample, by the rate of as many sequences as planned."""
+        return (len(self.under_way) + 1) / (self.speed * self.capacity.width)
+
+    @property
+    def free(self) -> bool:
+        """Return whether one more sequence can run."""
+        return not self.hanging and len(self.under_way) < self.capacity.sequences
+
+
+@dataclass
+class _Sample:
+    tokens: int = 0  # that it has
+    lacks: float = 0.0  # tokens, as expected
+    at: str | None = None  # the replica that began its last stretch
+
+
+@dataclass
+class _Prompt:
+    batch: int
+    open: dict[int, _Sample]  # not complete
+    fresh: list[int]  # that nobody has begun, the last one first
+    complete: int = 0
+    tokens: int = 0  # of those that are complete
+
+
+class Dispatch:
+    """The waiting samples and the replicas; `now` is any one clock, in seconds."""
+
+    def __init__(self, replicas: Mapping[str, Capacity], longest: int, stretch: int) -> None:
+        """Dispatch samples of at most `longest` tokens to `replicas`, at most `stretch` tokens at a time."""
+        self._replicas = {name: _Replica(capacity, capacity.speed) for name, capacity in replicas.items()}
+        self._longest, self._stretch = longest, stretch
+        self._prompts: dict[int, _Prompt] = {}
+        self._paused: list[Key] = []  # begun, and nobody draws them
+        self._lacking: list[float] = []  # what open samples lack, in order
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Return those that are not lost."""
+        return tuple(self._replicas)
+
+    def add(self, prompt: int, batch: int, samples: int) -> None:
+        """Let the samples of a prompt wait; those of a lower batch go first."""
+        numbers = range(samples)
+        self._prompts[prompt] = _Prompt(batch, {number: _Sample() for number in numbers}, [*reversed(numbers)])
+        self._lacking[:0] = [0.0] * samples
+        self._expect(prompt)
+
+    def drop(self, prompt: int) -> list[Begun]:
+        """Forget a prompt; return who draws of it in vain."""
+        for number in [*self._prompts[prompt].open] if prompt in self._prompts else ():
+            self._close((prompt, number))
+        return [self._stop(name, key) for name, key in self._drawing() if key[0] == prompt]
+
+    def next(self, now: float) -> list[Begun]:
+        """Return which replicas begin a stretch of which samples now."""
+        begun: list[Begun] = []
+        while (taken := self._take()) is not None:
+            begun.append(self._begin(*taken, now))
+        return begun
+
+    def late(self, now: float) -> list[Begun]:
+        """Return which replicas begin stretches that hang elsewhere, each drawn by two at most.
+
+        Where one hangs, nothing else is begun until something comes from there.
+        """
+        drawing, begun = self._drawing(), list[Begun]()
+        keys = [key for _, key in drawing]
+        late = [(name, key) for name, key in drawing if self._is_late(name, key, now)]
+        for name, key in late:
+            self._replicas[name].hanging.add(key)
+        for key in [key for _, key in late if keys.count(key) == 1]:
+            able = [name for name, one in self._replicas.items() if one.free and key not in one.under_way]
+            if able:
+                begun.append(self._begin(max(able, key=lambda name: self._replicas[name].speed), key, now))
+        return begun
+
+    def advanced(self, name: str, key: Key, tokens: int, seconds: float, *, complete: bool) -> list[Begun]:
+        """Note a stretch of so many tokens, drawn in so many seconds; return who draws it in vain."""
+        if name in self._replicas:
+            self._replicas[name].under_way.pop(key, None)
+            self._replicas[name].hanging.clear()
+            self._measure(self._replicas[name], tokens, seconds)
+        sample, prompt = self._sample(key), self._prompts[key[0]]
+        sample.tokens += tokens
+        if complete:
+            prompt.complete, prompt.tokens = prompt.complete + 1, prompt.tokens + sample.tokens
+            self._close(key)
+        elif key not in self._paused:
+            self._paused.append(key)
+        self._expect(key[0])
+        return [self._stop(other, same) for other, same in self._drawing() if same == key]
+
+    def lost(self, name: str) -> None:
+        """Give a replica up; what nobody else draws of its samples waits again."""
+        replica = self._replicas.pop(name, None)
+        drawn = {key for _, key in self._drawing()}
+        self._paused += [key for key in (replica.under_way if replica else ()) if key not in drawn]
+
+    # ---- who takes what
+
+    def _take(self) -> Begun | None:
+        """Return the sample that the replica with the least to do takes next; None where nobody takes any."""
+        waiting = self._waiting()
+        able = [name for name, one in self._replicas.items() if one.free] if waiting else []
+        for name in sorted(able, key=lambda name: self._replicas[name].load):
+            most = self._most(name)
+            choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
+            if choices:
+                return name, max(choices)[1]
+        return None
+
+    def _waiting(self) -> list[Key]:
+        """Return what waits of the oldest batch: all that has begun, and of each prompt one sample that has not."""
+        fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
+        waiting = (*self._paused, *fresh)
+        oldest = min((self._prompts[number].batch for number, _ in waiting), default=0)
+        return [key for key in waiting if self._prompts[key[0]].batch == oldest]
+
+    def _worth(self, key: Key, name: str) -> tuple[bool, float, int]:
+        """Return what orders the choice of a replica: prompts that nobody has begun, then by what is lacking."""
+        sample, prompt = self._sample(key), self._prompts[key[0]]
+        unknown = not prompt.complete and len(prompt.fresh) == len(prompt.open)
+        return unknown, sample.lacks * (OWN if sample.at == name else 1.0), -key[0]
+
+    def _most(self, name: str) -> float:
+        """Return what a sample may lack that a replica takes."""
+        speed = FASTER * self._replicas[name].speed
+        places = sum(one.capacity.width for one in self._replicas.values() if one.speed > speed and not one.hanging)
+        if not places:
+            return float("inf")
+        return self._lacking[-places] if len(self._lacking) >= places else 0.0
+
+    def _begin(self, name: str, key: Key, now: float) -> Begun:
+        sample, prompt = self._sample(key), self._prompts[key[0]]
+        if key in self._paused:
+            self._paused.remove(key)
+        if sample.at is None:
+            prompt.fresh.remove(key[1])
+        sample.at = name
+        self._replicas[name].under_way[key] = now
+        return name, key
+
+    def _stop(self, name: str, key: Key) -> Begun:
+        del self._replicas[name].under_way[key]
+        self._replicas[name].hanging.discard(key)
+        return name, key
+
+    def _is_late(self, name: str, key: Key, now: float) -> bool:
+        replica = self._replicas[name]
+        elapsed = now - replica.under_way[key]
+        return replica.seconds > 0 and elapsed > max(LATE_SECONDS, LATE_FACTOR * self._stretch / replica.speed)
+
+    def _drawing(self) -> list[Begun]:
+        return [(name, key) for name, replica in self._replicas.items() for key in replica.under_way]
+
+    # ---- what is expected
+
+    def _sample(self, key: Key) -> _Sample:
+        return self._prompts[key[0]].open[key[1]]
+
+    def _expect(self, number: int) -> None:
+        """Note anew what the open samples of a prompt lack."""
+        if (prompt := self._prompts.get(number)) is None:
+            return
+        length = prompt.tokens / prompt.complete if prompt.complete else self._longest
+        for sample in prompt.open.values():
+            lacks = min(self._longest - sample.tokens, max(length - sample.tokens, sample.tokens / 2))
+            del self._lacking[bisect_left(self._lacking, sample.lacks)]
+            insort(self._lacking, lacks)
+            sample.lacks = lacks
+
+    def _close(self, key: Key) -> None:
+        """Forget a sample, and with the last one its prompt."""
+        prompt = self._prompts[key[0]]
+        sample = prompt.open.pop(key[1])
+        del self._lacking[bisect_left(self._lacking, sample.lacks)]
+        if key in self._paused:  # a replica that was given up has answered all the same
+            self._paused.remove(key)
+        if not prompt.open:
+            del self._prompts[key[0]]
+
+    def _measure(self, replica: _Replica, tokens: int, seconds: float) -> None:
+        """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
+        replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
+        ratios = [r.tokens / r.seconds / r.capacity.speed for r in self._replicas.values() if r.tokens and r.seconds]
+        unit = sum(ratios) / len(ratios) if ratios else 1.0
+        for one in self._replicas.values():
+            measured = one.tokens and one.seconds
+            one.speed = one.tokens / one.seconds if measured else one.capacity.speed * unit

@@ -1,0 +1,223 @@
+"""Samples under way: asks the replicas for stretches as the dispatch says, and puts samples together from them.
+
+A stretch depends on its seed, which names the sample and the tokens before it, and not on who draws it. A replica that
+fails gets no more; its stretches are drawn elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.rl.dispatch import Begun, Dispatch, Key
+from hetrl.runtime.transport.member import Member, RunAborted
+
+TICK_SECONDS = 1.0
+MOST_FAILURES = 3  # of replicas at one stretch: then it is to blame
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One sample that is wanted: a continuation of `prompt` of at most `max_tokens`; `seed` is of the tokens so far."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    stop_tokens: tuple[int, ...]
+    seed: Callable[[int], int]
+    doing: str
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a sample: who drew it, how many tokens, when it was asked for and was here, on this process's clock."""
+
+    replica: str
+    tokens: int
+    sent: float
+    back: float
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sample and its stretches."""
+
+    sample: wire.Sample
+    stretches: tuple[Stretch, ...]
+
+
+@dataclass
+class _Open:
+    """A sample that is not complete; `failed` are the replicas that failed at its next stretch."""
+
+    request: Request
+    result: asyncio.Future[Drawn]
+    so_far: wire.Sample
+    stretches: list[Stretch] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)
+
+
+class Draws:
+    """Draws samples at the replicas of a dispatch, `stretch` tokens at a time; `on_lost` hears who failed and how."""
+
+    def __init__(
+        self, member: Member, dispatch: Dispatch, stretch: int, on_lost: Callable[[str, HetrlError], None]
+    ) -> None:
+        self._member, self._dispatch, self._stretch, self._on_lost = member, dispatch, stretch, on_lost
+        self._prompts, self._numbers = itertools.count(), itertools.count()
+        self._open: dict[Key, _Open] = {}
+        self._asked: dict[Begun, tuple[asyncio.Task[None], int]] = {}
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._clock: asyncio.TimerHandle | None = None
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Return those that are not lost."""
+        return self._dispatch.replicas
+
+    async def group(self, requests: Sequence[Request], batch: int) -> tuple[Drawn, ...]:
+        """Return the samples of one prompt; those of a lower batch go first.
+
+        Raises HetrlError when no replica is left, or several failed at the same stretch, and RunAborted.
+        """
+        loop, prompt = asyncio.get_running_loop(), next(self._prompts)
+        nothing = wire.Sample(tokens=(), logprobs=(), versions=(), finish_reason="length")
+        opened = {(prompt, k): _Open(one, loop.create_future(), nothing) for k, one in enumerate(requests)}
+        self._open |= opened
+        self._dispatch.add(prompt, batch, len(requests))
+        try:
+            self._go(self._dispatch.next(loop.time()))
+            if self._clock is None:
+                self._tick()
+            return tuple(await asyncio.gather(*(one.result for one in opened.values())))
+        finally:
+            for key in opened:
+                self._open.pop(key, None)
+            self._withdraw(self._dispatch.drop(prompt))
+
+    def lost(self, name: str, error: HetrlError) -> None:
+        """Give a replica up; what it was asked for is drawn elsewhere."""
+        if name in self._dispatch.replicas:
+            log.warning("%s is lost, its samples are drawn elsewhere: %s", name, error)
+            self._dispatch.lost(name)
+            self._on_lost(name, error)
+        if not self._dispatch.replicas:
+            self._fail(HetrlError(f"no replica is left to draw samples; the last one: {error}"))
+            return
+        self._go(self._dispatch.next(asyncio.get_running_loop().time()))
+
+    def _go(self, begun: Sequence[Begun]) -> None:
+        for name, key in begun:
+            number = next(self._numbers)
+            task = asyncio.ensure_future(self._ask(name, key, number))
+            task.add_done_callback(self._ended)
+            self._asked[name, key] = task, number
+
+    async def _ask(self, name: str, key: Key, number: int) -> None:
+        """Ask a replica for the next stretch of a sample, and take what it says."""
+        loop, one = asyncio.get_running_loop(), self._open[key]
+        sent, before = loop.time(), one.so_far
+        try:
+            reply = await self._member.request(
+                name, self._next(one, number), timeout_seconds=wire.WORK_SECONDS, doing=one.request.doing
+            )
+            if not isinstance(reply.message, wire.Generated) or len(reply.message.samples) != 1:
+                raise HetrlError(f"{name}: answered {type(reply.message).__name__} ({one.request.doing})")
+        except RunAborted as aborted:
+            self._fail(aborted)
+        except HetrlError as error:
+            self._failed(name, key, error)
+        else:
+            if self._open.get(key) is one and one.so_far is before:  # nobody else was faster
+                self._take(name, key, reply.message, sent)
+        finally:
+            if (name, key) in self._asked and self._asked[name, key][1] == number:
+                del self._asked[name, key]
+        self._go(self._dispatch.next(loop.time()))
+
+    def _next(self, one: _Open, number: int) -> wire.Generate:
+        have = len(one.so_far.tokens)
+        sampling = wire.Sampling(
+            samples=1,
+            max_tokens=min(self._stretch, one.request.max_tokens - have),
+            temperature=one.request.temperature,
+            top_p=1.0,
+            seed=one.request.seed(have),
+            stop_tokens=one.request.stop_tokens,
+        )
+        return wire.Generate(draw=number, prompt=(*one.request.prompt, *one.so_far.tokens), sampling=sampling)
+
+    def _take(self, name: str, key: Key, answer: wire.Generated, sent: float) -> None:
+        one, (part,) = self._open[key], answer.samples
+        one.so_far = joined(one.so_far, part)
+        one.stretches.append(Stretch(name, len(part.tokens), sent, asyncio.get_running_loop().time()))
+        one.failed.clear()
+        complete = part.finish_reason != "length" or len(one.so_far.tokens) >= one.request.max_tokens
+        self._withdraw(self._dispatch.advanced(name, key, len(part.tokens), answer.seconds, complete=complete))
+        if complete:
+            del self._open[key]
+            one.result.set_result(Drawn(one.so_far, tuple(one.stretches)))
+
+    def _failed(self, name: str, key: Key, error: HetrlError) -> None:
+        if (one := self._open.get(key)) is not None:
+            one.failed.add(name)
+            if len(one.failed) >= MOST_FAILURES and not one.result.done():
+                one.result.set_exception(error)
+        self.lost(name, error)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A defect is raised where the samples are waited for."""
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._fail(defect)
+
+    def _fail(self, error: BaseException) -> None:
+        for one in self._open.values():
+            if not one.result.done():
+                one.result.set_exception(error)
+
+    def _withdraw(self, in_vain: Sequence[Begun]) -> None:
+        """Tell replicas that nobody wants what they draw."""
+        for name, key in in_vain:
+            if (name, key) not in self._asked:  # it ended with the run
+                continue
+            task, number = self._asked.pop((name, key))
+            task.cancel()
+            farewell = asyncio.ensure_future(self._tell(name, wire.Withdraw(draw=number)))
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
+
+    async def _tell(self, name: str, message: wire.Message) -> None:
+        with suppress(HetrlError):  # whoever cannot be told is noticed by who waits for it
+            await self._member.send(name, message)
+
+    def _tick(self) -> None:
+        """Look now and then for stretches that hang, while there are any."""
+        self._clock = None
+        if self._open:
+            loop = asyncio.get_running_loop()
+            self._go(self._dispatch.late(loop.time()))
+            self._clock = loop.call_later(TICK_SECONDS, self._tick)
+
+
+def joined(first: wire.Sample, then: wire.Sample) -> wire.Sample:
+    """Return a sample that goes on."""
+    have = len(first.tokens)
+    spans = [wire.VersionSpan(span.version, have + span.start, have + span.end) for span in then.versions]
+    versions = [*first.versions]
+    if versions and spans and versions[-1].version == spans[0].version:
+        spans[0] = wire.VersionSpan(spans[0].version, versions.pop().start, spans[0].end)
+    return replace(
+        then,
+        tokens=(*first.tokens, *then.tokens),
+        logprobs=(*first.logprobs, *then.logprobs),
+        versions=(*versions, *spans),
+    )

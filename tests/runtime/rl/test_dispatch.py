@@ -1,0 +1,176 @@
+"""Who draws which sample next."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from hetrl.runtime.rl.dispatch import LATE_FACTOR, LATE_SECONDS, Begun, Capacity, Dispatch, Key
+
+LONGEST, STRETCH = 100, 10
+
+
+@dataclass
+class Fleet:
+    """Plays a dispatch: the samples under way end in a random order, replicas are lost, what is wanted is checked."""
+
+    dispatch: Dispatch
+    places: dict[str, int]
+    lengths: dict[Key, int]
+    draws: random.Random
+    have: dict[Key, int] = field(default_factory=dict)
+    under_way: set[Begun] = field(default_factory=set)
+    complete: set[Key] = field(default_factory=set)
+    clock: float = 0.0
+
+    def begin(self, begun: list[Begun]) -> None:
+        for name, key in begun:
+            assert name in self.places
+            assert key not in self.complete
+            assert (name, key) not in self.under_way
+            self.under_way.add((name, key))
+            assert sum(other == name for other, _ in self.under_way) <= self.places[name]
+
+    def end_one(self) -> None:
+        name, key = self.draws.choice(sorted(self.under_way))
+        self.under_way.remove((name, key))
+        tokens = min(STRETCH, self.lengths[key] - self.have.get(key, 0))
+        self.have[key] = self.have.get(key, 0) + tokens
+        whole = self.have[key] == self.lengths[key]
+        if whole:
+            self.complete.add(key)
+        for one in self.dispatch.advanced(name, key, tokens, self.draws.uniform(0.1, 5.0), complete=whole):
+            self.under_way.remove(one)
+        assert all(other != key for _, other in self.under_way)
+
+    def lose_one(self) -> None:
+        name = self.draws.choice(sorted(self.places))
+        del self.places[name]
+        self.dispatch.lost(name)
+        self.under_way = {one for one in self.under_way if one[0] != name}
+
+    def run(self, losses: int) -> None:
+        self.begin(self.dispatch.next(self.clock))
+        while len(self.complete) < len(self.lengths):
+            assert self.under_way, "samples wait, and nobody draws"
+            self.clock += self.draws.choice((1.0, 100.0))
+            if losses and len(self.places) > 1 and self.draws.random() < 0.1:
+                losses -= 1
+                self.lose_one()
+            elif self.under_way:
+                self.end_one()
+            self.begin(self.dispatch.next(self.clock))
+            self.begin(self.dispatch.late(self.clock))
+
+
+@settings(deadline=None)
+@given(
+    fleet=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 40)), min_size=1, max_size=5),
+    prompts=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 5)), min_size=1, max_size=8),
+    losses=st.integers(0, 4),
+    seed=st.integers(0, 10**6),
+)
+def test_every_sample_is_drawn_once_and_whole_whoever_is_slow_or_lost(
+    fleet: list[tuple[int, int]], prompts: list[tuple[int, int]], losses: int, seed: int
+) -> None:
+    draws = random.Random(seed)
+    capacities = {f"r{n}": Capacity(sequences, samples) for n, (sequences, samples) in enumerate(fleet)}
+    dispatch = Dispatch(capacities, LONGEST, STRETCH)
+    lengths = {(number, k): draws.randint(1, LONGEST) for number, (_, n) in enumerate(prompts) for k in range(n)}
+    for number, (batch, samples) in enumerate(prompts):
+        dispatch.add(number, batch, samples)
+    places = {name: one.sequences for name, one in capacities.items()}
+    Fleet(dispatch, places, lengths, draws).run(losses)
+    assert dispatch.next(0.0) == []
+
+
+def alone(*prompts: int, places: int = 1) -> Dispatch:
+    """Return the dispatch of one replica with prompts of so many samples."""
+    dispatch = Dispatch({"a": Capacity(places, 8)}, LONGEST, STRETCH)
+    for number, samples in enumerate(prompts):
+        dispatch.add(number, 0, samples)
+    return dispatch
+
+
+def test_every_prompt_is_begun_before_a_second_sample_of_any() -> None:
+    assert [key for _, key in alone(2, 2, 2, places=4).next(0.0)] == [(0, 0), (1, 0), (2, 0), (0, 1)]
+
+
+def test_the_prompt_whose_samples_prove_long_goes_first() -> None:
+    dispatch = alone(3, 3, places=2)
+    dispatch.next(0.0)
+    dispatch.advanced("a", (0, 0), 5, 1.0, complete=True)
+    dispatch.advanced("a", (1, 0), 9, 1.0, complete=True)
+    assert [key for _, key in dispatch.next(1.0)] == [(1, 1), (1, 2)]
+
+
+def test_samples_of_an_older_batch_go_first() -> None:
+    dispatch = alone()
+    dispatch.add(7, 1, 1)
+    dispatch.add(8, 0, 1)
+    assert dispatch.next(0.0) == [("a", (8, 0))]
+
+
+@pytest.mark.parametrize(("tokens", "taken"), [(10, (0, 0)), (60, (1, 0))])
+def test_a_sample_goes_on_where_its_keys_and_values_are_unless_another_one_lacks_far_more(
+    tokens: int, taken: Key
+) -> None:
+    dispatch = Dispatch({"a": Capacity(1, 1), "b": Capacity(1, 1)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 1)
+    dispatch.add(1, 0, 1)
+    assert dispatch.next(0.0) == [("a", (0, 0)), ("b", (1, 0))]
+    dispatch.advanced("a", (0, 0), tokens, float(tokens), complete=False)
+    dispatch.advanced("b", (1, 0), 5, 5.0, complete=False)
+    assert dispatch.next(1.0)[0] == ("a", taken)
+
+
+def test_the_last_long_sample_is_left_to_the_fast_replica() -> None:
+    dispatch = Dispatch({"slow": Capacity(4, 4), "fast": Capacity(4, 16)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 9)
+    begun = dispatch.next(0.0)
+    assert {name for name, _ in begun} == {"slow", "fast"}
+    for name, key in begun:
+        whole = key[1] != 0
+        dispatch.advanced(name, key, STRETCH, 10.0 if name == "slow" else 1.0, complete=whole)
+    assert {key: name for name, key in dispatch.next(10.0)} == {(0, 0): "fast", (0, 8): "fast"}
+
+
+def test_what_hangs_is_drawn_elsewhere_and_the_replica_gets_no_more_until_it_answers() -> None:
+    dispatch = Dispatch({"a": Capacity(2, 2), "b": Capacity(2, 2)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 3)
+    first = dispatch.next(0.0)
+    for name, key in first[:2]:  # both speeds are known
+        dispatch.advanced(name, key, STRETCH, 1.0, complete=True)
+    hanging, key = first[2]
+    (other,) = {"a", "b"} - {hanging}
+    assert dispatch.late(LATE_SECONDS - 1) == []
+    now = max(LATE_SECONDS, LATE_FACTOR) + 1
+    assert dispatch.late(now) == [(other, key)]
+    assert dispatch.late(now) == []
+    dispatch.add(1, 0, 9)
+    assert {name for name, _ in dispatch.next(now)} == {other}
+    assert dispatch.advanced(hanging, key, STRETCH, 99.0, complete=True) == [(other, key)]
+    assert hanging in {name for name, _ in dispatch.next(now)}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_replica_that_was_given_up_may_answer_all_the_same(whole: bool) -> None:
+    dispatch = Dispatch({"a": Capacity(1, 1), "b": Capacity(1, 1)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 1)
+    ((name, key),) = dispatch.next(0.0)
+    (other,) = {"a", "b"} - {name}
+    dispatch.lost(name)
+    assert dispatch.replicas == (other,)
+    assert dispatch.advanced(name, key, STRETCH, 1.0, complete=whole) == []
+    assert dispatch.next(1.0) == ([] if whole else [(other, key)])
+
+
+def test_a_prompt_that_is_dropped_is_drawn_by_nobody() -> None:
+    dispatch = alone(3, places=2)
+    begun = dispatch.next(0.0)
+    assert sorted(dispatch.drop(0)) == sorted(begun)
+    assert dispatch.next(0.0) == []
+    assert dispatch.drop(0) == []

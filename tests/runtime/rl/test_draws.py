@@ -1,0 +1,211 @@
+"""Samples put together from the stretches of replicas that are slow, fail, or say something else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.rl import draws as module
+from hetrl.runtime.rl.dispatch import Capacity, Dispatch
+from hetrl.runtime.rl.draws import Drawn, Draws, Request, joined
+from hetrl.runtime.rl.sampling import seed_of
+from hetrl.runtime.transport.member import Member, RunAborted
+
+STRETCH, LONGEST = 4, 10
+Answer = Callable[[wire.Generate], Awaitable[wire.Message]]
+
+
+def continuation(request: wire.Generate, version: int = 1) -> wire.Message:
+    """Return what depends on the seed alone: tokens of its digits, ended where one of them is 0."""
+    digits = [int(digit) for digit in f"{request.sampling.seed:031d}"[::-1]][: request.sampling.max_tokens]
+    ended = 0 in digits
+    tokens = tuple(digits[: digits.index(0) + 1] if ended else digits)
+    spans = (wire.VersionSpan(version, 0, len(tokens)),)
+    reason = "stop" if ended else "length"
+    sample = wire.Sample(tokens=tokens, logprobs=(-1.0,) * len(tokens), versions=spans, finish_reason=reason)
+    return wire.Generated(samples=(sample,), seconds=0.01 * len(tokens))
+
+
+class Members:
+    """Lets each replica answer in its way, and notes what they are asked and told."""
+
+    def __init__(self, answers: dict[str, Answer]) -> None:
+        self._answers = answers
+        self.asked: list[tuple[str, wire.Generate]] = []
+        self.told: list[tuple[str, wire.Message]] = []
+
+    async def request(self, to: str, message: wire.Generate, **_: Any) -> Any:
+        self.asked.append((to, message))
+        return SimpleNamespace(message=await self._answers[to](message))
+
+    async def send(self, to: str, message: wire.Message) -> int:
+        self.told.append((to, message))
+        return 0
+
+
+async def at_once(request: wire.Generate) -> wire.Message:
+    await asyncio.sleep(0)
+    return continuation(request)
+
+
+async def never(request: wire.Generate) -> wire.Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def dies(request: wire.Generate) -> wire.Message:
+    await asyncio.sleep(0)
+    raise HetrlError("the server ended")
+
+
+def request_of(sample: int) -> Request:
+    return Request(
+        prompt=(7, 8),
+        max_tokens=LONGEST,
+        temperature=0.5,
+        stop_tokens=(0,),
+        seed=partial(seed_of, 3, "train", 5, sample),
+        doing=f"sample {sample}",
+    )
+
+
+def drawn(members: Members, replicas: Sequence[str], samples: int = 6) -> tuple[tuple[Drawn, ...], dict[str, str]]:
+    lost: dict[str, str] = {}
+    dispatch = Dispatch({name: Capacity(2, 2) for name in replicas}, LONGEST, STRETCH)
+
+    async def run() -> tuple[Drawn, ...]:
+        draws = Draws(cast(Member, members), dispatch, STRETCH, lambda name, error: lost.update({name: str(error)}))
+        return await asyncio.wait_for(draws.group([request_of(k) for k in range(samples)], 0), 20.0)
+
+    return asyncio.run(run()), lost
+
+
+def test_samples_are_the_same_whoever_draws_them() -> None:
+    alone, _ = drawn(Members({"a": at_once}), ["a"])
+    members = Members(dict.fromkeys("abc", at_once))
+    spread, _ = drawn(members, ["a", "b", "c"])
+    assert [one.sample for one in alone] == [one.sample for one in spread]
+    assert {name for name, _ in members.asked} == {"a", "b", "c"}
+    assert len({one.sample.tokens for one in alone}) == len(alone), "each has a seed of its own"
+
+
+def test_a_stretch_goes_on_where_the_one_before_ended_and_no_sample_is_too_long() -> None:
+    members = Members({"a": at_once})
+    found, _ = drawn(members, ["a"])
+    for _, asked in members.asked:
+        have = len(asked.prompt) - 2
+        assert asked.prompt[:2] == (7, 8)
+        assert asked.sampling.max_tokens == min(STRETCH, LONGEST - have)
+        assert (asked.sampling.samples, asked.sampling.temperature, asked.sampling.stop_tokens) == (1, 0.5, (0,))
+    for one in found:
+        tokens = one.sample.tokens
+        assert one.sample.finish_reason == ("stop" if tokens[-1] == 0 else "length")
+        assert len(tokens) == LONGEST or tokens[-1] == 0
+        assert 0 not in tokens[:-1]
+        assert len(one.sample.logprobs) == len(tokens) == sum(part.tokens for part in one.stretches)
+    assert any(len(one.stretches) == 3 for one in found)
+
+
+def test_versions_of_stretches_are_told_over_the_whole_sample() -> None:
+    def part(*spans: tuple[int, int, int]) -> wire.Sample:
+        length = spans[-1][2]
+        versions = tuple(wire.VersionSpan(*span) for span in spans)
+        return wire.Sample(tokens=(1,) * length, logprobs=(0.0,) * length, versions=versions, finish_reason="length")
+
+    whole = joined(joined(part((1, 0, 4)), part((1, 0, 1), (2, 1, 4))), part((3, 0, 2)))
+    spans = [(span.version, span.start, span.end) for span in whole.versions]
+    assert spans == [(1, 0, 5), (2, 5, 8), (3, 8, 10)]
+    assert len(whole.tokens) == 10
+
+
+def test_what_a_lost_replica_was_asked_for_is_drawn_elsewhere() -> None:
+    alone, _ = drawn(Members({"a": at_once}), ["a"])
+    members = Members({"a": at_once, "b": dies})
+    found, lost = drawn(members, ["a", "b"])
+    assert [one.sample for one in found] == [one.sample for one in alone]
+    assert lost == {"b": "the server ended"}
+    assert sum(name == "b" for name, _ in members.asked) <= 2
+
+
+def test_an_answer_that_is_none_counts_as_a_failure() -> None:
+    async def other(request: wire.Generate) -> wire.Message:
+        return wire.Done()
+
+    found, lost = drawn(Members({"a": at_once, "b": other}), ["a", "b"])
+    assert len(found) == 6
+    assert "answered Done" in lost["b"]
+
+
+def test_what_hangs_is_drawn_elsewhere_and_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr("hetrl.runtime.rl.dispatch.LATE_SECONDS", 0.05)
+    answered = 0
+
+    async def once(request: wire.Generate) -> wire.Message:
+        nonlocal answered
+        answered += 1
+        return await (at_once if answered == 1 else never)(request)
+
+    alone, _ = drawn(Members({"a": at_once}), ["a"])
+    members = Members({"a": at_once, "b": once})
+    found, lost = drawn(members, ["a", "b"])
+    assert [one.sample for one in found] == [one.sample for one in alone]
+    assert not lost
+    hung = [asked.draw for name, asked in members.asked if name == "b"][1:]
+    assert [(to, message.draw) for to, message in members.told] == [("b", draw) for draw in hung]
+
+
+def test_the_run_ends_with_the_last_replica() -> None:
+    with pytest.raises(HetrlError, match="no replica is left to draw samples; the last one: the server ended"):
+        drawn(Members({"a": dies, "b": dies}), ["a", "b"])
+
+
+def test_a_stretch_that_every_replica_refuses_ends_the_run_before_all_are_lost() -> None:
+    async def refuses(request: wire.Generate) -> wire.Message:
+        if request.sampling.seed == request_of(1).seed(0):
+            raise HetrlError("400: no such token")
+        return await at_once(request)
+
+    names = [f"r{number}" for number in range(8)]
+    with pytest.raises(HetrlError, match="400: no such token"):
+        drawn(Members(dict.fromkeys(names, refuses)), names)
+
+
+def test_the_end_of_the_run_is_heard() -> None:
+    async def aborted(request: wire.Generate) -> wire.Message:
+        raise RunAborted("the controller ends it")
+
+    with pytest.raises(RunAborted, match="the controller ends it"):
+        drawn(Members({"a": aborted, "b": never}), ["a", "b"])
+
+
+def test_a_defect_is_raised_and_not_waited_for() -> None:
+    async def broken(request: wire.Generate) -> wire.Message:
+        raise KeyError("defect")
+
+    with pytest.raises(KeyError, match="defect"):
+        drawn(Members({"a": broken}), ["a"])
+
+
+def test_groups_that_are_given_up_are_withdrawn() -> None:
+    members = Members({"a": never})
+
+    async def run() -> None:
+        dispatch = Dispatch({"a": Capacity(2, 2)}, LONGEST, STRETCH)
+        draws = Draws(cast(Member, members), dispatch, STRETCH, lambda name, error: None)
+        group = asyncio.ensure_future(draws.group([request_of(k) for k in range(3)], 0))
+        await asyncio.sleep(0.01)
+        group.cancel()
+        await asyncio.gather(group, return_exceptions=True)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert [message.draw for _, message in members.told] == [asked.draw for _, asked in members.asked]
+    assert len(members.told) == 2
