@@ -3,8 +3,8 @@
 predicted, sync    generation, then the inferences, then the trainings, then the weight sync;
                    in a phase groups run beside each other, the tasks of one group one after the other
 predicted, async   every group from the start, its tasks one after the other
-measured           the tasks in the order of the row, once the trainer has its batch; generation from the start, and
-                   beside the others where the trainer waits for less than all of it
+measured           who was at work when, from when the trainer was ready for a batch until its weights were served; what
+                   runs for the next batch is in it
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from hetrl.report.text import figure, spoken
 from hetrl.workload import (
     ACTOR_GENERATION,
     ACTOR_TRAINING,
-    GENERATION_WAIT,
     INFERENCES,
     OLD_LOGPROBS,
     TRAININGS,
@@ -48,19 +47,24 @@ class Span:
 
 @dataclass(frozen=True)
 class GanttRow:
-    """A task, a replica of generation or the whole iteration; a span that is not known is None."""
+    """A task, a replica of generation or the whole iteration; what is not predicted is None, not measured empty."""
 
     name: str
     where: str
     predicted: Span | None
-    measured: Span | None
+    measured: tuple[Span, ...]
     replica: bool = False
+
+    @property
+    def measured_seconds(self) -> float | None:
+        """Return how long it was at work."""
+        return sum(span.seconds for span in self.measured) if self.measured else None
 
     @property
     def summary(self) -> str:
         """Return the row as a sentence."""
-        spans = (("predicted", self.predicted), ("measured", self.measured))
-        said = [f"{how} from {figure(s.start)} to {figure(s.end)} s" for how, s in spans if s is not None]
+        spans = (*(("predicted", s) for s in (self.predicted,) if s), *(("measured", s) for s in self.measured))
+        said = [f"{how} from {figure(s.start)} to {figure(s.end)} s" for how, s in spans]
         return f"{self.name}{f' at {self.where}' if self.where else ''}: {', '.join(said)}"
 
 
@@ -83,17 +87,17 @@ def gantt(plan: Plan, rows: Sequence[Row]) -> Gantt:
     """Return the chart of the step whose iteration took the median time; without steps, of the prediction alone."""
     row = typical_step(rows)
     predicted = predicted_spans(plan)
-    measured = measured_spans(row.get("seconds", {})) if row else {}
+    measured = measured_spans(row) if row else {}
     names = [name for name in _ordered({**predicted, **measured}) if name != ITERATION]
     where = sites_of(plan, names)
     drawn, left_out = [], 0
     for name in (*names, ITERATION):
-        drawn.append(GanttRow(spoken(name), where.get(name, ""), predicted.get(name), measured.get(name)))
+        drawn.append(GanttRow(spoken(name), where.get(name, ""), predicted.get(name), measured.get(name, ())))
         if name == ACTOR_GENERATION and row and name in measured:
-            replicas = _replica_rows(row.get("replicas") or {}, measured[name].start)
+            replicas = _replica_rows(row.get("replicas") or {}, measured[name][0].start)
             drawn += replicas[:MOST_REPLICAS]
             left_out = max(0, len(replicas) - MOST_REPLICAS)
-    end = max((span.end for r in drawn for span in (r.predicted, r.measured) if span is not None), default=0.0)
+    end = max((span.end for r in drawn for span in (r.predicted, *r.measured) if span is not None), default=0.0)
     marks = nice_ticks(0.0, end, 6)
     ticks = tuple((round(100 * mark / marks[-1], 4), tick_label(mark, marks)) for mark in marks)
     return Gantt(row["step"] if row else None, tuple(drawn), ticks, marks[-1], left_out)
@@ -129,14 +133,45 @@ def predicted_spans(plan: Plan) -> dict[str, Span]:
     return {**spans, **{name: Span(trained, trained + value) for name, value in rest}, ITERATION: Span(0.0, total)}
 
 
-def measured_spans(seconds: Mapping[str, float]) -> dict[str, Span]:
-    """Return when each task of a step ran."""
-    tasks = {name: value for name, value in seconds.items() if name not in (ITERATION, OLD_LOGPROBS)}
-    generation = tasks.pop(ACTOR_GENERATION, 0.0)
-    wait = tasks.pop(GENERATION_WAIT, generation)
-    spans = {ACTOR_GENERATION: Span(0.0, generation)} if ACTOR_GENERATION in seconds else {}
-    total = seconds.get(ITERATION, wait + sum(tasks.values()))
-    return {**spans, **_one_after_the_other(wait, tasks.items()), ITERATION: Span(0.0, total)}
+def measured_spans(row: Row) -> dict[str, tuple[Span, ...]]:
+    """Return when each task was at work during a step."""
+    found: dict[str, tuple[Span, ...]] = {}
+    for task, start, end in row.get("spans", ()):
+        if task != OLD_LOGPROBS:  # a part of the training
+            found[task] = (*found.get(task, ()), Span(start, end))
+    return {**found, ITERATION: (Span(0.0, row["seconds"][ITERATION]),)}
+
+
+@dataclass(frozen=True)
+class GroupWaits:
+    """How long the devices of a group were idle in an iteration, of what share of it, and what for."""
+
+    tasks: str
+    devices: int
+    seconds: float
+    share: float
+    reasons: str
+
+
+def group_waits(rows: Sequence[Row], plan: Plan) -> list[GroupWaits]:
+    """Return the waits of every group of the plan: the medians over the steps; none before the first step."""
+    timed = [row for row in rows if "waits" in row]
+    if not timed:
+        return []
+    iteration = statistics.median(row["seconds"][ITERATION] for row in timed)
+    found = []
+    for number, group in enumerate(plan.groups):
+        waits = [row["waits"][number] for row in timed]
+        reasons = {name: statistics.median(one.get(name, 0.0) for one in waits) for one in waits for name in one}
+        said = [
+            f"{spoken(name)} {figure(seconds)} s"
+            for name, seconds in sorted(reasons.items(), key=lambda pair: -pair[1])
+            if seconds >= iteration / 100
+        ]
+        seconds = statistics.median(sum(one.values()) for one in waits)
+        names = ", ".join(spoken(name) for name in _ordered(group.tasks))
+        found.append(GroupWaits(names, len(group.devices), seconds, seconds / iteration, ", ".join(said) or "–"))
+    return found
 
 
 def _one_after_the_other(start: float, tasks: Iterable[tuple[str, float]]) -> dict[str, Span]:
@@ -161,6 +196,6 @@ def _replica_rows(replicas: Mapping[str, Row], start: float) -> list[GanttRow]:
     if len(timed) > MOST_REPLICAS:
         timed.sort(key=lambda pair: -pair[1])
     return [
-        GanttRow(f"replica {address.rsplit('/', 1)[-1]}", address.split("/", 1)[0], None, Span(start, start + s), True)
-        for address, s in timed
+        GanttRow(f"replica {number}", site, None, (Span(start, start + seconds),), replica=True)
+        for (site, _, number), seconds in ((address.split("/"), seconds) for address, seconds in timed)
     ]

@@ -10,7 +10,7 @@ from hetrl.plan.plan import Plan
 from hetrl.report.chart import Chart, histogram, line_chart
 from hetrl.report.device_map import device_map, sites_of
 from hetrl.report.facts import LAST_STEPS, Facts, Row, event_rows, facts, replica_rates, staleness_counts
-from hetrl.report.gantt import gantt, is_asynchronous
+from hetrl.report.gantt import gantt, group_waits, is_asynchronous
 from hetrl.report.page import SHORT, Bar, bars, mark_of_task, marks, render
 from hetrl.report.rows import servers, task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
@@ -77,6 +77,7 @@ def run_page(
         replicas=_replica_bars(rows, is_asynchronous(plan)),
         gantt=gantt(plan, rows),
         seconds=_seconds(summary, rows, plan),
+        waits=group_waits(rows, plan),
         used=len(plan.devices),
         marks=marks(plan),
         mark_of_task=mark_of_task(plan),

@@ -49,6 +49,12 @@ METRICS: list[dict[str, Any]] = [
         "tokens": 130,
         "mismatch": 1e-6,
         "seconds": {"actor_generation": 1.25 * step, "actor_training": 0.5, "weight_sync": 0.125, "iteration": 2.0},
+        "spans": [
+            ["actor_generation", 0.0, 1.25 * step],
+            ["actor_training", 1.25 * step, 1.25 * step + 0.5],
+            ["weight_sync", 1.25 * step + 0.5, 1.25 * step + 0.625],
+        ],
+        "waits": [{"actor_training": 0.5, "weight_sync": 0.125}, {"actor_generation": 1.25}, {}],
         "weight_bytes": 1_234_567,
     }
     for step in (1, 2, 3)

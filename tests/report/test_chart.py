@@ -22,7 +22,7 @@ from hetrl.report.chart import (
     step_chart,
     tick_label,
 )
-from hetrl.report.gantt import Span, gantt, measured_spans, predicted_spans, typical_step
+from hetrl.report.gantt import Span, gantt, group_waits, measured_spans, predicted_spans, typical_step
 from tests.plan.plan_cases import plan
 
 # Charts
@@ -159,16 +159,34 @@ def test_an_asynchronous_prediction_runs_the_groups_beside_each_other() -> None:
     assert spans["weight_sync"] == Span(23.5, 24.0)
 
 
-def test_measured_tasks_follow_each_other_once_the_trainer_has_its_batch() -> None:
-    after = measured_spans({"actor_generation": 1.0, "actor_training": 0.5, "iteration": 2.0})
-    assert after["actor_training"] == Span(1.0, 1.5) and after["iteration"] == Span(0.0, 2.0)
-    seconds = {"generation_wait": 0.25, "actor_generation": 1.0, "old_logprobs": 0.125, "actor_training": 0.5}
-    beside = measured_spans(seconds)
-    assert beside == {
-        "actor_generation": Span(0.0, 1.0),
-        "actor_training": Span(0.25, 0.75),  # scoring the batch is a part of it
-        "iteration": Span(0.0, 0.75),
+def test_measured_tasks_stand_where_they_were_at_work() -> None:
+    spans = [
+        ["actor_generation", 0.0, 0.5],
+        ["actor_training", 0.5, 1.5],
+        ["old_logprobs", 0.5, 0.75],  # scoring the batch is a part of it
+        ["actor_generation", 1.0, 2.0],
+    ]
+    assert measured_spans({"seconds": {"iteration": 2.0}, "spans": spans}) == {
+        "actor_generation": (Span(0.0, 0.5), Span(1.0, 2.0)),
+        "actor_training": (Span(0.5, 1.5),),
+        "iteration": (Span(0.0, 2.0),),
     }
+
+
+def test_waits_of_groups_are_medians_with_the_longest_reason_first() -> None:
+    first, second, *others = plan().groups
+    none = [{} for _ in others]
+    steps = [
+        [{"weight_sync": 1.0, "actor_training": 2.0}, {}, *none],
+        [{"weight_sync": 3.0}, {"actor_generation": 0.001}, *none],
+        [{"weight_sync": 2.0, "actor_training": 4.0}, {}, *none],
+    ]
+    rows = [{"step": n, "seconds": {"iteration": 10.0}, "waits": waits} for n, waits in enumerate(steps)]
+    waits = group_waits(rows, plan())
+    assert (waits[0].seconds, waits[0].share, waits[0].devices) == (3.0, 0.3, len(first.devices))
+    assert waits[0].reasons == "weight sync 2.00 s, actor training 2.00 s"
+    assert (waits[1].seconds, waits[1].reasons, waits[1].devices) == (0.0, "–", len(second.devices))
+    assert group_waits([{"step": 1, "seconds": {}}], plan()) == []
 
 
 def test_the_step_with_the_median_time_is_drawn() -> None:
@@ -179,8 +197,9 @@ def test_the_step_with_the_median_time_is_drawn() -> None:
 
 def test_replicas_stand_below_generation_and_only_the_slowest_of_many() -> None:
     replicas = {f"jsc/actor_generation/{number}": {"seconds": 1.0 + number, "tokens": 1} for number in range(20)}
-    row = {"step": 1, "seconds": {"actor_generation": 20.0, "iteration": 30.0}, "replicas": replicas}
+    spans = [["actor_generation", 0.0, 20.0]]
+    row = {"step": 1, "seconds": {"iteration": 30.0}, "spans": spans, "replicas": replicas}
     chart = gantt(plan(), [row])
     drawn = [row for row in chart.rows if row.replica]
-    assert chart.rows[1] == drawn[0] and drawn[0].name == "replica 19" and drawn[0].measured == Span(0.0, 20.0)
+    assert chart.rows[1] == drawn[0] and drawn[0].name == "replica 19" and drawn[0].measured == (Span(0.0, 20.0),)
     assert len(drawn) == 12 and chart.replicas_left_out == 8

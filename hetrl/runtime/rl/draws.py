@@ -18,7 +18,9 @@ from msgspec.structs import replace
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl.dispatch import Begun, Dispatch, Key
+from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member, RunAborted
+from hetrl.workload import ACTOR_GENERATION
 
 TICK_SECONDS = 1.0
 MOST_FAILURES = 3  # of replicas at one stretch: then it is to blame
@@ -70,8 +72,14 @@ class Draws:
     """Draws samples at the replicas of a dispatch, `stretch` tokens at a time; `on_lost` hears who failed and how."""
 
     def __init__(
-        self, member: Member, dispatch: Dispatch, stretch: int, on_lost: Callable[[str, HetrlError], None]
+        self,
+        member: Member,
+        dispatch: Dispatch,
+        stretch: int,
+        on_lost: Callable[[str, HetrlError], None],
+        timeline: Timeline,
     ) -> None:
+        self._timeline = timeline
         self._member, self._dispatch, self._stretch, self._on_lost = member, dispatch, stretch, on_lost
         self._prompts, self._numbers = itertools.count(), itertools.count()
         self._open: dict[Key, _Open] = {}
@@ -127,9 +135,10 @@ class Draws:
         loop, one = asyncio.get_running_loop(), self._open[key]
         sent, before = loop.time(), one.so_far
         try:
-            reply = await self._member.request(
-                name, self._next(one, number), timeout_seconds=wire.WORK_SECONDS, doing=one.request.doing
-            )
+            with self._timeline.of(ACTOR_GENERATION):
+                reply = await self._member.request(
+                    name, self._next(one, number), timeout_seconds=wire.WORK_SECONDS, doing=one.request.doing
+                )
             if not isinstance(reply.message, wire.Generated) or len(reply.message.samples) != 1:
                 raise HetrlError(f"{name}: answered {type(reply.message).__name__} ({one.request.doing})")
         except RunAborted as aborted:

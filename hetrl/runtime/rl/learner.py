@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,7 +113,7 @@ class Learner:
             return {}, {}
         await versions.critic_reaches(step - 1 - self.algorithm.max_staleness)
         async with self.turns.of(inference.task, step), versions.critic_lock:  # in this order: trainings lock in theirs
-            with timed(seconds, inference.task):
+            with self.turns.timeline.timed(seconds, inference.task):
                 values = await inference.scores(arrays, step, versions.critic)
             return {"values": values}, {"critic_version": versions.critic}
 
@@ -122,7 +121,7 @@ class Learner:
     async def _having(self, task: str, step: int, seconds: dict[str, float]) -> AsyncIterator[None]:
         """Have the devices of a task for the batch of a step, and note how long it took there."""
         async with self.turns.of(task, step):
-            with timed(seconds, task):
+            with self.turns.timeline.timed(seconds, task):
                 yield
 
     async def _judged(
@@ -152,7 +151,7 @@ class Learner:
         Where the algorithm asks for it, the trainer scores the batch first, under the weights of `version`.
         """
         if self.algorithm.scores_batch:
-            with timed(seconds, OLD_LOGPROBS):
+            with self.turns.timeline.timed(seconds, OLD_LOGPROBS):
                 arrays["old_logprobs"] = await self.tasks.old.scores(arrays, step)
         return training_batch(arrays, groups, version, self.algorithm)
 
@@ -194,11 +193,3 @@ def judged(group: PromptGroup, scores: Sequence[float], reward: Reward) -> Promp
     parts = [reward.model_scale * (score - reward.model_offset) for score in scores]
     rewards = tuple(rule + part for rule, part in zip(group.rewards, parts, strict=True))
     return replace(group, rewards=rewards, model_scores=tuple(scores))
-
-
-@contextmanager
-def timed(seconds: dict[str, float], task: str) -> Iterator[None]:
-    """Note how long the body takes."""
-    start = time.monotonic()
-    yield
-    seconds[task] = time.monotonic() - start

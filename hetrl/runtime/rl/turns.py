@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from hetrl.runtime import wire
+from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
 
@@ -65,6 +66,7 @@ class Turns:
         self._groups = [_Group(parties) for parties in groups]
         self._of = {name: group for group in self._groups for name in group.parties}
         self._forgotten: set[str] = set()
+        self.timeline = Timeline()
         self.seconds = 0.0  # what all changes took so far
         for group in self._groups:
             group.open.set()
@@ -151,6 +153,11 @@ class Turns:
         if group.awake == task:
             return
         start = time.monotonic()
+        with self.timeline.of(task or group.awake or ""):
+            await self._change(group, task)
+        self.seconds += time.monotonic() - start
+
+    async def _change(self, group: _Group, task: str | None) -> None:
         if group.awake is not None:
             party, keep = group.parties[group.awake], True
             if group.awake == ACTOR_GENERATION:
@@ -160,7 +167,6 @@ class Turns:
         if task is not None:
             await self._tell(group, task, wire.Wake())
             group.awake = task
-        self.seconds += time.monotonic() - start
 
     async def _tell(
         self, group: _Group, task: str, message: wire.Message, timeout_seconds: float = wire.WORK_SECONDS

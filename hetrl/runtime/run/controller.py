@@ -45,7 +45,7 @@ from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.workload import ACTOR_TRAINING, architecture
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
-WARM_START_PROMPTS = 64  # of each check
+WARM_START_PROMPTS, WARM_START_SAMPLES = 64, 256  # of each check, at least: a standard deviation of 0.03 or less
 
 
 class Run:
@@ -70,13 +70,15 @@ class Run:
         others = [site for site in context.plan.site_order if site != context.lead_site]
         links = LinkMeter(member, (context.lead_site, *others))
         samples = SampleFiles(context.directory, self.experiment.rollouts, self._text)
-        self.iterations = Iterations(self.experiment, self.learner, self.versions, self.publish, record, samples, links)
+        self.iterations = Iterations(
+            *(self.experiment, self.learner, self.versions, self.publish, record, samples, links), context.plan.groups
+        )
 
     def _make_draws(self) -> Draws:
         replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
         capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
         dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, STRETCH_TOKENS)
-        return Draws(self.member, dispatch, STRETCH_TOKENS, self.lost)
+        return Draws(self.member, dispatch, STRETCH_TOKENS, self.lost, self.turns.timeline)
 
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
@@ -154,7 +156,8 @@ class Run:
 
     async def warm_start_check(self, done: int) -> float:
         """Return the mean reward of prompts that are sampled after `done` supervised steps."""
-        prompts = [self.source(done * WARM_START_PROMPTS + number) for number in range(WARM_START_PROMPTS)]
+        count = max(WARM_START_PROMPTS, WARM_START_SAMPLES // self.experiment.algorithm.samples_per_prompt)
+        prompts = [self.source(done * count + number) for number in range(count)]
         drawn = await self.sampler.draw(prompts, f"warm start {done}")
         reward = mean_of(group.rule_rewards for group in drawn)
         self.record.warm_start(done, reward)

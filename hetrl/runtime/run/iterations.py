@@ -14,15 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hetrl.describe.experiment import Experiment
+from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.rl.feed import Feed, oldest_version
-from hetrl.runtime.rl.learner import Learner, Versions, timed
+from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.rl.timeline import CRITIC_WEIGHT_SYNC, WEIGHT_SYNC, waits
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
@@ -53,8 +55,12 @@ async def _first_error(work: asyncio.Future[None], beside: asyncio.Future[Prepar
     work.result()
 
 
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {task: round(value, 4) for task, value in seconds.items()}
+
+
 class Iterations:
-    """Takes the steps; `publish` serves the actor's weights as the next version."""
+    """Takes the steps; `publish` serves the actor's weights as the next version; `groups` are the plan's."""
 
     def __init__(
         self,
@@ -65,10 +71,12 @@ class Iterations:
         record: Record,
         samples: SampleFiles,
         links: LinkMeter,
+        groups: Sequence[Group],
     ) -> None:
         self.experiment, self.learner, self.versions = experiment, learner, versions
+        self.groups = groups
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
-        self.tasks, self.turns = learner.tasks, learner.turns
+        self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
         self.generated = 0.0  # when the last sample of the newest batch was back
         settings, steps = experiment.checkpoints, experiment.steps
         self.checkpoints = CheckpointSchedule(self.tasks.actor, record, settings, steps)
@@ -121,6 +129,7 @@ class Iterations:
         if self.tasks.critic is not None:
             trainings.append(self.train_critic(ours, batch, start))
         learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
+        spans = self.timeline.between(start, start + seconds["iteration"])
         row = {
             "step": ours.step,
             **sample_metrics(ours.groups),
@@ -129,7 +138,9 @@ class Iterations:
             "staleness": version - min(oldest_version(group) for group in ours.groups),
             **ours.told,
             "turn_seconds": round(self.turns.seconds - turns, 4),
-            "seconds": {task: round(value, 4) for task, value in seconds.items()},
+            "seconds": _rounded(seconds),
+            "spans": [(span.task, round(span.start, 4), round(span.end, 4)) for span in spans],
+            "waits": [_rounded(waits(spans, group.tasks, seconds["iteration"])) for group in self.groups],
             **await self.links.read(ours.step),
         }
         self.samples.write(ours.step, ours.groups)
@@ -144,14 +155,14 @@ class Iterations:
         """
         seconds, version = ours.seconds, self.versions.actor
         async with self.turns.of(ACTOR_TRAINING, ours.step):
-            with timed(seconds, ACTOR_TRAINING):
+            with self.timeline.timed(seconds, ACTOR_TRAINING):
                 made, measured = await self.learner.batch(ours.arrays, ours.groups, ours.step, version, seconds)
                 batch.set_result(made)
                 if not warms_up:
                     measured |= await self.learner.train_actor(made, ours.step)
             measured["weight_bytes"] = 0
             if not warms_up:
-                with timed(seconds, "weight_sync"):
+                with self.timeline.timed(seconds, WEIGHT_SYNC):
                     measured["weight_bytes"] = (await self.publish()).bytes
             feed.advance(self.versions.actor)
             seconds["iteration"] = time.monotonic() - start
@@ -163,9 +174,9 @@ class Iterations:
         assert self.tasks.critic is not None and self.critic_checkpoints is not None
         made, seconds = await batch, ours.seconds
         async with self.turns.of(CRITIC_TRAINING, ours.step):
-            with timed(seconds, CRITIC_TRAINING):
+            with self.timeline.timed(seconds, CRITIC_TRAINING):
                 measured = await self.learner.train_critic(made, ours.step)
-            with timed(seconds, "critic_weight_sync"):
+            with self.timeline.timed(seconds, CRITIC_WEIGHT_SYNC):
                 async with self.versions.critic_lock:
                     published = await self.tasks.critic.publish(ours.step)
                     await self.versions.critic_arrived(ours.step)

@@ -16,6 +16,7 @@ from hetrl.runtime.rl import draws as module
 from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Drawn, Draws, Request, joined
 from hetrl.runtime.rl.sampling import seed_of
+from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member, RunAborted
 
 STRETCH, LONGEST = 4, 10
@@ -81,7 +82,9 @@ def drawn(members: Members, replicas: Sequence[str], samples: int = 6) -> tuple[
     dispatch = Dispatch({name: Capacity(2, 2) for name in replicas}, LONGEST, STRETCH)
 
     async def run() -> tuple[Drawn, ...]:
-        draws = Draws(cast(Member, members), dispatch, STRETCH, lambda name, error: lost.update({name: str(error)}))
+        draws = Draws(
+            cast(Member, members), dispatch, STRETCH, lambda name, error: lost.update({name: str(error)}), Timeline()
+        )
         return await asyncio.wait_for(draws.group([request_of(k) for k in range(samples)], 0), 20.0)
 
     return asyncio.run(run()), lost
@@ -199,7 +202,7 @@ def test_groups_that_are_given_up_are_withdrawn() -> None:
 
     async def run() -> None:
         dispatch = Dispatch({"a": Capacity(2, 2)}, LONGEST, STRETCH)
-        draws = Draws(cast(Member, members), dispatch, STRETCH, lambda name, error: None)
+        draws = Draws(cast(Member, members), dispatch, STRETCH, lambda name, error: None, Timeline())
         group = asyncio.ensure_future(draws.group([request_of(k) for k in range(3)], 0))
         await asyncio.sleep(0.01)
         group.cancel()

@@ -16,6 +16,7 @@ from hetrl.runtime.data.rewards import ExactScorer
 from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings
+from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.record import sample_metrics
 from hetrl.runtime.transport.member import Member
@@ -56,7 +57,7 @@ def drawn(reward: Reward) -> PromptGroup:
         seed=0,
     )
     dispatch = Dispatch({"a/actor_generation/0": Capacity(4, 4)}, LONGEST, LONGEST)
-    draws = Draws(member, dispatch, LONGEST, lambda name, error: None)
+    draws = Draws(member, dispatch, LONGEST, lambda name, error: None, Timeline())
     sampler = Sampler(draws, Turns(member, (), new_weights=True), settings)
     return asyncio.run(sampler.group(Prompt("q", "w1"), 0, "train"))
 

@@ -19,6 +19,7 @@ from hypothesis import given, settings, strategies as st
 
 from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError
+from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.draws import Stretch
@@ -26,6 +27,7 @@ from hetrl.runtime.rl.feed import Feed
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.tasks import Inference, Trainer
+from hetrl.runtime.rl.timeline import Span
 from hetrl.runtime.rl.turns import Party, Turns
 from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.transport.member import Member
@@ -198,7 +200,9 @@ async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[
     feed = Feed(draw, BATCH, staleness or 0, STEPS, versions.actor)
     nothing: Any = Nothing()
     try:
-        await Iterations(experiment, learner, versions, publish, cast(Any, record), nothing, nothing).run(feed)
+        groups = [Group(tuple(group), ()) for group in world.groups]
+        iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), nothing, nothing, groups)
+        await iterations.run(feed)
     finally:
         await feed.close()
     return record.rows
@@ -229,6 +233,12 @@ def test_all_steps_are_taken_in_every_grouping(
     for row in rows:
         assert 0 <= row["staleness"] <= most
         assert row["step"] - 1 - most <= row["critic_version"] <= row["step"] - 1
+        for names, waits in zip(groups, row["waits"], strict=True):
+            busy = [(start, end) for task, start, end in row["spans"] if Span(task, start, end).owner in names]
+            longest = max((end - start for start, end in busy), default=0.0)
+            idle = sum(waits.values())
+            assert idle <= row["seconds"]["iteration"] - longest + 0.001
+            assert idle >= row["seconds"]["iteration"] - sum(end - start for start, end in busy) - 0.001
 
 
 @pytest.mark.parametrize("fails", [task for task in TASKS if task != ACTOR_GENERATION])
