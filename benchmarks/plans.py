@@ -9,12 +9,13 @@ of some plans in sync mode: kill a run after its first step, run it again, compa
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from _results import write_result
+from _results import RESULTS, write_result
 
 from lab.planned.runs import PlannedRuns, digests, make_weights, summary
 
@@ -75,15 +76,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kind", choices=[*NAMES], default="grpo")
     parser.add_argument("--plans", type=int, default=PLANS, help="half of them sync, half async")
+    parser.add_argument("--only", type=int, nargs="+", help="run these seeds alone; the others' rows are kept")
     arguments = parser.parse_args()
-    rows, modes = [], ("sync", "async")
+    modes = ("sync", "async")
+    kept = RESULTS / f"{NAMES[arguments.kind]}.json"
+    rows = json.loads(kept.read_text())["runs"] if arguments.only else [{} for _ in range(arguments.plans)]
     with tempfile.TemporaryDirectory() as work:
         weights = make_weights(Path(work) / "weights")
         runs = {mode: PlannedRuns(Path(work) / mode, mode, weights, arguments.kind) for mode in modes}
-        for seed in range(arguments.plans):
+        for seed in arguments.only or range(arguments.plans):
             mode = modes[seed % 2]
-            rows.append(row_of(runs[mode], mode, seed, again=mode == "sync" and seed // 2 < AGAIN))
-            print(rows[-1], flush=True)
+            rows[seed] = row_of(runs[mode], mode, seed, again=mode == "sync" and seed // 2 < AGAIN)
+            print(rows[seed], flush=True)
     table, figures = table_of(arguments.kind, rows)
     write_result(NAMES[arguments.kind], {**figures, "runs": rows}, table)
     print(table)

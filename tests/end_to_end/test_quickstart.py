@@ -77,9 +77,10 @@ def test_a_lost_replica_costs_time_and_nothing_else(run: Finished, tmp_path: Pat
     steps = 6
     with submitted(changed(tmp_path, steps=steps), tmp_path) as going:
         going.until("step", 2)
+        gamma = (going.directory / "sites" / "gamma").resolve()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if "vllm.entrypoints.cli.main" in process.cmdline() and process.cwd().endswith("/gamma"):
+                if "vllm.entrypoints.cli.main" in process.cmdline() and Path(process.cwd()) == gamma:
                     process.kill()
         lost = going.finish()
     assert lost.code == 0, lost.stderr
