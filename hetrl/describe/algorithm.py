@@ -14,6 +14,11 @@ OF_PPO = ("discount", "trace", "whiten_advantages", "whiten_rewards")
 OF_GRPO = ("advantages", "advantage_std", "advantage_epsilon", "dynamic_sampling")
 
 
+def risen(learning_rate: float, step: int, warmup: int) -> float:
+    """Return the learning rate of the first, second, ... step: it rises evenly to its value over `warmup` steps."""
+    return learning_rate * min(1.0, step / max(1, warmup))
+
+
 class DynamicSampling(Strict):
     """Prompts whose samples all have the same reward are drawn again, up to `max_draws` x the prompts of a batch."""
 
@@ -31,6 +36,7 @@ class AlgorithmSection(Strict):
     minibatches: AtLeastOne = 1
     epochs: AtLeastOne = 1
     learning_rate: Positive = 1e-6
+    learning_rate_warmup: Annotated[int, Field(ge=0)] = 0
     kl_coefficient: NotNegative = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -78,6 +84,10 @@ class AlgorithmSection(Strict):
                 "uses the sampler's alone: set correction none or objective decoupled"
             )
         return self
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of the policy's first, second, ... step."""
+        return risen(self.learning_rate, step, self.learning_rate_warmup)
 
     @property
     def max_draws(self) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hetrl.describe.algorithm import AlgorithmSection
+from hetrl.describe.algorithm import AlgorithmSection, risen
 from hetrl.describe.response_lengths import ResponseLengths
 from hetrl.describe.yaml_file import AtLeastOne, Positive, Strict
 
@@ -85,8 +85,13 @@ class Critic(Strict):
     weights: str | None = None
     start: Literal["actor", "reward"] | None = None
     learning_rate: Positive = 1e-5
+    learning_rate_warmup: Annotated[int, Field(ge=0)] = 0
     value_clip: Positive | None = 0.2
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of the critic's first, second, ... step."""
+        return risen(self.learning_rate, step, self.learning_rate_warmup)
 
     @model_validator(mode="after")
     def _one_start(self) -> Critic:

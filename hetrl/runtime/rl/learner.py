@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.describe.experiment import Critic, Reward
@@ -161,7 +162,9 @@ class Learner:
         A minibatch without a token to train on, as of truncated samples alone, is skipped with a warning.
         """
         parts = minibatches(actor_batch(batch), self.algorithm.minibatches, self.algorithm)
-        means = await self._optimise(self.tasks.actor, parts, loss_settings(self.algorithm), step)
+        rate = self.algorithm.learning_rate_at(step - self.critic.warmup_steps)
+        settings = structs.replace(loss_settings(self.algorithm), learning_rate=rate)
+        means = await self._optimise(self.tasks.actor, parts, settings, step)
         fresh, mismatch = means.pop("fresh", 0.0), means.pop("mismatch", 0.0)  # both over all tokens of the minibatch
         return {**means, "mismatch": mismatch / fresh} if fresh else means
 
@@ -169,7 +172,8 @@ class Learner:
         """Take the critic's optimiser steps; return the means of what they measured, by names that say whose it is."""
         assert self.tasks.critic is not None
         parts = minibatches(critic_batch(batch), self.algorithm.minibatches)
-        means = await self._optimise(self.tasks.critic, parts, value_settings(self.critic), step)
+        settings = structs.replace(value_settings(self.critic), learning_rate=self.critic.learning_rate_at(step))
+        means = await self._optimise(self.tasks.critic, parts, settings, step)
         named = {"loss": "value_loss", "grad_norm": "value_grad_norm", "value_clip_fraction": "value_clip_fraction"}
         return {named[name]: value for name, value in means.items() if name in named}
 

@@ -27,7 +27,7 @@ from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.runtime.weights.weight_file import WeightFile
+from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 
 UPDATE_SECONDS = 600.0
 LOG_LINES = 60
@@ -159,9 +159,9 @@ async def serve_replica(context: Context, replica: int) -> None:
             await member.send(context.controller, ready)
             if turn is not None:
                 await member.reply(turn, wire.Done())
-            idle, weights = Idle(server, settings.device), WeightFile(scratch / "weights")
+            weights = WeightFile(scratch / "weights", most_bytes(context.architecture))
             recompute = context.experiment.algorithm.on_update == "recompute"
-            await Agent(member, server, idle, weights, recompute=recompute).serve()
+            await Agent(member, server, Idle(server, settings.device), weights, recompute=recompute).serve()
         finally:
             await server.stop()
 

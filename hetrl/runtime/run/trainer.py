@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetrl.describe.models import model_of
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
@@ -44,8 +45,9 @@ from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.weights.publisher import Publisher
-from hetrl.runtime.weights.weight_file import WeightFile
+from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.workload import architecture
 
 BATCH_ARRAYS = ("tokens", "lengths", "mask")
 
@@ -240,7 +242,8 @@ async def lead(context: Context, world: World, device: int) -> None:
             await member.send(context.controller, ready)
             if turn is not None:
                 await member.reply(turn, wire.Done())
-            weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}")
+            most = most_bytes(architecture(model_of(context.experiment, world.task).architecture))
+            weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}", most)
             await Lead(member, engine, thread, weights, checkpoints_of(world.task)).serve()
             await loop.run_in_executor(thread, engine.close)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from hetrl.errors import HetrlError
 from hetrl.runtime.transport.chunks import Buffer, flat
 from hetrl.runtime.wire import TensorSpec, WeightsBegin, WeightsEnd, WeightsTensor
+from hetrl.workload import Architecture
 
 # Bytes kept for the length and the header: enough for some 30,000 tensors at about 130 bytes each.
 HEADER_BYTES = 4 * 2**20
@@ -52,6 +53,11 @@ def digest_of_file(path: Path) -> str:
     """Return the blake2b-128 digest of a file in hex, read piece by piece; raises OSError when it cannot be read."""
     with path.open("rb") as file:
         return _digest_of_range(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
+def most_bytes(model: Architecture) -> int:
+    """Return the bytes that no version of a model reaches: twice its parameters in float32, and some."""
+    return 2 * 4 * model.parameters + 2**20
 
 
 def pieces(
@@ -90,8 +96,9 @@ class WeightFile:
     A version in which anything is wrong is dropped as a whole: its remaining pieces are ignored and `end` says why.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, most_bytes: int) -> None:
+        """Take versions of at most so many bytes."""
+        self._directory, self._most_bytes = directory, most_bytes
         self._version: int | None = None
         self._cause: str | None = None
         self._descriptor: int | None = None
@@ -130,7 +137,10 @@ class WeightFile:
             raise self._reject(f"tensor {spec.name}: the piece at byte {message.offset} came twice")
         if message.offset < 0 or message.offset + size > spec.bytes:
             raise self._reject(f"tensor {spec.name}: {size} bytes at {message.offset} lie outside its {spec.bytes}")
-        _write(self._open_descriptor, buffer, HEADER_BYTES + arrival.start + message.offset)
+        try:
+            _write(self._open_descriptor, buffer, HEADER_BYTES + arrival.start + message.offset)
+        except OSError as error:
+            raise self._reject(f"tensor {spec.name}: cannot be written to {self._part} ({error.strerror})") from None
         arrival.pieces[message.offset] = size
         if arrival.complete:
             self._check_digest(arrival)
@@ -172,6 +182,8 @@ class WeightFile:
         arrival = self._arrivals.get(spec.name)
         if arrival is None:
             _check_spec(spec, message.version)
+            if self._bytes + spec.bytes > self._most_bytes:
+                raise HetrlError(f"tensor {spec.name}: with it the version has more than {self._most_bytes} bytes")
             arrival = _Arrival(spec, message.digest, start=self._bytes)
             self._arrivals[spec.name] = arrival
             self._bytes += spec.bytes

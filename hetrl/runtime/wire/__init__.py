@@ -15,6 +15,7 @@ among them gets the message once and its gateway hands it to each receiver there
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -112,6 +113,7 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
 
 GATEWAY, CONTROLLER = "gateway", "controller"  # the roles of members without a task
 
+_Read = TypeVar("_Read")
 _encoder = msgspec.msgpack.Encoder()
 _header_decoder = msgspec.msgpack.Decoder(Header)
 _message_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
@@ -129,7 +131,7 @@ def encode_struct(struct: Header | Message) -> bytes:
 
 def decode_header(frame: bytes | memoryview) -> Header:
     """Read a header; raises msgspec.MsgspecError on anything else, a foreign format included."""
-    header = _header_decoder.decode(frame)
+    header = _read(_header_decoder, frame)
     if header.format != WIRE_FORMAT:
         raise msgspec.ValidationError(f"wire format {header.format!r}, expected {WIRE_FORMAT!r}")
     return header
@@ -137,7 +139,14 @@ def decode_header(frame: bytes | memoryview) -> Header:
 
 def decode_message(frame: bytes | memoryview) -> Message:
     """Read a message; raises msgspec.MsgspecError on anything that is not one of the schema."""
-    return _message_decoder.decode(frame)
+    return _read(_message_decoder, frame)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[_Read], frame: bytes | memoryview) -> _Read:
+    try:
+        return decoder.decode(frame)
+    except RecursionError:  # arrays in arrays, which the decoder skips while it looks for the type
+        raise msgspec.DecodeError("nested too deeply") from None
 
 
 def priority_of(message: Message) -> Priority:

@@ -100,7 +100,7 @@ class LinkRestored(Tagged, frozen=True, tag=True):
 # ---- links
 
 
-class LinkCounters(msgspec.Struct, frozen=True, kw_only=True):
+class LinkCounters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a gateway sent to and received from another site since its start: messages, and the bytes of their frames.
 
     `seconds_sending`: with something in its queues; `round_trip_seconds`: of a small message, smoothed, None while

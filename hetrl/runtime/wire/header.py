@@ -18,14 +18,14 @@ class Priority(enum.IntEnum):
     WEIGHTS = 2
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a chunk stands in the channel to one receiver: the stream counts how often the channel began anew."""
 
     stream: int
     sequence: int
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who speaks to whom; `reply_to` carries the `id` of the request that is answered.
 
     `incarnation` tells the lives of one address apart. A chunk has a place per receiver in `to`, and on the first chunk
@@ -44,7 +44,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     sizes: tuple[int, ...] = ()
 
 
-class ArraySpec(msgspec.Struct, frozen=True):
+class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How to read one buffer: a C-contiguous array of little-endian `dtype` (numpy or torch name) and `shape`."""
 
     name: str
@@ -52,5 +52,5 @@ class ArraySpec(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
-class Tagged(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+class Tagged(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """A message; its class name is its type on the wire."""

@@ -12,7 +12,7 @@ WORK_SECONDS = 3600.0
 # ---- rollouts
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to sample: `samples` continuations of at most `max_tokens`, ended by any of `stop_tokens`; seeded."""
 
     samples: int
@@ -31,7 +31,7 @@ class Generate(Tagged, frozen=True, tag=True):
     sampling: Sampling
 
 
-class VersionSpan(msgspec.Struct, frozen=True):
+class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tokens [start, end) of a sample were drawn under this weight version."""
 
     version: int
@@ -39,7 +39,7 @@ class VersionSpan(msgspec.Struct, frozen=True):
     end: int
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One continuation: tokens, their log-probs under the sampling engine and the weight version of each token."""
 
     tokens: tuple[int, ...]
@@ -64,7 +64,7 @@ class Withdraw(Tagged, frozen=True, tag=True):
 # ---- weights
 
 
-class TensorSpec(msgspec.Struct, frozen=True):
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor under its Hugging Face name, `bytes` long."""
 
     name: str

@@ -122,7 +122,7 @@ def served(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     loop = asyncio.new_event_loop()
     server = VllmServer(settings_of(model_directory), scratch, scratch / "vllm.log")
     loop.run_until_complete(server.start(START_SECONDS))
-    yield Served(server, loop, WeightFile(scratch / "weights"), model_directory, scratch)
+    yield Served(server, loop, WeightFile(scratch / "weights", 10**9), model_directory, scratch)
     loop.run_until_complete(server.stop())
     loop.close()
 

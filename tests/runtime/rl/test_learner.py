@@ -224,6 +224,30 @@ def test_ppo_asks_every_model_once_and_trains_actor_and_critic_on_what_they_said
     assert {REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE} <= set(seconds)
 
 
+def test_learning_rates_rise_from_the_first_step_of_each_model() -> None:
+    models = Models()
+    learner = replace(
+        learner_of(models),
+        algorithm=AlgorithmSection(kind="ppo", learning_rate=0.5, learning_rate_warmup=4),
+        critic=Critic(learning_rate=0.25, learning_rate_warmup=2, warmup_steps=2),
+    )
+
+    async def steps() -> None:
+        scored, arrays, _ = await learner.scored(groups(), 1, Versions(critic=3), {})
+        batch, _ = await learner.batch(arrays, scored, 1, 1, {})
+        for step in (1, 3, 5, 6, 9):
+            await learner.train_critic(batch, step)
+            if step > 2:
+                await learner.train_actor(batch, step)
+
+    asyncio.run(steps())
+    rates = {TRAINER: list[float](), CRITIC: list[float]()}
+    for to, message, _ in models.asked:
+        if isinstance(message, wire.Train):
+            rates[to].append(message.settings.learning_rate)
+    assert rates == {TRAINER: [0.125, 0.375, 0.5, 0.5], CRITIC: [0.125, 0.25, 0.25, 0.25, 0.25]}
+
+
 def test_values_of_another_version_of_the_critic_end_the_run() -> None:
     learner = learner_of(Models(version=2))
     with pytest.raises(HetrlError, match=f"{VALUES}: scored under weight version 2, not 3"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +17,18 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.weights.weight_file import WeightFile, digest_of, digest_of_digests, digest_of_file, pieces
+from hetrl.runtime.weights.weight_file import (
+    WeightFile,
+    digest_of,
+    digest_of_digests,
+    digest_of_file,
+    most_bytes,
+    pieces,
+)
 from hetrl.runtime.wire import TensorSpec, WeightsBegin, WeightsEnd, WeightsTensor
+from hetrl.workload import architecture
 
+MOST = 10**6  # bytes of a version
 DTYPES = ("float32", "float16", "int64", "uint8")
 Piece = tuple[WeightsTensor, memoryview]
 
@@ -79,7 +90,7 @@ def test_pieces_in_any_order_make_a_file_that_safetensors_reads(arrays, chunk_by
     order = list(sent.pieces)
     random.shuffle(order)
     with scratch() as directory:
-        path, digest = arrive(WeightFile(directory), sent, order)
+        path, digest = arrive(WeightFile(directory, MOST), sent, order)
         read = load_file(path)
         assert digest == digest_of_file(path) == digest_of(path.read_bytes())
     assert read.keys() == arrays.keys()
@@ -102,7 +113,7 @@ def test_a_flipped_byte_is_refused_and_no_file_left(arrays, chunk_bytes, data) -
     order = [*sent.pieces[:number], (message, memoryview(damaged)), *sent.pieces[number + 1 :]]
     with scratch() as directory:
         with pytest.raises(HetrlError, match=r"weight version 7: tensor .*digest"):
-            arrive(WeightFile(directory), sent, order)
+            arrive(WeightFile(directory, MOST), sent, order)
         assert list(directory.iterdir()) == []
 
 
@@ -113,7 +124,7 @@ def test_a_missing_piece_is_refused(arrays, chunk_bytes, data) -> None:
     number = data.draw(st.integers(0, len(sent.pieces) - 1))
     with scratch() as directory:
         with pytest.raises(HetrlError, match="weight version 7"):
-            arrive(WeightFile(directory), sent, [*sent.pieces[:number], *sent.pieces[number + 1 :]])
+            arrive(WeightFile(directory, MOST), sent, [*sent.pieces[:number], *sent.pieces[number + 1 :]])
         assert list(directory.iterdir()) == []
 
 
@@ -123,13 +134,13 @@ def test_a_piece_that_comes_twice_is_refused(arrays, chunk_bytes, data) -> None:
     sent = cut(7, arrays, chunk_bytes)
     twice = sent.pieces[data.draw(st.integers(0, len(sent.pieces) - 1))]
     with scratch() as directory, pytest.raises(HetrlError, match=r"weight version 7: tensor .* came twice"):
-        arrive(WeightFile(directory), sent, [*sent.pieces, twice])
+        arrive(WeightFile(directory, MOST), sent, [*sent.pieces, twice])
 
 
 def test_bfloat16_bytes_stay_as_they_are(tmp_path) -> None:
     raw = bytes(range(12))
     sent = list(pieces(1, "w", "bfloat16", (2, 3), memoryview(raw), 5))
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     weights.begin(WeightsBegin(version=1, encoding="full"))
     for message, buffer in sent:
         weights.add(message, buffer)
@@ -142,13 +153,13 @@ def test_bfloat16_bytes_stay_as_they_are(tmp_path) -> None:
 
 
 def test_only_the_newest_version_stays(tmp_path) -> None:
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     files = [arrive(weights, cut(version, {"a": numpy.arange(version)}, 8))[0] for version in (1, 2, 3)]
     assert list(tmp_path.iterdir()) == [files[-1]]
 
 
 def test_a_refused_version_leaves_the_one_before_and_the_next_arrives(tmp_path) -> None:
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     first, _ = arrive(weights, cut(1, {"a": numpy.arange(4)}, 8))
     with pytest.raises(HetrlError, match="tensor a: 24 of 80 bytes"):
         arrive(weights, lost := cut(2, {"a": numpy.arange(10)}, 8), lost.pieces[:3])
@@ -158,7 +169,7 @@ def test_a_refused_version_leaves_the_one_before_and_the_next_arrives(tmp_path) 
 
 
 def test_an_unfinished_version_is_dropped_when_the_next_begins(tmp_path) -> None:
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     weights.begin(WeightsBegin(version=3, encoding="full"))
     weights.add(*cut(3, {"a": numpy.arange(9)}, 8).pieces[0])
     path, _ = arrive(weights, small())
@@ -167,7 +178,7 @@ def test_an_unfinished_version_is_dropped_when_the_next_begins(tmp_path) -> None
 
 def test_after_a_refused_piece_the_rest_is_ignored_and_the_end_repeats_the_cause(tmp_path) -> None:
     sent = small()
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     weights.begin(WeightsBegin(version=4, encoding="full"))
     message, _ = sent.pieces[0]
     with pytest.raises(HetrlError) as refused:
@@ -192,7 +203,7 @@ def test_after_a_refused_piece_the_rest_is_ignored_and_the_end_repeats_the_cause
 def test_an_end_that_disagrees_is_refused(tmp_path, change, message) -> None:
     sent = small()
     fields = {name: getattr(sent.end, name) for name in ("version", "tensors", "bytes", "digest")}
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     weights.begin(WeightsBegin(version=4, encoding="full"))
     for piece in sent.pieces:
         weights.add(*piece)
@@ -211,7 +222,7 @@ def test_an_end_that_disagrees_is_refused(tmp_path, change, message) -> None:
     ],
 )
 def test_a_tensor_that_cannot_be_is_refused(tmp_path, spec, message) -> None:
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     weights.begin(WeightsBegin(version=1, encoding="full"))
     with pytest.raises(HetrlError, match=f"weight version 1: tensor {spec.name}: .*{message}"):
         weights.add(WeightsTensor(version=1, tensor=spec, offset=0, digest=""), b"")
@@ -219,7 +230,7 @@ def test_a_tensor_that_cannot_be_is_refused(tmp_path, spec, message) -> None:
 
 def test_pieces_of_another_version_are_refused(tmp_path) -> None:
     sent = small()
-    weights = WeightFile(tmp_path)
+    weights = WeightFile(tmp_path, MOST)
     with pytest.raises(HetrlError, match="weight version 4: tensor a came before any version began"):
         weights.add(*sent.pieces[0])
     weights.begin(WeightsBegin(version=5, encoding="full"))
@@ -229,10 +240,43 @@ def test_pieces_of_another_version_are_refused(tmp_path) -> None:
 
 def test_a_delta_is_refused(tmp_path) -> None:
     with pytest.raises(HetrlError, match="weight version 6: encoding 'delta'"):
-        WeightFile(tmp_path).begin(WeightsBegin(version=6, encoding="delta", base_version=5))
+        WeightFile(tmp_path, MOST).begin(WeightsBegin(version=6, encoding="delta", base_version=5))
 
 
 def test_digests_are_blake2b_of_16_bytes_joined_in_the_order_of_names() -> None:
     # The empty digest is that of RFC 7693's BLAKE2b with nn = 16.
     assert digest_of(b"") == "cae66941d9efbd404e4d88758ea67670"
     assert digest_of_digests({"b": "22", "a": "11"}) == digest_of(b"1122")
+
+
+def test_a_version_cannot_be_larger_than_the_model(tmp_path) -> None:
+    weights = WeightFile(tmp_path, 100)
+    whole = cut(1, {"a": numpy.zeros(10), "b": numpy.zeros(3)}, 80)
+    with pytest.raises(HetrlError, match="weight version 1: tensor b: with it the version has more than 100 bytes"):
+        arrive(weights, whole)
+    spec = TensorSpec(name="a", dtype="float32", shape=(2**58,), bytes=2**60)
+    weights.begin(WeightsBegin(version=2, encoding="full"))
+    with pytest.raises(HetrlError, match="tensor a: with it the version has more than 100 bytes"):
+        weights.add(WeightsTensor(version=2, tensor=spec, offset=2**59, digest="d"), b"x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_version_of_the_catalogue_is_too_large() -> None:
+    for name in ("tiny-qwen3", "qwen3-8b", "llama-3.1-70b"):
+        model = architecture(name)
+        assert most_bytes(model) > 4 * (model.parameters + model.head_parameters)
+
+
+def test_a_disk_that_is_full_costs_the_version_and_not_the_receiver(tmp_path, monkeypatch) -> None:
+    weights = WeightFile(tmp_path, MOST)
+    first, _ = arrive(weights, small())
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(HetrlError, match=r"cannot be written to .*version-9.part \(No space left on device\)"):
+            arrive(weights, cut(9, {"a": numpy.arange(9)}, 8))
+    assert list(tmp_path.iterdir()) == [first]
+    arrive(weights, cut(10, {"a": numpy.arange(9)}, 8))

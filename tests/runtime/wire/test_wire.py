@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -83,6 +85,32 @@ def test_another_format_is_refused() -> None:
 def test_an_unknown_or_incomplete_message_is_refused(raw: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         wire.decode_message(msgspec.msgpack.encode(raw))
+
+
+def structs() -> list[type[msgspec.Struct]]:
+    """Return every struct of the wire, those inside of messages included."""
+    found, todo = [], [wire.Header, *typing.get_args(wire.Message)]
+    while todo:
+        kind = todo.pop()
+        todo += typing.get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind not in found:
+            found.append(kind)
+            todo += typing.get_type_hints(kind).values()
+    return found
+
+
+@pytest.mark.parametrize("kind", structs(), ids=lambda kind: kind.__name__)
+def test_no_struct_has_fields_that_nobody_knows_or_anything_inside(kind: type[msgspec.Struct]) -> None:
+    assert kind.__struct_config__.forbid_unknown_fields
+    assert not [hint for hint in typing.get_type_hints(kind).values() if hint in (Any, object)]
+
+
+@pytest.mark.parametrize("fields", [b"\xa1y%b\xa4type\xa4Done", b"\xa4type\xa4Done\xa1y%b"], ids=["first", "last"])
+@pytest.mark.parametrize("decode", [wire.decode_header, wire.decode_message])
+def test_arrays_in_arrays_in_arrays_are_refused(decode: Callable[[bytes], object], fields: bytes) -> None:
+    """The type may come last, and what stands before it is skipped unread."""
+    with pytest.raises(msgspec.MsgspecError):
+        decode(b"\x82" + fields % (b"\x91" * 100_000 + b"\x01"))
 
 
 def test_what_carries_tensors_or_samples_is_not_control() -> None:
