@@ -1,7 +1,7 @@
 """Which generation replica draws which sample next: samples wait together, and a replica with a free place takes one.
 
-A sample is drawn in stretches of at most so many tokens, any of them at any replica. Of the oldest batch that waits, a
-replica takes
+A sample is drawn in stretches of at most so many tokens, any of them at any replica. Of the oldest batch of which it
+may take any, a replica takes
     the first sample of a prompt that nobody has begun: its length foretells the others'
     else the sample that is expected to lack most, where those whose keys and values it holds count `OWN` times
 but the longest of all open samples, as many as faster replicas have places, are left to those.
@@ -16,9 +16,11 @@ MapReduce (OSDI 2004, section 3.6).
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 Key = tuple[int, int]  # of a sample: its prompt, its number there
 Begun = tuple[str, Key]  # a replica draws a stretch of a sample
@@ -114,8 +116,8 @@ class Dispatch:
 
     def next(self, now: float) -> list[Begun]:
         """Return which replicas begin a stretch of which samples now."""
-        begun: list[Begun] = []
-        while (taken := self._take()) is not None:
+        begun, places = list[Begun](), self._places()
+        while (taken := self._take(places)) is not None:
             begun.append(self._begin(*taken, now))
         return begun
 
@@ -125,11 +127,11 @@ class Dispatch:
         Where one hangs, nothing else is begun until something comes from there.
         """
         drawing, begun = self._drawing(), list[Begun]()
-        keys = [key for _, key in drawing]
+        counts = Counter(key for _, key in drawing)
         late = [(name, key) for name, key in drawing if self._is_late(name, key, now)]
         for name, key in late:
             self._replicas[name].hanging.add(key)
-        for key in [key for _, key in late if keys.count(key) == 1]:
+        for key in [key for _, key in late if counts[key] == 1]:
             able = [name for name, one in self._replicas.items() if one.free and key not in one.under_way]
             if able:
                 begun.append(self._begin(max(able, key=lambda name: self._replicas[name].speed), key, now))
@@ -137,45 +139,50 @@ class Dispatch:
 
     def advanced(self, name: str, key: Key, tokens: int, seconds: float, *, complete: bool) -> list[Begun]:
         """Note a stretch of so many tokens, drawn in so many seconds; return who draws it in vain."""
-        if name in self._replicas:
-            self._replicas[name].under_way.pop(key, None)
-            self._replicas[name].hanging.clear()
-            self._measure(self._replicas[name], tokens, seconds)
+        self._stop(name, key)
+        self._replicas[name].hanging.clear()
+        self._measure(self._replicas[name], tokens, seconds)
         sample, prompt = self._sample(key), self._prompts[key[0]]
         sample.tokens += tokens
         if complete:
             prompt.complete, prompt.tokens = prompt.complete + 1, prompt.tokens + sample.tokens
             self._close(key)
-        elif key not in self._paused:
+        else:
             self._paused.append(key)
         self._expect(key[0])
         return [self._stop(other, same) for other, same in self._drawing() if same == key]
 
-    def lost(self, name: str) -> None:
-        """Give a replica up; what nobody else draws of its samples waits again."""
-        replica = self._replicas.pop(name, None)
+    def lost(self, name: str) -> list[Begun]:
+        """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""
+        replica = self._replicas.pop(name)
         drawn = {key for _, key in self._drawing()}
-        self._paused += [key for key in (replica.under_way if replica else ()) if key not in drawn]
+        self._paused += [key for key in replica.under_way if key not in drawn]
+        return [(name, key) for key in replica.under_way]
 
     # ---- who takes what
 
-    def _take(self) -> Begun | None:
-        """Return the sample that the replica with the least to do takes next; None where nobody takes any."""
-        waiting = self._waiting()
-        able = [name for name, one in self._replicas.items() if one.free] if waiting else []
+    def _take(self, places: Mapping[str, int]) -> Begun | None:
+        """Return the sample that the replica with the least to do takes next; None where nobody takes any.
+
+        `places` are those at faster replicas, of each replica.
+        """
+        batches = self._waiting()
+        able = [name for name, one in self._replicas.items() if one.free] if batches else []
         for name in sorted(able, key=lambda name: self._replicas[name].load):
-            most = self._most(name)
-            choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
-            if choices:
-                return name, max(choices)[1]
+            most = self._most(places[name])
+            for batch in sorted(batches):
+                choices = [(self._worth(key, name), key) for lacks, key in batches[batch] if lacks <= most]
+                if choices:
+                    return name, max(choices)[1]
         return None
 
-    def _waiting(self) -> list[Key]:
-        """Return what waits of the oldest batch: all that has begun, and of each prompt one sample that has not."""
-        fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
-        waiting = (*self._paused, *fresh)
-        oldest = min((self._prompts[number].batch for number, _ in waiting), default=0)
-        return [key for key in waiting if self._prompts[key[0]].batch == oldest]
+    def _waiting(self) -> dict[int, list[tuple[float, Key]]]:
+        """Return what waits, by batch, with what it lacks: all that has begun, of each prompt one that has not."""
+        fresh = ((number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh)
+        found: dict[int, list[tuple[float, Key]]] = {}
+        for key in (*self._paused, *fresh):
+            found.setdefault(self._prompts[key[0]].batch, []).append((self._sample(key).lacks, key))
+        return found
 
     def _worth(self, key: Key, name: str) -> tuple[bool, float, int]:
         """Return what orders the choice of a replica: prompts that nobody has begun, then by what is lacking."""
@@ -183,13 +190,19 @@ class Dispatch:
         unknown = not prompt.complete and len(prompt.fresh) == len(prompt.open)
         return unknown, sample.lacks * (OWN if sample.at == name else 1.0), -key[0]
 
-    def _most(self, name: str) -> float:
-        """Return what a sample may lack that a replica takes."""
-        speed = FASTER * self._replicas[name].speed
-        places = sum(one.capacity.width for one in self._replicas.values() if one.speed > speed and not one.hanging)
+    def _most(self, places: int) -> float:
+        """Return what a sample may lack that a replica takes, where faster ones have so many places."""
         if not places:
             return float("inf")
-        return self._lacking[-places] if len(self._lacking) >= places else 0.0
+        return self._lacking[-places - 1] if len(self._lacking) > places else 0.0
+
+    def _places(self) -> dict[str, int]:
+        """Return for each replica how many places those have that are faster and at work."""
+        order = sorted((one.speed, one.capacity.width) for one in self._replicas.values() if not one.hanging)
+        speeds, widths = [speed for speed, _ in order], [0, *accumulate(width for _, width in order)]
+        return {
+            name: widths[-1] - widths[bisect_right(speeds, FASTER * one.speed)] for name, one in self._replicas.items()
+        }
 
     def _begin(self, name: str, key: Key, now: float) -> Begun:
         sample, prompt = self._sample(key), self._prompts[key[0]]
@@ -235,7 +248,7 @@ class Dispatch:
         prompt = self._prompts[key[0]]
         sample = prompt.open.pop(key[1])
         del self._lacking[bisect_left(self._lacking, sample.lacks)]
-        if key in self._paused:  # a replica that was given up has answered all the same
+        if key in self._paused:
             self._paused.remove(key)
         if not prompt.open:
             del self._prompts[key[0]]

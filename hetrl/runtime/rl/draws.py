@@ -116,7 +116,7 @@ class Draws:
         """Give a replica up; what it was asked for is drawn elsewhere."""
         if name in self._dispatch.replicas:
             log.warning("%s is lost, its samples are drawn elsewhere: %s", name, error)
-            self._dispatch.lost(name)
+            self._withdraw(self._dispatch.lost(name))
             self._on_lost(name, error)
         if not self._dispatch.replicas:
             self._fail(HetrlError(f"no replica is left to draw samples; the last one: {error}"))
@@ -132,25 +132,22 @@ class Draws:
 
     async def _ask(self, name: str, key: Key, number: int) -> None:
         """Ask a replica for the next stretch of a sample, and take what it says."""
-        loop, one = asyncio.get_running_loop(), self._open[key]
-        sent, before = loop.time(), one.so_far
+        loop, doing = asyncio.get_running_loop(), self._open[key].request.doing
+        sent, request = loop.time(), self._next(self._open[key], number)
+        error: HetrlError | None = None
         try:
             with self._timeline.of(ACTOR_GENERATION):
-                reply = await self._member.request(
-                    name, self._next(one, number), timeout_seconds=wire.WORK_SECONDS, doing=one.request.doing
-                )
-            if not isinstance(reply.message, wire.Generated) or len(reply.message.samples) != 1:
-                raise HetrlError(f"{name}: answered {type(reply.message).__name__} ({one.request.doing})")
-        except RunAborted as aborted:
-            self._fail(aborted)
-        except HetrlError as error:
+                reply = await self._member.request(name, request, timeout_seconds=wire.WORK_SECONDS, doing=doing)
+            part, seconds = stretch_of(reply.message, request.sampling.max_tokens, f"{name} ({doing})")
+        except HetrlError as failure:
+            error = failure
+        del self._asked[name, key]  # not where it was cancelled: who does that has seen to it
+        if isinstance(error, RunAborted):
+            self._fail(error)
+        elif error is not None:
             self._failed(name, key, error)
         else:
-            if self._open.get(key) is one and one.so_far is before:  # nobody else was faster
-                self._take(name, key, reply.message, sent)
-        finally:
-            if (name, key) in self._asked and self._asked[name, key][1] == number:
-                del self._asked[name, key]
+            self._take(name, key, part, Stretch(name, len(part.tokens), sent, loop.time()), seconds)
         self._go(self._dispatch.next(loop.time()))
 
     def _next(self, one: _Open, number: int) -> wire.Generate:
@@ -165,13 +162,13 @@ class Draws:
         )
         return wire.Generate(draw=number, prompt=(*one.request.prompt, *one.so_far.tokens), sampling=sampling)
 
-    def _take(self, name: str, key: Key, answer: wire.Generated, sent: float) -> None:
-        one, (part,) = self._open[key], answer.samples
+    def _take(self, name: str, key: Key, part: wire.Sample, stretch: Stretch, seconds: float) -> None:
+        one = self._open[key]
         one.so_far = joined(one.so_far, part)
-        one.stretches.append(Stretch(name, len(part.tokens), sent, asyncio.get_running_loop().time()))
+        one.stretches.append(stretch)
         one.failed.clear()
         complete = part.finish_reason != "length" or len(one.so_far.tokens) >= one.request.max_tokens
-        self._withdraw(self._dispatch.advanced(name, key, len(part.tokens), answer.seconds, complete=complete))
+        self._withdraw(self._dispatch.advanced(name, key, len(part.tokens), seconds, complete=complete))
         if complete:
             del self._open[key]
             one.result.set_result(Drawn(one.so_far, tuple(one.stretches)))
@@ -215,6 +212,25 @@ class Draws:
             loop = asyncio.get_running_loop()
             self._go(self._dispatch.late(loop.time()))
             self._clock = loop.call_later(TICK_SECONDS, self._tick)
+
+
+def stretch_of(answer: wire.Message, most: int, who: str) -> tuple[wire.Sample, float]:
+    """Return the stretch that an answer holds, of at most so many tokens, and the seconds that it took.
+
+    Raises HetrlError for anything else: a stretch that is empty or too long, has not a log-prob per token, or says that
+    it ended for its length where it is shorter.
+    """
+    if not isinstance(answer, wire.Generated) or len(answer.samples) != 1:
+        raise HetrlError(f"{who}: answered {type(answer).__name__}, not with one sample")
+    (part,) = answer.samples
+    count = len(part.tokens)
+    if not 0 < count <= most or len(part.logprobs) != count:
+        raise HetrlError(f"{who}: {count} tokens with {len(part.logprobs)} log-probs came, asked for at most {most}")
+    if part.finish_reason != "stop" and (part.finish_reason, count) != ("length", most):
+        raise HetrlError(f"{who}: ended for {part.finish_reason} after {count} of {most} tokens")
+    if sum(span.end - span.start for span in part.versions) != count:
+        raise HetrlError(f"{who}: not each of {count} tokens has a weight version")
+    return part, answer.seconds
 
 
 def joined(first: wire.Sample, then: wire.Sample) -> wire.Sample:

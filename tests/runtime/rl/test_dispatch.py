@@ -49,8 +49,9 @@ class Fleet:
     def lose_one(self) -> None:
         name = self.draws.choice(sorted(self.places))
         del self.places[name]
-        self.dispatch.lost(name)
-        self.under_way = {one for one in self.under_way if one[0] != name}
+        in_vain = {one for one in self.under_way if one[0] == name}
+        assert set(self.dispatch.lost(name)) == in_vain
+        self.under_way -= in_vain
 
     def run(self, losses: int) -> None:
         self.begin(self.dispatch.next(self.clock))
@@ -138,6 +139,17 @@ def test_the_last_long_sample_is_left_to_the_fast_replica() -> None:
     assert {key: name for name, key in dispatch.next(10.0)} == {(0, 0): "fast", (0, 8): "fast"}
 
 
+def test_a_slow_replica_leaves_the_longest_to_the_fast_one_and_goes_on_with_the_next_batch() -> None:
+    dispatch = Dispatch({"slow": Capacity(1, 1), "fast": Capacity(1, 4)}, LONGEST, STRETCH)
+    dispatch.add(1, 1, 4)
+    assert dispatch.next(0.0) == [("fast", (1, 0)), ("slow", (1, 1))]
+    dispatch.advanced("fast", (1, 0), 5, 1.0, complete=True)  # the others of this prompt are short, too
+    assert dispatch.next(1.0) == [("fast", (1, 2))]
+    dispatch.add(2, 0, 1)
+    dispatch.advanced("slow", (1, 1), 5, 10.0, complete=True)
+    assert dispatch.next(10.0) == [("slow", (1, 3))]
+
+
 def test_what_hangs_is_drawn_elsewhere_and_the_replica_gets_no_more_until_it_answers() -> None:
     dispatch = Dispatch({"a": Capacity(2, 2), "b": Capacity(2, 2)}, LONGEST, STRETCH)
     dispatch.add(0, 0, 3)
@@ -156,16 +168,14 @@ def test_what_hangs_is_drawn_elsewhere_and_the_replica_gets_no_more_until_it_ans
     assert hanging in {name for name, _ in dispatch.next(now)}
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_replica_that_was_given_up_may_answer_all_the_same(whole: bool) -> None:
+def test_what_a_lost_replica_draws_is_drawn_by_another_one() -> None:
     dispatch = Dispatch({"a": Capacity(1, 1), "b": Capacity(1, 1)}, LONGEST, STRETCH)
     dispatch.add(0, 0, 1)
     ((name, key),) = dispatch.next(0.0)
     (other,) = {"a", "b"} - {name}
-    dispatch.lost(name)
+    assert dispatch.lost(name) == [(name, key)]
     assert dispatch.replicas == (other,)
-    assert dispatch.advanced(name, key, STRETCH, 1.0, complete=whole) == []
-    assert dispatch.next(1.0) == ([] if whole else [(other, key)])
+    assert dispatch.next(1.0) == [(other, key)]
 
 
 def test_a_prompt_that_is_dropped_is_drawn_by_nobody() -> None:

@@ -146,6 +146,30 @@ def test_an_answer_that_is_none_counts_as_a_failure() -> None:
     assert "answered Done" in lost["b"]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "logprobs", "spans", "reason", "said"),
+    [
+        (0, 0, 0, "length", "0 tokens with 0 log-probs came, asked for at most 4"),
+        (5, 5, 5, "length", "5 tokens with 5 log-probs came"),
+        (4, 3, 4, "length", "4 tokens with 3 log-probs came"),
+        (3, 3, 3, "length", "ended for length after 3 of 4 tokens"),
+        (2, 2, 2, "abort", "ended for abort after 2 of 4 tokens"),
+        (4, 4, 3, "stop", "not each of 4 tokens has a weight version"),
+    ],
+)
+def test_a_replica_that_answers_with_what_cannot_be_is_lost(
+    tokens: int, logprobs: int, spans: int, reason: str, said: str
+) -> None:
+    async def lies(request: wire.Generate) -> wire.Message:
+        versions = (wire.VersionSpan(1, 0, spans),)
+        values = {"tokens": (1,) * tokens, "logprobs": (0.0,) * logprobs, "versions": versions}
+        return wire.Generated(samples=(wire.Sample(**values, finish_reason=reason),), seconds=0.1)
+
+    found, lost = drawn(Members({"a": at_once, "b": lies}), ["a", "b"])
+    assert len(found) == 6
+    assert said in lost["b"]
+
+
 def test_what_hangs_is_drawn_elsewhere_and_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr("hetrl.runtime.rl.dispatch.LATE_SECONDS", 0.05)
