@@ -156,6 +156,11 @@ class Lab:
         """Return the traffic of every directed link, by sender and receiver."""
         return wan.stats(self.directory)
 
+    def bytes_between(self, a: str, b: str) -> int:
+        """Return the bytes that crossed the link of two sites, both directions together."""
+        stats = self.stats()
+        return stats[a, b].bytes + stats[b, a].bytes
+
     def kill_node(self, node: str) -> None:
         """Cut a node's power: its processes end, and its peers hear nothing of it, not even a reset."""
         pod = self._compute_node(node)

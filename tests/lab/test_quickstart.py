@@ -57,7 +57,7 @@ def test_over_a_relay(undisturbed: Finished, lab: Lab) -> None:
     assert_same(undisturbed, undisturbed, STEPS)
     moved_bytes = undisturbed.summary()["bytes_per_link"]
     for site in ("beta", "gamma"):
-        assert lab.stats()["alpha", site].bytes > moved_bytes[f"alpha-{site}"] > 1_000_000
+        assert lab.bytes_between("alpha", site) > moved_bytes[f"alpha-{site}"] > 1_000_000
 
 
 def test_through_ssh_tunnels(lab: Lab, undisturbed: Finished, tmp_path: Path) -> None:

@@ -82,9 +82,7 @@ def drawn(members: Members, replicas: Sequence[str], samples: int = 6) -> tuple[
     dispatch = Dispatch({name: Capacity(2, 2) for name in replicas}, LONGEST, STRETCH)
 
     async def run() -> tuple[Drawn, ...]:
-        draws = Draws(
-            cast(Member, members), dispatch, STRETCH, lambda name, error: lost.update({name: str(error)}), Timeline()
-        )
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: lost.update({name: str(error)}), Timeline())
         return await asyncio.wait_for(draws.group([request_of(k) for k in range(samples)], 0), 20.0)
 
     return asyncio.run(run()), lost
@@ -226,7 +224,7 @@ def test_groups_that_are_given_up_are_withdrawn() -> None:
 
     async def run() -> None:
         dispatch = Dispatch({"a": Capacity(2, 2)}, LONGEST, STRETCH)
-        draws = Draws(cast(Member, members), dispatch, STRETCH, lambda name, error: None, Timeline())
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
         group = asyncio.ensure_future(draws.group([request_of(k) for k in range(3)], 0))
         await asyncio.sleep(0.01)
         group.cancel()

@@ -57,7 +57,7 @@ def drawn(reward: Reward) -> PromptGroup:
         seed=0,
     )
     dispatch = Dispatch({"a/actor_generation/0": Capacity(4, 4)}, LONGEST, LONGEST)
-    draws = Draws(member, dispatch, LONGEST, lambda name, error: None, Timeline())
+    draws = Draws(member, dispatch, lambda name, error: None, Timeline())
     sampler = Sampler(draws, Turns(member, (), new_weights=True), settings)
     return asyncio.run(sampler.group(Prompt("q", "w1"), 0, "train"))
 
