@@ -32,9 +32,10 @@ TRAINED = {"actor": (ACTOR_TRAINING, ACTOR_GENERATION), "critic": (CRITIC_TRAINI
 SCALAR_CLASS = "ForSequenceClassification"  # how transformers' classes of models with a scalar head end
 HEAD_CHUNK_BYTES = 2**28  # of float32 logits, which our training engine makes chunk by chunk
 # What a step of a run takes besides its tasks: until the trainer has a batch; as a part of the actor's training, until
-# it has scored the batch.
+# it has scored the batch; until a version of the actor's weights, or of the critic's, is where it is used.
 GENERATION_WAIT = "generation_wait"
 OLD_LOGPROBS = "old_logprobs"
+WEIGHT_SYNC, CRITIC_WEIGHT_SYNC = "weight_sync", "critic_weight_sync"
 ENGINE_OF_TASK = {task: "vllm" if task == ACTOR_GENERATION else "megatron" for task in TASKS}
 
 

@@ -15,11 +15,18 @@ from hetrl.cost.network import Direction, link_seconds
 from hetrl.cost.training import Cost, inference_cost, training_cost
 from hetrl.cost.weight_sync import SyncCost, critic_behind, trained_models, weight_sync_cost
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
-from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS, Workload
+from hetrl.workload import (
+    ACTOR_GENERATION,
+    CRITIC_INFERENCE,
+    CRITIC_WEIGHT_SYNC,
+    INFERENCES,
+    TRAININGS,
+    WEIGHT_SYNC,
+    Workload,
+)
 
 # What a version of each trained model's weights is called among the tasks.
-WEIGHT_SYNC = "weight_sync"
-SYNCS = {"actor": WEIGHT_SYNC, "critic": "critic_weight_sync"}
+SYNCS = {"actor": WEIGHT_SYNC, "critic": CRITIC_WEIGHT_SYNC}
 _NOBODY: Mapping[Direction, int] = {}
 
 

@@ -275,14 +275,18 @@ class Experiment(Strict):
     planner: Planner = Planner()
     launch: Launch = Launch()
 
+    @property
+    def prompts(self) -> int:
+        """Return the prompts of a batch."""
+        return self.batch.samples // self.algorithm.samples_per_prompt
+
     @model_validator(mode="after")
     def _whole_groups(self) -> Experiment:
         group, samples = self.algorithm.samples_per_prompt, self.batch.samples
         if samples % group:
             raise ValueError(f"batch.samples ({samples}) must be a multiple of algorithm.samples_per_prompt ({group})")
-        prompts = samples // group
-        if prompts % self.algorithm.minibatches:
-            raise ValueError(f"algorithm.minibatches must divide the {prompts} prompts of an iteration")
+        if self.prompts % self.algorithm.minibatches:
+            raise ValueError(f"algorithm.minibatches must divide the {self.prompts} prompts of an iteration")
         if (overlong := self.reward.overlong) and overlong.buffer_tokens > self.batch.response_tokens:
             raise ValueError(
                 f"reward.overlong.buffer_tokens ({overlong.buffer_tokens}) is more than batch.response_tokens "

@@ -162,15 +162,16 @@ def group_waits(rows: Sequence[Row], plan: Plan) -> list[GroupWaits]:
     found = []
     for number, group in enumerate(plan.groups):
         waits = [row["waits"][number] for row in timed]
-        reasons = {name: statistics.median(one.get(name, 0.0) for one in waits) for one in waits for name in one}
+        names = dict.fromkeys(name for one in waits for name in one)
+        reasons = {name: statistics.median(one.get(name, 0.0) for one in waits) for name in names}
         said = [
             f"{spoken(name)} {figure(seconds)} s"
             for name, seconds in sorted(reasons.items(), key=lambda pair: -pair[1])
             if seconds >= iteration / 100
         ]
         seconds = statistics.median(sum(one.values()) for one in waits)
-        names = ", ".join(spoken(name) for name in _ordered(group.tasks))
-        found.append(GroupWaits(names, len(group.devices), seconds, seconds / iteration, ", ".join(said) or "–"))
+        tasks = ", ".join(spoken(name) for name in _ordered(group.tasks))
+        found.append(GroupWaits(tasks, len(group.devices), seconds, seconds / iteration, ", ".join(said) or "–"))
     return found
 
 

@@ -59,6 +59,11 @@ class _Replica:
     hanging: set[Key] = field(default_factory=set)  # of these, those that are late
 
     @property
+    def measured(self) -> float | None:
+        """Return the speed of its stretches; None while it has drawn none."""
+        return self.tokens / self.seconds if self.tokens and self.seconds else None
+
+    @property
     def load(self) -> float:
         """Return how long it has to do with one more sample, by the rate of as many sequences as planned."""
         return (len(self.under_way) + 1) / (self.speed * self.capacity.width)
@@ -91,7 +96,7 @@ class Dispatch:
     def __init__(self, replicas: Mapping[str, Capacity], longest: int, stretch: int) -> None:
         """Dispatch samples of at most `longest` tokens to `replicas`, at most `stretch` tokens at a time."""
         self._replicas = {name: _Replica(capacity, capacity.speed) for name, capacity in replicas.items()}
-        self._longest, self._stretch = longest, stretch
+        self.stretch, self._longest = stretch, longest
         self._prompts: dict[int, _Prompt] = {}
         self._paused: list[Key] = []  # begun, and nobody draws them
         self._lacking: list[float] = []  # what open samples lack, in order
@@ -222,7 +227,7 @@ class Dispatch:
     def _is_late(self, name: str, key: Key, now: float) -> bool:
         replica = self._replicas[name]
         elapsed = now - replica.under_way[key]
-        return replica.seconds > 0 and elapsed > max(LATE_SECONDS, LATE_FACTOR * self._stretch / replica.speed)
+        return replica.measured is not None and elapsed > max(LATE_SECONDS, LATE_FACTOR * self.stretch / replica.speed)
 
     def _drawing(self) -> list[Begun]:
         return [(name, key) for name, replica in self._replicas.items() for key in replica.under_way]
@@ -256,8 +261,8 @@ class Dispatch:
     def _measure(self, replica: _Replica, tokens: int, seconds: float) -> None:
         """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
         replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
-        ratios = [r.tokens / r.seconds / r.capacity.speed for r in self._replicas.values() if r.tokens and r.seconds]
+        found = [(one.measured, one.capacity.speed) for one in self._replicas.values()]
+        ratios = [measured / planned for measured, planned in found if measured is not None]
         unit = sum(ratios) / len(ratios) if ratios else 1.0
         for one in self._replicas.values():
-            measured = one.tokens and one.seconds
-            one.speed = one.tokens / one.seconds if measured else one.capacity.speed * unit
+            one.speed = one.measured or one.capacity.speed * unit

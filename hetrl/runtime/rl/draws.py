@@ -67,20 +67,23 @@ class _Open:
     stretches: list[Stretch] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
 
+    def fail(self, error: BaseException) -> None:
+        """Raise an error where the sample is waited for, if it still is."""
+        if not self.result.done():
+            self.result.set_exception(error)
+
 
 class Draws:
-    """Draws samples at the replicas of a dispatch, `stretch` tokens at a time; `on_lost` hears who failed and how."""
+    """Draws samples at the replicas of a dispatch; `on_lost` hears who failed and how."""
 
     def __init__(
         self,
         member: Member,
         dispatch: Dispatch,
-        stretch: int,
         on_lost: Callable[[str, HetrlError], None],
         timeline: Timeline,
     ) -> None:
-        self._timeline = timeline
-        self._member, self._dispatch, self._stretch, self._on_lost = member, dispatch, stretch, on_lost
+        self._member, self._dispatch, self._on_lost, self._timeline = member, dispatch, on_lost, timeline
         self._prompts, self._numbers = itertools.count(), itertools.count()
         self._open: dict[Key, _Open] = {}
         self._asked: dict[Begun, tuple[asyncio.Task[None], int]] = {}
@@ -103,7 +106,7 @@ class Draws:
         self._open |= opened
         self._dispatch.add(prompt, batch, len(requests))
         try:
-            self._go(self._dispatch.next(loop.time()))
+            self._go_on()
             if self._clock is None:
                 self._tick()
             return tuple(await asyncio.gather(*(one.result for one in opened.values())))
@@ -121,9 +124,13 @@ class Draws:
         if not self._dispatch.replicas:
             self._fail(HetrlError(f"no replica is left to draw samples; the last one: {error}"))
             return
-        self._go(self._dispatch.next(asyncio.get_running_loop().time()))
+        self._go_on()
 
-    def _go(self, begun: Sequence[Begun]) -> None:
+    def _go_on(self) -> None:
+        """Let every replica that has room begin what it takes."""
+        self._begin(self._dispatch.next(asyncio.get_running_loop().time()))
+
+    def _begin(self, begun: Sequence[Begun]) -> None:
         for name, key in begun:
             number = next(self._numbers)
             task = asyncio.ensure_future(self._ask(name, key, number))
@@ -148,13 +155,13 @@ class Draws:
             self._failed(name, key, error)
         else:
             self._take(name, key, part, Stretch(name, len(part.tokens), sent, loop.time()), seconds)
-        self._go(self._dispatch.next(loop.time()))
+        self._go_on()
 
     def _next(self, one: _Open, number: int) -> wire.Generate:
         have = len(one.so_far.tokens)
         sampling = wire.Sampling(
             samples=1,
-            max_tokens=min(self._stretch, one.request.max_tokens - have),
+            max_tokens=min(self._dispatch.stretch, one.request.max_tokens - have),
             temperature=one.request.temperature,
             top_p=1.0,
             seed=one.request.seed(have),
@@ -171,13 +178,14 @@ class Draws:
         self._withdraw(self._dispatch.advanced(name, key, len(part.tokens), seconds, complete=complete))
         if complete:
             del self._open[key]
-            one.result.set_result(Drawn(one.so_far, tuple(one.stretches)))
+            if not one.result.done():  # the run may have failed in this very moment
+                one.result.set_result(Drawn(one.so_far, tuple(one.stretches)))
 
     def _failed(self, name: str, key: Key, error: HetrlError) -> None:
-        if (one := self._open.get(key)) is not None:
-            one.failed.add(name)
-            if len(one.failed) >= MOST_FAILURES and not one.result.done():
-                one.result.set_exception(error)
+        one = self._open[key]
+        one.failed.add(name)
+        if len(one.failed) >= MOST_FAILURES:
+            one.fail(error)
         self.lost(name, error)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -187,8 +195,7 @@ class Draws:
 
     def _fail(self, error: BaseException) -> None:
         for one in self._open.values():
-            if not one.result.done():
-                one.result.set_exception(error)
+            one.fail(error)
 
     def _withdraw(self, in_vain: Sequence[Begun]) -> None:
         """Tell replicas that nobody wants what they draw."""
@@ -210,7 +217,7 @@ class Draws:
         self._clock = None
         if self._open:
             loop = asyncio.get_running_loop()
-            self._go(self._dispatch.late(loop.time()))
+            self._begin(self._dispatch.late(loop.time()))
             self._clock = loop.call_later(TICK_SECONDS, self._tick)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, OLD_LOGPROBS
+from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, CRITIC_WEIGHT_SYNC, OLD_LOGPROBS, WEIGHT_SYNC
 
-WEIGHT_SYNC, CRITIC_WEIGHT_SYNC = "weight_sync", "critic_weight_sync"
 CONTROLLER = "controller"  # what is waited for when no other task is at work: rewards by rule, batches, files
 _AT_ONCE_SECONDS = 0.001
 

@@ -150,10 +150,11 @@ class Turns:
 
     async def _give(self, group: _Group, task: str | None) -> None:
         """Let who is awake sleep and wake a task; nothing happens where it is awake."""
-        if group.awake == task:
+        changes = task or group.awake
+        if group.awake == task or changes is None:
             return
         start = time.monotonic()
-        with self.timeline.of(task or group.awake or ""):
+        with self.timeline.of(changes):
             await self._change(group, task)
         self.seconds += time.monotonic() - start
 

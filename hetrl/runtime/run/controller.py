@@ -71,14 +71,21 @@ class Run:
         links = LinkMeter(member, (context.lead_site, *others))
         samples = SampleFiles(context.directory, self.experiment.rollouts, self._text)
         self.iterations = Iterations(
-            *(self.experiment, self.learner, self.versions, self.publish, record, samples, links), context.plan.groups
+            self.experiment,
+            self.learner,
+            self.versions,
+            self.publish,
+            record,
+            samples,
+            links,
+            context.plan.groups,
         )
 
     def _make_draws(self) -> Draws:
         replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
         capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
         dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, STRETCH_TOKENS)
-        return Draws(self.member, dispatch, STRETCH_TOKENS, self.lost, self.turns.timeline)
+        return Draws(self.member, dispatch, self.lost, self.turns.timeline)
 
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
@@ -88,7 +95,7 @@ class Run:
             scorer=scorer,
             reward=self.experiment.reward,
             stop_tokens=self.stop_tokens,
-            batch_prompts=batch.samples // algorithm.samples_per_prompt,
+            batch_prompts=self.experiment.prompts,
             samples_per_prompt=algorithm.samples_per_prompt,
             prompt_tokens=batch.prompt_tokens,
             response_tokens=batch.response_tokens,
@@ -130,9 +137,9 @@ class Run:
             async with self.turns.of(ACTOR_TRAINING):
                 await self.tasks.actor.publish(self.versions.actor, tuple(self.tasks.reference.worlds))
             self.versions.reference = self.versions.actor
-        prompts = self.experiment.batch.samples // self.experiment.algorithm.samples_per_prompt
         staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
-        feed = Feed(self.draw, prompts, staleness, self.experiment.steps, self.versions.actor, max_draws)
+        prompts, steps = self.experiment.prompts, self.experiment.steps
+        feed = Feed(self.draw, prompts, staleness, steps, self.versions.actor, max_draws)
         try:
             await self.iterations.run(feed)
         finally:

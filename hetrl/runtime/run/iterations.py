@@ -24,13 +24,20 @@ from hetrl.runtime import wire
 from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
-from hetrl.runtime.rl.timeline import CRITIC_WEIGHT_SYNC, WEIGHT_SYNC, waits
+from hetrl.runtime.rl.timeline import waits
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
 from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.wire.arrays import Arrays
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING, GENERATION_WAIT
+from hetrl.workload import (
+    ACTOR_GENERATION,
+    ACTOR_TRAINING,
+    CRITIC_TRAINING,
+    CRITIC_WEIGHT_SYNC,
+    GENERATION_WAIT,
+    WEIGHT_SYNC,
+)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
+from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup, mean_of
 from hetrl.runtime.run.context import Context
 
@@ -114,12 +115,9 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
     per replica tokens and the seconds from its first stretch asked for to its last one here.
     """
     samples = [sample for group in groups for sample in group.samples]
-    replicas, first = dict[str, dict[str, float]](), dict[str, float]()
+    drawn: dict[str, list[Stretch]] = {}
     for one in sorted((one for group in groups for one in chain(*group.stretches)), key=lambda one: one.sent):
-        row = replicas.setdefault(one.replica, {"tokens": 0, "seconds": 0.0})
-        row["tokens"] += one.tokens
-        first.setdefault(one.replica, one.sent)
-        row["seconds"] = round(max(row["seconds"], one.back - first[one.replica]), 4)
+        drawn.setdefault(one.replica, []).append(one)
     versions = Counter(str(span.version) for sample in samples for span in sample.versions)
     return {
         "reward": round(mean_of(group.rewards for group in groups), 6),
@@ -128,7 +126,13 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
         "tokens": sum(len(sample.tokens) for sample in samples),
         "truncated": sum(sample.finish_reason == "length" for sample in samples),
         "versions": dict(versions),
-        "replicas": replicas,
+        "replicas": {
+            name: {
+                "tokens": sum(one.tokens for one in parts),
+                "seconds": round(max(one.back for one in parts) - parts[0].sent, 4),
+            }
+            for name, parts in drawn.items()
+        },
         **tally([judgement for group in groups for judgement in group.judgements]),
     }
 

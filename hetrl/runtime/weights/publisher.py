@@ -59,12 +59,8 @@ class Publisher:
             match reply:
                 case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=seconds)) if arrived == digest:
                     applied[receiver] = seconds
-                case Envelope(message=wire.WeightsApplied(digest=arrived)):
-                    failed[receiver] = f"{receiver}: weight version {version} arrived as {arrived}, sent as {digest}"
-                case Envelope(message=wire.WeightsRejected(cause=cause)):
-                    failed[receiver] = f"{receiver}: refused weight version {version}: {cause}"
                 case Envelope(message=other):
-                    failed[receiver] = f"{receiver}: answered {type(other).__name__} to weight version {version}"
+                    failed[receiver] = f"{receiver}: {_refusal(other, version, digest)}"
                 case HetrlError() as error if not isinstance(error, RunAborted):
                     failed[receiver] = str(error)
                 case BaseException() as error:
@@ -79,3 +75,14 @@ class Publisher:
             apply_seconds=applied,
             failed=failed,
         )
+
+
+def _refusal(answer: wire.Message, version: int, digest: str) -> str:
+    """Return why a receiver that answers so has not the version of this digest."""
+    match answer:
+        case wire.WeightsApplied(digest=arrived):
+            return f"weight version {version} arrived as {arrived}, sent as {digest}"
+        case wire.WeightsRejected(cause=cause):
+            return f"refused weight version {version}: {cause}"
+        case other:
+            return f"answered {type(other).__name__} to weight version {version}"
