@@ -20,12 +20,14 @@ sys.path.insert(0, str(ROOT))  # the lab is among the tests
 
 from hetrl.describe.sites import SiteFile
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
+from hetrl.workload import ACTOR_GENERATION
 from lab import pods, wan
 from lab.lab import Lab
 from lab.shape import Site
 from launch.site_ways import links_of
 
 SITES = ("alpha", "beta", "gamma")
+MEMBERS = [f"{site}/{role}/0" for site in SITES for role in ("actor_training", "actor_training.rank", ACTOR_GENERATION)]
 INTERFACE = "eth0"  # of every node
 _PORT = 7400
 _GATEWAY = (sys.executable, "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
@@ -56,7 +58,7 @@ class LabSites:
             self.folder(site).mkdir(mode=0o700)  # else the gateway opens no unix socket there
             write_keys(self.folder(site) / "keys.json", keys[site])
             described = {"run": "run", "site": site, "bind": self.endpoints[site], "hold_seconds": 60}
-            described |= {"keys": "keys.json", **links.to_json()}
+            described |= {"members": MEMBERS, "keys": "keys.json", **links.to_json()}
             (self.folder(site) / "gateway.json").write_text(json.dumps(described))
 
     def folder(self, site: str) -> Path:

@@ -56,7 +56,7 @@ class World:
     """The ranks of one backend, one per site."""
 
     def __init__(self, sites: LabSites, backend: str) -> None:
-        ranks = [f"{site}/trainer/0" for site in SITES]
+        ranks = [f"{site}/actor_training.rank/0" for site in SITES]
         setup = {"backend": backend, "ranks": ranks, "gateways": sites.endpoints}
         setup["store"] = [sites.address(SITES[0]), _STORE_PORT]
         command = [sys.executable, str(ROOT / "benchmarks" / "_group_rank.py"), json.dumps(setup)]

@@ -26,6 +26,7 @@ from hetrl.plan.plan import Plan
 from hetrl.problem import with_places
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.wire.keys import SiteKeys, write_keys
+from hetrl.runtime.wire.members import everyone
 from launch.render import ARRAY, Command, Job
 from launch.site_ways import write_relay_keys
 
@@ -198,7 +199,8 @@ def stage(
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
-        connected = {**shared, **listen.get(site, {}), "hold_seconds": hold_seconds, "keys": "keys.json"}
+        known = {"members": everyone(plan), "hold_seconds": hold_seconds, "keys": "keys.json"}
+        connected = {**shared, **listen.get(site, {}), **known}
         relay_keys = write_relay_keys(directory, run.id, links[site], relay_secrets)
         replace_json(directory / "gateway.json", {**connected, **relay_keys, **links[site].to_json()})
         write_keys(directory / "keys.json", keys[site])

@@ -73,6 +73,10 @@ def _line(event: Mapping[str, Any]) -> str | None:
         case "member_ready":
             engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
             return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
+        case "replica_lost":
+            return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
+        case "refused":
+            return f"refused: {refused_line(event['offences'])}; the logs of these sites' gateways say what"
         case "go":
             count = len(event["members"])
             return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"
@@ -83,6 +87,16 @@ def _line(event: Mapping[str, Any]) -> str | None:
         case "warm_start":
             return f"warm start: {event['steps']} supervised steps, sampled reward {event['reward']:.2f}"
     return None
+
+
+def refused_line(offences: Mapping[str, Mapping[str, int]]) -> str:
+    """Return `8 messages of beta at alpha`."""
+    parts = [
+        f"{count} message{'s' * (count > 1)} of {peer} at {site}"
+        for site, by in offences.items()
+        for peer, count in by.items()
+    ]
+    return ", ".join(parts)
 
 
 def job_standing(job: Mapping[str, Any]) -> str:

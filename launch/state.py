@@ -27,6 +27,9 @@ class State:
     processes: tuple[Mapping[str, Any], ...] = ()  # site, name, pid, created, code (None while it runs)
     jobs: tuple[Mapping[str, Any], ...] = ()  # site, name, key, id, submit_time, state, reason, start, nodes (Slurm)
     silent: Mapping[str, str] = field(default_factory=dict)  # site that does not answer -> what was said instead
+    refused: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict
+    )  # site -> who sent what it refused, how often
     launcher: Mapping[str, Any] | None = None  # pid, created
     cause: str | None = None
     exit_code: int | None = None
@@ -78,6 +81,10 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             return _with_process(state, event["site"], process["name"], {**process, "code": None})
         case "member_ready":
             return replace(state, members={**state.members, event["member"]: "ready"})
+        case "replica_lost":
+            return replace(state, members={**state.members, event["member"]: "lost"})
+        case "refused":
+            return replace(state, refused=event["offences"])
         case "go":
             members = {**state.members, **dict.fromkeys(event["members"], "running")}
             return state if state.ended else replace(state, phase="running", members=members)

@@ -21,6 +21,7 @@ from hetrl.files import replace_json
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.instruments.probe import PROBE_FILE, ProbeFile, gateway_file, most_seconds
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS
+from hetrl.runtime.wire import PROBE, address
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, RemoteJobs, RemoteTask
 from launch.ports import gateway_endpoints
@@ -112,6 +113,7 @@ def _stage_links(
     secrets = relay_secrets(file for file in files if links[file.name].relays)
     keys = make_run_keys([file.name for file in files])
     ways = {name: {peer: way.way for peer, way in one.links.items()} for name, one in links.items()}
+    members = [address(file.name, PROBE, number) for file in files for number in range(len(wanted.streams))]
     for file in files:
         directory, own = here[file.name], links[file.name] if local else with_endpoint_files(links[file.name], there)
         bind = endpoints[file.name] if local else None
@@ -121,7 +123,9 @@ def _stage_links(
         replace_json(directory / PROBE_FILE, asdict(asked))
         write_keys(directory / "keys.json", keys[file.name])
         listen = {"bind": bind, "interface": file.interface, "port": file.gateway_port}
-        _write_gateways(directory, asked, {**listen, "hold_seconds": wanted.wait_seconds}, own, secrets)
+        _write_gateways(
+            directory, asked, {**listen, "members": members, "hold_seconds": wanted.wait_seconds}, own, secrets
+        )
 
 
 def _write_gateways(

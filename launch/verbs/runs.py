@@ -17,7 +17,7 @@ from launch.collect import Collector
 from launch.life import bring_up
 from launch.local import carrying, processes_of, stop_processes
 from launch.run_directory import Run, find_run, lead_site_of
-from launch.show import columns, from_here
+from launch.show import columns, from_here, refused_line
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere, cancel_jobs, job_rows, living_jobs, refresh
@@ -55,6 +55,8 @@ def status_rows(run: Run, state: State, living: int) -> list[tuple[str, str]]:
         rows.append(("reward", f"{state.reward:.3f}"))
     if not state.ended:
         rows += [("member", f"{member} {what}") for member, what in sorted(state.members.items())]
+    if state.refused:
+        rows.append(("refused", refused_line(state.refused)))
     rows += job_rows(state)
     if state.processes:
         rows.append(("processes", f"{living} of {len(state.processes)} live"))

@@ -15,6 +15,7 @@ from hetrl.files import replace_json
 from hetrl.plan.document import read_plan
 from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.wire.keys import make_run_keys, read_keys
+from hetrl.runtime.wire.members import everyone
 from launch.render import commands, render
 from launch.run_directory import (
     HOLD_MARGIN_SECONDS,
@@ -76,6 +77,7 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
         "run": run.id,
         "site": "beta",
         "bind": GATEWAYS["beta"],
+        "members": list(everyone(plan)),
         "hold_seconds": quick_experiment().launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS,
         "keys": "keys.json",
         "links": {

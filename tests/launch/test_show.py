@@ -103,3 +103,12 @@ def test_granted_nodes_are_held_as_a_whole_and_granted_gpus_alone():
 def test_prompts_that_were_left_out_are_told():
     event = {"kind": "prompts_left_out", "prompts": 7473, "left_out": 12, "limit": 512}
     assert Lines().line(event) == "12 of 7473 prompts are longer than 512 tokens: left out"
+
+
+def test_who_is_lost_and_what_was_refused_is_told():
+    lost = {"kind": "replica_lost", "member": "beta/actor_generation/0", "cause": "out of memory"}
+    assert Lines().line(lost) == "beta/actor_generation/0 is lost, its samples are drawn elsewhere: out of memory"
+    refused = {"kind": "refused", "offences": {"alpha": {"beta": 8, "gamma": 1}}}
+    assert Lines().line(refused) == (
+        "refused: 8 messages of beta at alpha, 1 message of gamma at alpha; the logs of these sites' gateways say what"
+    )

@@ -141,3 +141,11 @@ def test_metrics_go_on_where_a_full_disk_cut_them(tmp_path):
     run.metrics.write_text('{"step": 1}\n{"st')
     Collector(run, "alpha").collect()
     assert [row["step"] for row in read_lines(run.metrics)] == [1, 2]
+
+
+def test_a_lost_replica_and_refused_messages_are_part_of_the_state():
+    lost = event("replica_lost", member="beta/actor_generation/0", cause="out of memory")
+    state = fold([PLANNED, GO, lost, event("refused", offences={"alpha": {"beta": 8}})])
+    assert state.members == {"alpha/actor_training/0": "running", "beta/actor_generation/0": "lost"}
+    assert state.refused == {"alpha": {"beta": 8}}
+    assert json.loads(json.dumps(state.to_json()))["refused"] == {"alpha": {"beta": 8}}

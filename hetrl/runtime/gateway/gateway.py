@@ -5,6 +5,9 @@
 A gateway routes and forgets. It never stops reading, so that no two sites can wait for each other; what it cannot hold
 it drops, and the members see to it that everything arrives once and in order (`transport.exchange`). What will
 never arrive comes back to its source as `Undeliverable`.
+
+It knows who takes part in the run. From another site it takes what a member there says to members here, and nothing
+else; a site that sends something else time and again is cut off.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -29,15 +33,16 @@ from hetrl.runtime.gateway.zap import ZapHandler
 from hetrl.runtime.transport.chunks import bytes_of
 from hetrl.runtime.transport.endpoints import listen
 from hetrl.runtime.transport.lane import Attempt, Parcel, now
+from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
+from hetrl.runtime.wire.authority import OfTheTable
 from hetrl.runtime.wire.keys import SiteKeys
 
 HOLD_SECONDS = 300.0  # engines take minutes to come up, in any order
 PATIENCE_SECONDS = 30.0
 # The windows of eight senders. A lane that is full drops chunks, which their senders send again.
 LANE_BYTES = 512 * 2**20
-SEATS = 4096  # members of one site that a gateway knows of
 _TICK_SECONDS = 0.1
 
 _log = logging.getLogger(__name__)
@@ -46,11 +51,12 @@ _log = logging.getLogger(__name__)
 class Gateway:
     """Hands messages from members of `site` to members anywhere in `run`; `serve` does the work.
 
-    `peers` are the endpoints of the other sites' gateways; each is reached by one connection for control and `STREAMS`
-    for the rest, unless `streams` names another number. In `directory`, of mode 0700, members of this node find a unix
-    socket. Messages for a member or a site that is not up yet are held for `hold_seconds`; a site that was up and does
-    not answer for `patience_seconds` is given up until it does. At most `lane_bytes` of control messages and as much of
-    the rest wait for each destination.
+    `members` are the addresses that there are, beside those of the gateways. `peers` are the endpoints of the other
+    sites' gateways; each is reached by one connection for control and `STREAMS` for the rest, unless `streams`
+    names another number. In `directory`, of mode 0700, members of this node find a unix socket. Messages for a
+    member or a site that is not up yet are held for `hold_seconds`; a site that was up and does not answer for
+    `patience_seconds` is given up until it does. At most `lane_bytes` of control messages and as much of the rest
+    wait for each destination.
     """
 
     def __init__(
@@ -60,23 +66,23 @@ class Gateway:
         bind_endpoint: str,
         peers: Mapping[str, str],
         keys: SiteKeys,
+        members: Container[str],
         *,
         directory: Path | None = None,
         hold_seconds: float = HOLD_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
         streams: Mapping[str, int] = MappingProxyType({}),
-        seats: int = SEATS,
         lane_bytes: int = LANE_BYTES,
     ) -> None:
         strangers = sorted(set(peers) - set(keys.peers) - {site})
         if strangers or keys.site != site:
             raise HetrlError(f"{site}: the key file of {keys.site} does not fit (no key of {strangers}); submit again")
         self.site, self.address = site, gateway_of(site)
-        self.malformed = self.not_admitted = 0
-        self._run, self._keys = run, keys
+        self.not_admitted = 0
+        self._run, self._keys, self._members = run, keys, members
         self._bind_endpoint, self._directory = bind_endpoint, directory
         self._endpoints = {peer: endpoint for peer, endpoint in peers.items() if peer != site}
-        self._hold_seconds, self._lane_bytes, self._most_seats = hold_seconds, lane_bytes, seats
+        self._hold_seconds, self._lane_bytes = hold_seconds, lane_bytes
         self._links = {
             peer: PeerLink(
                 site,
@@ -89,6 +95,8 @@ class Gateway:
             for peer in self._endpoints
         }
         self._seats: dict[str, Seat] = {}
+        self._offences = Offences(self.address, self._cut_off)
+        self._refusals: Counter[str] = Counter()
         self._zap = ZapHandler(site, keys.site_by_key())
         self._stop = asyncio.Event()
         self._defect: BaseException | None = None
@@ -126,10 +134,12 @@ class Gateway:
     def stats(self) -> wire.LinkStatsReply:
         """Return what crossed the links, and what did not, so far."""
         seats = self._seats.values()
+        offences = sum((Counter(seat.hello.offences) for seat in seats), self._offences.counts)
         return wire.LinkStatsReply(
             links={peer: link.counters() for peer, link in self._links.items()},
             refused=self._zap.refused,
-            malformed=self.malformed,
+            malformed=offences.total(),
+            offences=dict(offences),
             not_admitted=self.not_admitted,
             chunks_dropped=sum(seat.chunks_dropped for seat in seats),
             chunks_resent=sum(seat.hello.chunks_resent for seat in seats),
@@ -151,43 +161,56 @@ class Gateway:
 
     def _hear(self, frames: list[zmq.Frame]) -> None:
         identity, *rest = frames
-        try:
-            self._admit(identity.bytes, rest)
-        except (msgspec.MsgspecError, ValueError, LookupError) as error:
-            self.malformed += 1
-            _log.warning("%s: dropped a malformed message: %s", self.site, error)
+        self.hear(str(rest[0].get("User-Id")), identity.bytes, rest)
 
-    def _admit(self, identity: bytes, frames: list[zmq.Frame]) -> None:
+    def hear(self, origin: str, identity: bytes, frames: Sequence[zmq.Frame]) -> None:
+        """Take one message that came with the key of the site `origin`."""
+        if self._offences.cause(origin) is not None:
+            return
+        try:
+            self._admit(identity, frames, origin)
+        except (msgspec.MsgspecError, ValueError, LookupError) as error:
+            self._offences.add(origin, error, forgiven=origin == self.site)
+
+    def _admit(self, identity: bytes, frames: Sequence[zmq.Frame], origin: str) -> None:
         """Take one message from a member of this site or from another gateway; raises ValueError on a bad one."""
         header = wire.decode_header(frames[0].buffer)
-        origin = str(frames[0].get("User-Id"))
         if header.run != self._run or wire.site_of(header.source) != origin or not header.to or len(frames) < 2:
             raise ValueError(f"from {header.source} of run {header.run} with the key of {origin}")
+        if header.source != gateway_of(origin) and header.source not in self._members:
+            raise ValueError(f"from {header.source}, who is no member of the run")
         if origin != self.site:
             self._links[origin].heard(bytes_of(frames))
+            here = [one for one in header.to if wire.site_of(one) == self.site and one != self.address]
+            strangers = [one for one in here if one not in self._members]
+            if strangers:
+                raise ValueError(f"from {header.source} to {strangers[0]}, who is no member of the run")
         if self.address in header.to:
             self._answer(header, wire.decode_message(frames[1].buffer), identity)
         self._route(header, frames, origin)
 
+    def _cut_off(self, site: str, cause: str) -> None:
+        """Give up a site of which nothing is heard any more."""
+        self._links[site].give_up(cause)
+        self._tell_members(wire.Undeliverable(receiver=site, cause=cause))
+
     def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
-        """Do what a message to the gateway itself asks."""
-        origin = wire.site_of(header.source)
+        """Do what a message to the gateway itself asks; raises ValueError where its source may not."""
+        if refusal := OfTheTable().refusal(message, header, self.address):
+            raise ValueError(refusal)
         match message:
-            case wire.Hello() if origin == self.site:
+            case wire.Hello():
                 self._greet(header.source, message, identity)
-            case wire.Echo(seconds=seconds) if origin in self._links:
+            case wire.Echo(seconds=seconds):
                 reply = wire.encode(self._header(header.source), wire.EchoReply(seconds=seconds))
-                self._links[origin].answer(reply)
-            case wire.EchoReply(seconds=seconds) if origin in self._links:
-                self._links[origin].echoed(seconds)
+                self._links[wire.site_of(header.source)].answer(reply)
+            case wire.EchoReply(seconds=seconds):
+                self._links[wire.site_of(header.source)].echoed(seconds)
             case wire.LinkStats():
                 self._say(header.source, self.stats(), reply_to=header.id)
 
     def _greet(self, address: str, hello: wire.Hello, identity: bytes) -> None:
         seat = self._seat(address)
-        if seat is None:
-            _log.warning("%s: %s", self.site, self._no_seat(address))
-            return
         known = seat.connected
         seat.greet(hello, identity)
         if seat.connected and not known:
@@ -195,7 +218,7 @@ class Gateway:
 
     # ---- to members and other gateways
 
-    def _route(self, header: wire.Header, frames: list[Any], origin: str) -> None:
+    def _route(self, header: wire.Header, frames: Sequence[Any], origin: str) -> None:
         """Queue a message once per other site and once per receiver here."""
         size_bytes = bytes_of(frames)
         for site, receivers in wire.by_site(tuple(dict.fromkeys(header.to))).items():
@@ -208,13 +231,13 @@ class Gateway:
                 self._offer(site, Parcel(header, frames, group, size_bytes))
 
     def _offer(self, site: str, parcel: Parcel) -> None:
-        if site == self.site:
-            seat = self._seat(parcel.receivers[0])
-            cause = seat.offer(parcel) if seat is not None else self._no_seat(parcel.receivers[0])
-        elif site in self._links:
-            cause = self._links[site].offer(parcel)
+        strangers = [one for one in parcel.receivers if one != gateway_of(site) and one not in self._members]
+        if strangers or not (site == self.site or site in self._links):
+            cause: str | None = f"{', '.join(strangers) or site} is no member of this run"
+        elif site == self.site:
+            cause = self._seat(parcel.receivers[0]).offer(parcel)
         else:
-            cause = f"{site} is not a site of this run"
+            cause = self._links[site].offer(parcel)
         if cause is not None:
             self._refuse(parcel, cause)
 
@@ -223,7 +246,10 @@ class Gateway:
         header = parcel.header
         if header.id == NO_ANSWER:
             return
-        _log.warning("%s: %s to %s refused: %s", self.site, header.source, ", ".join(parcel.receivers), cause)
+        self._refusals[header.source] += 1
+        if (number := self._refusals[header.source]).bit_count() == 1:  # the first, second, fourth, ...: no flood
+            receivers = ", ".join(parcel.receivers)
+            _log.warning("%s: %s to %s refused (%d): %s", self.site, header.source, receivers, number, cause)
         for receiver in parcel.receivers:
             undeliverable = wire.Undeliverable(receiver=receiver, cause=f"{self.address}: {cause}")
             self._say(header.source, undeliverable, reply_to=header.id)
@@ -237,18 +263,13 @@ class Gateway:
         """Return the header of a message of the gateway's own, which asks for no answer."""
         return wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER, reply_to=reply_to)
 
-    def _seat(self, address: str) -> Seat | None:
-        """Return the place of a member, made where it has none yet; None where there are too many."""
+    def _seat(self, address: str) -> Seat:
+        """Return the place of a member of this site, made where it has none yet."""
         if address not in self._seats:
-            if len(self._seats) >= self._most_seats:
-                return None
             self._seats[address] = Seat(
                 address, self._send, lane_bytes=self._lane_bytes, hold_seconds=self._hold_seconds
             )
         return self._seats[address]
-
-    def _no_seat(self, address: str) -> str:
-        return f"no place for {address}: {len(self._seats)} addresses of {self.site} are known already"
 
     def _send(self, frames: Sequence[Any]) -> Attempt:
         """Hand frames to the ROUTER, which tells who is gone."""

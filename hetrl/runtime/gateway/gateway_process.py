@@ -1,8 +1,9 @@
 """The process of one site's gateway: `python -m hetrl.runtime.gateway.gateway_process --member gateway.json`.
 
 gateway.json     run, site, bind (the gateway's endpoint; none: an address of this node, of `interface` and `port` where
-                 they are given, which goes to gateway.endpoint), hold_seconds, keys, relay_keys (file names),
-                 and the ways to the peers (`hetrl.runtime.gateway.ways.SiteLinks`): links, offers, proxy, ...
+                 they are given, which goes to gateway.endpoint), members (the addresses of the run), hold_seconds,
+                 keys, relay_keys (file names), and the ways to the peers (`hetrl.runtime.gateway.ways.SiteLinks`):
+                 links, offers, proxy, ...
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class GatewayFile:
     run: str
     site: str
     bind: str | None
+    members: frozenset[str]
     hold_seconds: float
     keys: str
     relay_keys: str | None = None
@@ -78,6 +80,7 @@ def read_gateway(path: Path) -> tuple[Gateway, Ways]:
         bind,
         ways.endpoints,
         keys,
+        described.members,
         directory=path.parent,
         hold_seconds=described.hold_seconds,
         streams={peer: way.streams for peer, way in links.links.items()},

@@ -122,14 +122,18 @@ class PeerLink:
         patience = self._hold_seconds if self._round_trip_seconds is None else self._patience_seconds
         if self.gone is not None or seconds - self._echoed_seconds <= patience:
             return None
-        self.gone = (
+        self.give_up(
             f"{self._site} -> {self.peer}: no connection for {patience:g} s; look into the gateways' logs of both "
             "sites, and at what lies between them"
         )
-        self._control.clear()
-        self._bulk.clear()
         _log.warning("%s", self.gone)
         return self.gone
+
+    def give_up(self, cause: str) -> None:
+        """Drop what waits, and refuse more until an answer to an echo is heard."""
+        self.gone = cause
+        self._control.clear()
+        self._bulk.clear()
 
     @property
     def settled(self) -> bool:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hetrl.errors import SiteUnreachableError, UsageError
+from hetrl.text import printable
 
 BUFFER_BYTES = 256 * 1024  # per direction of a splice, and all that it holds
 CONNECT_SECONDS = 10.0
@@ -237,5 +238,4 @@ def status_of(answer: bytes) -> tuple[int, str]:
     number, _, reason = rest.partition(" ")
     if not version.startswith("HTTP/1.") or len(number) != 3 or not (number.isascii() and number.isdigit()):
         return 0, "(not HTTP)"
-    # Printable text only: it goes to the log.
-    return int(number), "".join(letter for letter in reason if letter.isprintable())[:80]
+    return int(number), printable(reason, 80)

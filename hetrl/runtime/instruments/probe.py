@@ -34,7 +34,6 @@ from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, read_endpoint
 from hetrl.runtime.wire.keys import read_keys
 
-PROBE = "probe"
 PROBE_FILE, READY_FILE, GO_FILE, LINKS_FILE = "probe.json", "ready", "go.json", "links.json"
 MEET_SECONDS = 60.0  # for tunnels and relays to come up, once every site's task runs
 SPARE_SECONDS = 60.0  # for the load's ramp on a slow link, beside the seconds that it lasts
@@ -91,7 +90,7 @@ async def probe(directory: Path) -> None:
     for number, streams in enumerate(asked.streams):
         if number > 0:
             gateway, ways = read_gateway(directory / gateway_file(streams))
-        member = Member(wire.address(asked.site, PROBE, number), asked.run, endpoint, keys, directory)
+        member = Member(wire.address(asked.site, wire.PROBE, number), asked.run, endpoint, keys, directory)
         async with serving(gateway, ways), member:
             answering = asyncio.create_task(answer(member, most_seconds(len(asked.streams), asked.seconds, len(sites))))
             if leads:
@@ -189,7 +188,7 @@ class Found:
 
 async def lead(member: Member, sites: Sequence[str], asked: ProbeFile, number: int, found: Found) -> None:
     """Have every pair of sites measured, one at a time; a site or pair that fails is noted, and the rest goes on."""
-    probes = {site: wire.address(site, PROBE, number) for site in sites}
+    probes = {site: wire.address(site, wire.PROBE, number) for site in sites}
     met = await asyncio.gather(*(_meet(member, site, probes[site], found) for site in sites))
     there = [site for site, is_there in zip(sites, met, strict=True) if is_there]
     for source, target in itertools.permutations(there, 2):

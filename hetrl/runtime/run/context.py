@@ -20,41 +20,17 @@ from hetrl.describe.experiment import Experiment
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError
 from hetrl.plan.document import read_plan
-from hetrl.plan.plan import Plan, TaskPlan, site_of, worlds
+from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.rl.turns import Party
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
 from hetrl.runtime.wire.keys import read_keys
+from hetrl.runtime.wire.members import World, addresses_of, worlds_of
 from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
 
 HEARTBEAT_SECONDS = 2.0
-RANK = ".rank"  # what the roles of a world's ranks add to the name of their task
 GENERATION = ACTOR_GENERATION
-
-
-@dataclass(frozen=True)
-class World:
-    """The ranks of a Megatron task that compute together: `plan` is their part of it, `task` and `number` its name.
-
-    The ranks of a task are counted through all of its worlds; `first` is the number of this one's rank 0.
-    """
-
-    task: str
-    number: int
-    first: int
-    plan: TaskPlan
-
-    @property
-    def address(self) -> str:
-        """Return the address of the world: its rank 0 speaks for it."""
-        return wire.address(site_of(self.plan.rank_order()[0]), self.task, self.number)
-
-    @property
-    def ranks(self) -> tuple[str, ...]:
-        """Return the addresses at which the ranks meet, in rank order."""
-        devices = enumerate(self.plan.rank_order(), self.first)
-        return tuple(wire.address(site_of(device), self.task + RANK, rank) for rank, device in devices)
 
 
 @dataclass(frozen=True)
@@ -101,11 +77,7 @@ class Context:
 
     def worlds(self, task: str) -> tuple[World, ...]:
         """Return the worlds of a Megatron task."""
-        found, first = [], 0
-        for number, plan in enumerate(worlds(task, self.plan.tasks[task])):
-            found.append(World(task, number, first, plan))
-            first += len(plan.devices)
-        return tuple(found)
+        return worlds_of(self.plan, task)
 
     def place(self, task: str, rank: int) -> tuple[World, int]:
         """Return the world of a rank of a Megatron task, and its rank there."""
@@ -124,10 +96,7 @@ class Context:
     @cached_property
     def replicas(self) -> tuple[str, ...]:
         """Return the addresses of the generation replicas, in the plan's order."""
-        return tuple(
-            wire.address(site_of(replica.devices[0]), GENERATION, number)
-            for number, replica in enumerate(self.plan.tasks[GENERATION].replicas)
-        )
+        return self.addresses(GENERATION)
 
     @cached_property
     def members(self) -> tuple[str, ...]:
@@ -150,7 +119,7 @@ class Context:
 
     def addresses(self, task: str) -> tuple[str, ...]:
         """Return the members of a task: the replicas of generation, the worlds of a Megatron task."""
-        return self.replicas if task == GENERATION else tuple(world.address for world in self.worlds(task))
+        return addresses_of(self.plan, task)
 
 
 def read_context(directory: Path) -> Context:

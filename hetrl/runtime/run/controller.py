@@ -104,6 +104,12 @@ class Run:
         )
         return Sampler(self.draws, self.turns, settings)
 
+    def spare(self, member: str, error: HetrlError) -> bool:
+        """Whether the run goes on without a member: it does without a replica of generation, as long as one is left."""
+        if member in self.draws.replicas:
+            self.draws.lost(member, error)
+        return member in self.context.replicas
+
     def lost(self, replica: str, error: HetrlError) -> None:
         """Go on without a replica of generation."""
         self.turns.forget(replica)
@@ -200,7 +206,8 @@ async def control(context: Context) -> None:
             await membership.gather(context.experiment.launch.gang_timeout_seconds, turns)
             record.events.append("go", epoch=1, members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
-                await _first_to_end(Run(context, member, turns, record, scorer).train(), membership.watch())
+                run = Run(context, member, turns, record, scorer)
+                await _first_to_end(run.train(), membership.watch(run.spare))
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)

@@ -12,8 +12,9 @@ from hetrl.plan.plan import TaskPlan
 from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings
 from hetrl.runtime.megatron.hf_weights import architecture_of, random_weights, with_scalar_head
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.run.context import Context, World
+from hetrl.runtime.run.context import Context
 from hetrl.runtime.weights.model_directory import ensure_model_directory
+from hetrl.runtime.wire.members import World
 from hetrl.workload import ACTOR_TRAINING, TRAININGS, Architecture, architecture, has_language_head
 
 CHECKPOINTS = Path("checkpoints")

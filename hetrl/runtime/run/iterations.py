@@ -152,6 +152,7 @@ class Iterations:
         }
         self.samples.write(ours.step, ours.groups)
         self.record.step(row, self.experiment.steps)
+        self.record.refused(self.links.offences)
 
     async def train_actor(
         self, ours: Prepared, batch: asyncio.Future[Arrays], feed: Feed, start: float, *, warms_up: bool

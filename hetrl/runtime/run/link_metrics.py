@@ -1,4 +1,4 @@
-"""What crossed the links in each step, as the gateways count it."""
+"""What crossed the links in each step and what was refused, as the gateways count it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import msgspec
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member, RunAborted
+from hetrl.text import printable
 
 ASK_SECONDS = 5.0
 OTHERS_EVERY_STEPS = 10  # the gateways of other sites are a round trip away
+MOST_OFFENDERS = 64  # of one site's word
 
 _log = logging.getLogger(__name__)
 
@@ -25,16 +27,23 @@ class LinkMeter:
     def __init__(self, member: Member, sites: Sequence[str]) -> None:
         self._member, self._sites = member, sites
         self._known: dict[str, wire.LinkCounters] = {}
+        self.offences: dict[str, dict[str, int]] = {}  # messages refused at each site, by who sent them
 
     async def read(self, step: int) -> dict[str, Any]:
         """Return the row entries `links`, per link since it was read last, and `bytes_per_link`, since its start.
 
-        Links of the lead site are read in every step, those between other sites in every tenth. A gateway that does not
-        answer in time is left out: no step fails for want of a metric. Raises RunAborted.
+        The lead site's gateway is read in every step, the others in every tenth. One that does not answer in time is
+        left out: no step fails for want of a metric. Raises RunAborted.
         """
-        asked = self._sites[:-1] if step % OTHERS_EVERY_STEPS == 0 else self._sites[:1]
+        asked = self._sites if step % OTHERS_EVERY_STEPS == 0 else self._sites[:1]
         links: dict[str, dict[str, float | None]] = {}
-        for site, counters in zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True):
+        for site, stats in zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True):
+            if stats is None:
+                continue
+            counters = stats.links
+            if stats.offences:
+                named = sorted(stats.offences.items(), key=lambda pair: -pair[1])[:MOST_OFFENDERS]
+                self.offences[site] = {printable(peer): count for peer, count in named}
             # Each link has two ends; the site that is named first tells of it.
             for peer in self._sites[self._sites.index(site) + 1 :]:
                 if peer in counters:
@@ -44,14 +53,14 @@ class LinkMeter:
         total = {name: known.bytes_sent + known.bytes_received for name, known in self._known.items()}
         return {"links": links, "bytes_per_link": total}
 
-    async def _ask(self, site: str) -> dict[str, wire.LinkCounters]:
+    async def _ask(self, site: str) -> wire.LinkStatsReply | None:
         try:
-            return (await link_stats(self._member, site, ASK_SECONDS)).links
+            return await link_stats(self._member, site, ASK_SECONDS)
         except RunAborted:
             raise
         except HetrlError as error:
             _log.warning("%s", error)
-            return {}
+            return None
 
 
 async def link_stats(member: Member, site: str, timeout_seconds: float) -> wire.LinkStatsReply:

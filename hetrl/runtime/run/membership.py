@@ -16,6 +16,14 @@ POLL_SECONDS = 1.0
 LAST_WORD_SECONDS = 5.0  # a member that gives up at the deadline says why
 
 
+class _MemberLost(Exception):  # noqa: N818 - it says what happened to the member
+    """A member, or a whole site, cannot take part any more."""
+
+    def __init__(self, member: str, error: HetrlError) -> None:
+        super().__init__(str(error))
+        self.member, self.error = member, error
+
+
 class Membership:
     """The members that a controller waits for and watches."""
 
@@ -42,6 +50,8 @@ class Membership:
                 await self._hear()
                 if starting.done():
                     starting.result()
+        except _MemberLost as lost:
+            raise lost.error from None
         finally:
             starting.cancel()
         await self._member.send(self._expected, wire.Go(epoch=1, members=self._expected))
@@ -50,16 +60,26 @@ class Membership:
         """Wait for the first word of a member."""
         await self._connected[name].wait()
 
-    async def watch(self) -> None:
-        """Hear the members for as long as the run lasts; raises HetrlError naming one that failed or fell silent."""
+    async def watch(self, spare: Callable[[str, HetrlError], bool]) -> None:
+        """Hear the members for as long as the run lasts; raises HetrlError naming one that failed or fell silent.
+
+        Of each such member `spare` is asked first whether the run goes on without it, and it is not watched any more.
+        """
         while True:
-            await self._hear()
-            now = time.monotonic()
-            for name, seen in self._last_seen.items():
-                if now - seen > SILENCE_SECONDS:
-                    raise HetrlError(
-                        f"{wire.site_of(name)}: {name} has been silent for {SILENCE_SECONDS:g} s; look into its log"
-                    )
+            try:
+                await self._hear()
+                self._check_silence()
+            except _MemberLost as lost:
+                if not spare(lost.member, lost.error):
+                    raise lost.error from None
+                self._last_seen.pop(lost.member, None)
+
+    def _check_silence(self) -> None:
+        now = time.monotonic()
+        for name, seen in self._last_seen.items():
+            if now - seen > SILENCE_SECONDS:
+                silent = f"{name} has been silent for {SILENCE_SECONDS:g} s; look into its log"
+                raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}"))
 
     async def _hear(self) -> None:
         """Take one message, or none within the poll interval."""
@@ -68,7 +88,8 @@ class Membership:
         except DeadlineError:
             return
         source = envelope.header.source
-        self._last_seen[source] = time.monotonic()
+        if source in self._last_seen:
+            self._last_seen[source] = time.monotonic()
         if source in self._connected:
             self._connected[source].set()
         match envelope.message:
@@ -76,6 +97,7 @@ class Membership:
                 self.joined[source] = join
                 self._on_ready(source, join)
             case wire.Failed(cause=cause, exit_code=exit_code):
-                raise error_of(exit_code, f"{source}: {cause}")
+                raise _MemberLost(source, error_of(exit_code, f"{source}: {cause}"))
             case wire.Undeliverable(receiver=receiver, cause=cause):
-                raise HetrlError(f"{wire.site_of(receiver)}: {receiver} cannot be reached: {cause}")
+                unreachable = f"{wire.site_of(receiver)}: {receiver} cannot be reached: {cause}"
+                raise _MemberLost(receiver, HetrlError(unreachable))

@@ -36,6 +36,7 @@ class Record:
         self._engines: dict[str, str] = {}
         self._warm_start: dict[str, Any] | None = None
         self._lost = 0
+        self._refused: dict[str, dict[str, int]] = {}
 
     def ready(self, member: str, join: wire.Join) -> None:
         """Note a member that is READY."""
@@ -57,6 +58,12 @@ class Record:
         """Note a replica of generation that the run goes on without."""
         self._lost += 1
         self.events.append("replica_lost", member=replica, cause=str(error))
+
+    def refused(self, offences: Mapping[str, Mapping[str, int]]) -> None:
+        """Note how many messages each site refused, by who sent them, where that changed."""
+        if offences != self._refused:
+            self._refused = {site: dict(by) for site, by in offences.items()}
+            self.events.append("refused", offences=self._refused)
 
     def prompts(self, prompts: int, left_out: int, limit: int) -> None:
         """Note how many prompts of a data set were left out, being longer than `limit` tokens."""

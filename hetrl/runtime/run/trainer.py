@@ -39,7 +39,7 @@ from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.megatron.model import kernels
-from hetrl.runtime.run.context import RANK, Context, World, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.engines import build_engine, checkpoints_of
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
@@ -47,6 +47,7 @@ from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.runtime.wire.members import World
 from hetrl.workload import architecture
 
 BATCH_ARRAYS = ("tokens", "lengths", "mask")
@@ -58,7 +59,7 @@ def join_world(context: Context, world: World, rank: int, device: int) -> None:
         torch.cuda.set_device(device)
     launch = context.experiment.launch
     start_wan_world(
-        context.member(world.task + RANK, world.first + rank),
+        context.member(world.task + wire.RANK, world.first + rank),
         world.ranks,
         rank,
         timeout_seconds=launch.gang_timeout_seconds,

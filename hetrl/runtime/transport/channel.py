@@ -165,7 +165,8 @@ class Inbound:
     def __init__(self, priority: Priority, incarnation: int, window_bytes: int) -> None:
         """Begin with nothing from this incarnation of the sender."""
         self.priority, self.incarnation = priority, incarnation
-        self.chunks_duplicate = self.malformed = 0
+        self.chunks_duplicate = 0
+        self.faults: list[ValueError] = []  # chunks that make no sense, for whoever counts them
         self._window_bytes = window_bytes
         self._begin(0)
 
@@ -202,15 +203,15 @@ class Inbound:
                 self._assembly = None
 
     def _put(self, chunk: Chunk) -> None:
-        """Add a chunk to its message; one that makes no sense is counted and costs the message."""
+        """Add a chunk to its message; one that makes no sense costs the message."""
         try:
             if chunk.sizes:
                 self._assembly = Assembly(chunk)
             elif self._assembly is not None:
                 self._assembly.add(chunk)
-        except ValueError:
+        except ValueError as error:
             self._assembly = None
-            self.malformed += 1
+            self.faults.append(error)
 
     def take(self, stream: int, message_bytes: int) -> None:
         """Count a message of `stream` as taken out by the application."""

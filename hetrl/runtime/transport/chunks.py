@@ -15,10 +15,11 @@ from typing import Any
 import numpy
 
 from hetrl.runtime import wire
-from hetrl.runtime.wire import Priority
+from hetrl.runtime.wire import STRUCT_BYTES, Priority
 
 CHUNK_BYTES = 2**20
 MESSAGE_BYTES = 2**32  # no member may make another one reserve more
+MOST_FRAMES = 1024  # of a message: its struct and its buffers
 
 Buffer = bytes | bytearray | memoryview
 
@@ -59,8 +60,10 @@ class Assembly:
 
     def __init__(self, first: Chunk) -> None:
         """Reserve what the first chunk announces; raises ValueError for sizes that no message has."""
-        if not first.sizes or min(first.sizes) < 0 or sum(first.sizes) > MESSAGE_BYTES:
-            raise ValueError(f"message {first.message} begins with the sizes {first.sizes[:4]}")
+        sizes = first.sizes
+        possible = 0 < len(sizes) <= MOST_FRAMES and min(sizes) >= 0 and sizes[0] <= STRUCT_BYTES
+        if not possible or sum(sizes) > MESSAGE_BYTES:
+            raise ValueError(f"message {first.message} begins with {len(sizes)} sizes: {sizes[:4]}")
         self.message, self.reply_to = first.message, first.reply_to
         self.bytes = sum(first.sizes)
         self._missing_bytes = self.bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +75,14 @@ class Connection:
         bulk = header.priority is not wire.Priority.CONTROL
         self._lanes[bulk].offer(Parcel(header, frames, header.to, 0))
 
-    def greet(self, header: wire.Header, *, chunks_resent: int, chunks_duplicate: int) -> None:
+    def greet(
+        self, header: wire.Header, *, chunks_resent: int, chunks_duplicate: int, offences: Mapping[str, int]
+    ) -> None:
         """Tell the gateway on each connection whose it is, ahead of all that waits."""
         for number, bulk in enumerate((False, True)):
-            hello = wire.Hello(bulk=bulk, chunks_resent=chunks_resent, chunks_duplicate=chunks_duplicate)
+            hello = wire.Hello(
+                bulk=bulk, chunks_resent=chunks_resent, chunks_duplicate=chunks_duplicate, offences=dict(offences)
+            )
             self._hellos[number] = wire.encode(header, hello)
         self.pump()
 

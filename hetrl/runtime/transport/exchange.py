@@ -1,7 +1,7 @@
-"""All channels of one member: three to and from every other member, one per priority. Pure but for two callbacks.
+"""All channels of one member: three to and from every other member, one per priority. Pure but for three callbacks.
 
-`emit` takes what shall go to the gateway; `fail` is told of messages that will not arrive. A multicast is cut once: a
-chunk carries a place per receiver, and is emitted once.
+`emit` takes what shall go to the gateway; `fail` is told of messages that will not arrive, `offended` of what no honest
+member sends. A multicast is cut once: a chunk carries a place per receiver, and is emitted once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _PAST_LIVES = 16  # of each member: frames of lives that are over may still be u
 
 Emit = Callable[[wire.Header, Sequence[Buffer]], None]
 Fail = Callable[[str, tuple[int, ...], str], None]  # receiver, its messages that were under way, cause
+Offended = Callable[[str, ValueError], None]  # source, what was wrong
 
 
 class Exchange:
     """What the member `address`, in this life of it, sends, acknowledges and hands over; `now` is any one clock."""
 
-    def __init__(self, address: str, run: str, incarnation: int, emit: Emit, fail: Fail) -> None:
+    def __init__(self, address: str, run: str, incarnation: int, emit: Emit, fail: Fail, offended: Offended) -> None:
         self.address, self.incarnation = address, incarnation
-        self.malformed = 0
-        self._emit, self._fail = emit, fail
+        self._emit, self._fail, self._offended = emit, fail, offended
         self._header = wire.Header(run=run, source=address, to=(), id=NO_ANSWER, incarnation=incarnation)
         self._outbound: dict[tuple[str, Priority], Outbound] = {}
         self._inbound: dict[tuple[str, Priority], Inbound] = {}
@@ -120,8 +120,8 @@ class Exchange:
         channel = self._to(header.source, report.priority)
         try:
             again = channel.acknowledge(report, now)
-        except ValueError:
-            self.malformed += 1
+        except ValueError as error:
+            self._offended(header.source, error)
             return
         for place, chunk in again:
             self._emit_chunk((header.source,), report.priority, (place,), chunk)
@@ -157,6 +157,8 @@ class Exchange:
         chunk = Chunk(header.id, header.reply_to, header.sizes, tuple(map(flat, views)))
         whole = channel.accept(header.places[header.to.index(self.address)], chunk)
         self._owe(header.source, channel)
+        while channel.faults:
+            self._offended(header.source, channel.faults.pop())
         return [
             Arrival(_header_of(message, header), message.frames, message.bytes, channel.stream) for message in whole
         ]
@@ -235,7 +237,6 @@ class Exchange:
         for priority in Priority:
             if (channel := self._inbound.pop((source, priority), None)) is not None:
                 self._gone_duplicate += channel.chunks_duplicate
-                self.malformed += channel.malformed
         if source in self._lives:
             self._past.setdefault(source, deque(maxlen=_PAST_LIVES)).append(self._lives.pop(source))
 

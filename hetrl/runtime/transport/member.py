@@ -10,18 +10,20 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from hetrl.errors import HetrlError, error_of
 from hetrl.runtime import wire
-from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Buffer, bytes_of
+from hetrl.runtime.transport.chunks import MESSAGE_BYTES, MOST_FRAMES, Buffer, bytes_of
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
+from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.receiver import Receiver
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
+from hetrl.runtime.wire.authority import Authority, OfTheTable
 from hetrl.runtime.wire.keys import SiteKeys
 
 __all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
@@ -39,10 +41,19 @@ class Member:
     The gateway may come up later, or go and come back: what is sent meanwhile waits.
     """
 
-    def __init__(self, address: str, run: str, gateway: str, keys: SiteKeys, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        run: str,
+        gateway: str,
+        keys: SiteKeys,
+        directory: Path | None = None,
+        authority: Authority | None = None,
+    ) -> None:
         """Name the member `address` of `run`; `gateway` is the endpoint of its own site's gateway.
 
-        In `directory` that gateway may have a unix socket, which is taken where both are on one node.
+        In `directory` that gateway may have a unix socket, which is taken where both are on one node. What is taken
+        from whom says `authority`, else the table.
         """
         if wire.site_of(address) != keys.site:
             raise HetrlError(f"{address}: the keys are those of site {keys.site}; give the keys of its own site")
@@ -58,14 +69,17 @@ class Member:
             secrets.randbits(62),  # tells this life of the address from every other one
             lambda header, frames: self._connection.send(header, frames),
             self._mailbox.lose,
+            lambda source, error: self._offences.add(source, error),
         )
-        self._receiver = Receiver(self._exchange, self._mailbox, self._moved.set)
+        self._offences = Offences(address, self._cut_off)
+        self._authority = authority or OfTheTable()
+        self._receiver = Receiver(self._exchange, self._mailbox, self._authority, self._offences, self._moved.set)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
-    def malformed(self) -> int:
-        """Return how many messages were dropped because they could not be read."""
-        return self._receiver.malformed
+    def offences(self) -> Mapping[str, int]:
+        """Return how many messages of each other member were refused."""
+        return self._offences.counts
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
@@ -116,9 +130,12 @@ class Member:
     ) -> Envelope:
         """Send and return the reply; `doing` says what for, as in "step 12: generate group 3".
 
-        Raises HetrlError naming the peer, its site and `doing` when the peer failed or could not be reached,
-        DeadlineError when it did not answer within `timeout_seconds`, RunAborted when the run ended.
+        Raises HetrlError naming the peer, its site and `doing` when the peer failed, gave what is no answer to this, or
+        could not be reached, DeadlineError when it did not answer within `timeout_seconds`, RunAborted when the run
+        ended.
         """
+        if cause := self._offences.cause(to):
+            raise HetrlError(f"{cause} ({doing})")
         message_id = next(self._ids)
         reply = self._mailbox.expect(message_id, to)
         try:
@@ -141,6 +158,8 @@ class Member:
                 raise error_of(exit_code, f"{to} failed ({doing}): {cause}")
             case wire.Undeliverable(cause=cause):
                 raise HetrlError(f"{wire.site_of(to)}: {to} cannot be reached ({doing}): {cause}")
+        if not self._authority.answers(type(message), envelope.message):
+            raise HetrlError(f"{to} answered {type(message).__name__} with {type(envelope.message).__name__} ({doing})")
         return envelope
 
     async def reply(self, envelope: Envelope, message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
@@ -151,9 +170,18 @@ class Member:
         """Tell `to` every so often that this member lives, until it closes."""
         self._start(self._beat(to, every_seconds), "heartbeat")
 
+    def offended(self, source: str, what: str) -> None:
+        """Count what another member should not have said; after several times nothing of it is heard any more."""
+        self._offences.add(source, what)
+
     def forget(self, address: str) -> None:
         """Give up a member that was declared dead: what is under way to it fails, what it still says is not heard."""
         self._exchange.forget(address, f"{address} was declared dead")
+
+    def _cut_off(self, address: str, cause: str) -> None:
+        """Give up a member of which nothing is heard any more."""
+        self._exchange.forget(address, cause)
+        self._moved.set()
 
     # ---- sending
 
@@ -177,6 +205,11 @@ class Member:
             raise HetrlError(
                 f"{self.address}: {type(message).__name__} has {size_bytes} bytes, at most {MESSAGE_BYTES} may go "
                 "at once; cut it"
+            )
+        if len(frames[0]) > wire.STRUCT_BYTES or len(frames) > MOST_FRAMES:
+            raise HetrlError(
+                f"{self.address}: {type(message).__name__} has {len(frames[0])} bytes of its own and {len(frames) - 1} "
+                f"buffers, at most {wire.STRUCT_BYTES} and {MOST_FRAMES - 1} may go at once; cut it"
             )
         priority = wire.priority_of(message)
         shipment = self._exchange.ship(message_id, receivers, priority, reply_to, frames, self._loop.time())
@@ -205,7 +238,10 @@ class Member:
     def _greet(self) -> None:
         header = wire.Header(run=self._run, source=self.address, to=(gateway_of(self._keys.site),), id=NO_ANSWER)
         self._connection.greet(
-            header, chunks_resent=self._exchange.chunks_resent, chunks_duplicate=self._exchange.chunks_duplicate
+            header,
+            chunks_resent=self._exchange.chunks_resent,
+            chunks_duplicate=self._exchange.chunks_duplicate,
+            offences=self._offences.counts,
         )
 
     # ---- time and the end

@@ -1,10 +1,13 @@
-"""What comes to a member: chunks go to its exchange, whole messages to its mailbox, a gateway's refusals to both."""
+"""What comes to a member: chunks go to its exchange, whole messages to its mailbox, a gateway's refusals to both.
+
+What its source may not say (`hetrl.runtime.wire.authority`) or nobody can read is dropped, and an offence.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
@@ -13,6 +16,8 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Arrival
 from hetrl.runtime.transport.exchange import Exchange
 from hetrl.runtime.transport.mailbox import Envelope, Mailbox, RunAborted
+from hetrl.runtime.transport.offences import Offences
+from hetrl.runtime.wire.authority import Authority
 
 _SETTLE_SECONDS = 0.02  # one report for many small messages
 
@@ -22,40 +27,55 @@ _log = logging.getLogger(__name__)
 class Receiver:
     """Hears the connections of one member; `moved` is called when a sender that waits may go on."""
 
-    def __init__(self, exchange: Exchange, mailbox: Mailbox, moved: Callable[[], None]) -> None:
-        self.malformed = 0
+    def __init__(
+        self,
+        exchange: Exchange,
+        mailbox: Mailbox,
+        authority: Authority,
+        offences: Offences,
+        moved: Callable[[], None],
+    ) -> None:
         self._exchange, self._mailbox, self._moved = exchange, mailbox, moved
+        self._authority, self._offences = authority, offences
         self._settling = False
 
     def hear(self, frames: list[zmq.Frame]) -> None:
-        """Take a chunk, or a message outside the channels; a malformed one is counted and dropped."""
+        """Take a chunk, or a message outside the channels."""
+        source = "its own gateway"  # which read the header already, and knows the source
         try:
             header = wire.decode_header(frames[0].buffer)
-            if not header.places:
-                self._attend(header, wire.decode_message(frames[1].buffer))
+            source = header.source
+            if self._offences.cause(source) is not None:
                 return
-            arrivals = self._exchange.heard(header, [frame.buffer for frame in frames[1:]])
+            if header.places:
+                self._take_chunk(header, [frame.buffer for frame in frames[1:]])
+            else:
+                self._attend(header, self._read(header, frames[1].buffer))
         except (msgspec.MsgspecError, ValueError, LookupError) as error:
-            self._drop(error)
-            return
+            self._offences.add(source, error)
+
+    def _take_chunk(self, header: wire.Header, views: Sequence[memoryview]) -> None:
+        arrivals = self._exchange.heard(header, views)
         self._settle_soon()
         for arrival in arrivals:
             try:
-                message = wire.decode_message(arrival.frames[0])
+                message = self._read(arrival.header, arrival.frames[0])
+                self._accept(Envelope(arrival.header, message, tuple(arrival.frames[1:])), arrival)
             except (msgspec.MsgspecError, ValueError) as error:
                 self.take(arrival)
-                self._drop(error)
-                continue
-            self._accept(Envelope(arrival.header, message, tuple(arrival.frames[1:])), arrival)
+                self._offences.add(header.source, error)
+
+    def _read(self, header: wire.Header, struct: bytes | memoryview) -> wire.Message:
+        """Read a message; raises ValueError where its source may not say it."""
+        message = wire.decode_message(struct)
+        if refusal := self._authority.refusal(message, header, self._exchange.address):
+            raise ValueError(refusal)
+        return message
 
     def take(self, arrival: Arrival) -> None:
         """Return the credit of a message that the application took out."""
         self._exchange.taken(arrival)
         self._settle_soon()
-
-    def _drop(self, error: Exception) -> None:
-        self.malformed += 1
-        _log.warning("%s: dropped a malformed message: %s", self._exchange.address, error)
 
     def _attend(self, header: wire.Header, message: wire.Message) -> None:
         """Take what travels outside the channels."""
@@ -75,18 +95,18 @@ class Receiver:
 
     def _accept(self, envelope: Envelope, arrival: Arrival | None) -> None:
         """Give what arrived to whoever waits for it."""
-        source, message = envelope.header.source, envelope.message
+        source, message, asked = envelope.header.source, envelope.message, self._mailbox.asked(envelope.header.reply_to)
+        if asked not in (None, source):
+            raise ValueError(f"{type(message).__name__} of {source} answers what {asked} was asked")
         if isinstance(message, wire.Abort):
             self._mailbox.finish(RunAborted(f"{source} ended the run: {message.cause}"))
             self._moved()
         elif not self._mailbox.put(envelope, arrival):
-            _log.info("%s: %s of %s came too late", self._exchange.address, type(message).__name__, source)
+            _log.debug("%s: %s of %s came too late", self._exchange.address, type(message).__name__, source)
 
     def _refused(self, header: wire.Header, receiver: str, cause: str) -> None:
         """Hear from a gateway that a member or a site cannot be reached."""
         answered = header.reply_to
-        if not wire.is_gateway(header.source):
-            raise ValueError(f"{header.source} is no gateway")
         asked = self._mailbox.asked(answered)
         if answered is not None and asked is not None and wire.is_gateway(asked):
             self._mailbox.lose(receiver, (answered,), cause)

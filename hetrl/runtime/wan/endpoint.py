@@ -50,15 +50,17 @@ class Endpoint:
     Methods are for the loop's thread, but for `submit`, `call`, `handle` and `close`, which are for every other one.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, ranks: Sequence[str]) -> None:
+        """Connect a member; of the others, it hears the `ranks` of its world alone."""
         self.member, self.address = member, member.address
+        self._ranks = frozenset(ranks)
         self.inbox, self.outbox = Inbox(), Outbox()
         self._handlers: dict[type[Any], Callable[[Envelope], None]] = {}
         self._unhandled: deque[Envelope] = deque(maxlen=_UNHANDLED)
         self._groups: dict[str, KnownGroup] = {}
         self._over: set[str] = set()
         self._gone: dict[str, str] = {}
-        self._failed: dict[str, str] = {}  # groups that another rank gave up before this one knew them
+        self._failed: dict[str, dict[str, str]] = {}  # groups that ranks gave up before this one knew them, and why
         self._sending: Counter[tuple[str, str]] = Counter()  # (group, receiver): pieces that wait to be taken
         self._end: str | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -95,9 +97,11 @@ class Endpoint:
         self._groups[group.name] = group
         for address in set(group.addresses) & set(self._gone):
             group.fail(self._gone[address], tell=False)
-        for cause in (self._failed.get(group.name), self._end):
-            if cause is not None:
+        for source, cause in self._failed.pop(group.name, {}).items():
+            if source in group.addresses:
                 group.fail(cause, tell=False)
+        if self._end is not None:
+            group.fail(self._end, tell=False)
 
     def drop(self, group: str) -> None:
         """End the streams of a group; what still arrives for it is dropped."""
@@ -217,10 +221,13 @@ class Endpoint:
     def _take(self, envelope: Envelope) -> None:
         """Give a message to whom it concerns."""
         source = envelope.header.source
+        if wire.role_of(source).endswith(wire.RANK) and source not in self._ranks:
+            self.member.offended(source, f"{type(envelope.message).__name__} of a rank of another world")
+            return
         match envelope.message:
             case wire.WanPiece() as piece if len(envelope.buffers) == 1:
                 if piece.group not in self._over:
-                    self.inbox.take(source, piece, envelope.buffers[0])
+                    self._keep(source, piece, envelope.buffers[0])
             case wire.WanReady() as ready:
                 if ready.group not in self._over:
                     self.outbox.ready(source, key_of(ready))
@@ -229,9 +236,7 @@ class Endpoint:
                 probed = wire.WanProbed(operations=group.under_way() if group else ())
                 self.post((source,), probed, envelope.header.id)
             case wire.WanFailed(group=name, cause=cause):
-                self._failed[name] = cause
-                if name in self._groups:
-                    self._groups[name].fail(cause, tell=False)
+                self._give_up(source, name, cause)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self.lost(receiver, f"{receiver} cannot be reached: {cause}")
             case wire.Go(left=left):
@@ -240,6 +245,20 @@ class Endpoint:
                 self._dispatch(envelope)
             case _:
                 self._dispatch(envelope)
+
+    def _keep(self, source: str, piece: wire.WanPiece, buffer: memoryview) -> None:
+        try:
+            self.inbox.take(source, piece, buffer)
+        except ValueError as error:
+            self.lost(source, str(error))
+
+    def _give_up(self, source: str, name: str, cause: str) -> None:
+        """Hear that a rank gave a group up, which counts where it is one of the group's own."""
+        group = self._groups.get(name)
+        if group is None and len(self._failed) < _UNHANDLED:
+            self._failed.setdefault(name, {})[source] = cause
+        elif group is not None and source in group.addresses:
+            group.fail(cause, tell=False)
 
     def _dispatch(self, envelope: Envelope) -> None:
         """Give a message to the handler of its type, or keep it for one that is still to come."""

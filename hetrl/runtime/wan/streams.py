@@ -4,7 +4,8 @@ sender:     a piece goes at once while the receiver has fewer than AHEAD_BYTES o
             otherwise it waits until the receiver says `WanReady` for this stream
 receiver:   a piece of an operation that has begun lands in its place in the result, an earlier one is kept
 
-So a receiver keeps at most AHEAD_BYTES of each source, and no operation waits for room that another one takes.
+So a receiver keeps little of each source, and no operation waits for room that another one takes. A source that goes
+further ahead than that is broken: its pieces are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from hetrl.runtime import wire
 
 PIECE_BYTES = 4 * 2**20
 AHEAD_BYTES = 32 * 2**20  # 1 Gb/s for 250 ms: the answer of a receiver that is there comes before this is sent
+# What is kept of a source: of a group that ended there, and of the next one, whose pieces come before it is known here.
+KEPT_BYTES = 2 * (AHEAD_BYTES + PIECE_BYTES)
+_BESIDES_BYTES = 256  # of a piece that is kept: its message and its place in a list
 
 
 @dataclass(frozen=True)
@@ -104,12 +108,13 @@ class Inbox:
     def __init__(self) -> None:
         self._begun: dict[tuple[str, Key], Arrivals] = {}
         self._early: defaultdict[tuple[str, Key], list[tuple[wire.WanPiece, memoryview]]] = defaultdict(list)
+        self._kept: Counter[str] = Counter()  # bytes of each source, what a piece takes besides included
 
     def begin(self, arrivals: Arrivals) -> None:
         """Let pieces land from now on, those that came early included."""
         name = (arrivals.source, arrivals.key)
         self._begun[name] = arrivals
-        for message, buffer in self._early.pop(name, ()):
+        for message, buffer in self._pop(name):
             arrivals.land(message, buffer)
 
     def end(self, arrivals: Arrivals) -> None:
@@ -117,12 +122,15 @@ class Inbox:
         self._begun.pop((arrivals.source, arrivals.key), None)
 
     def take(self, source: str, message: wire.WanPiece, buffer: memoryview) -> None:
-        """Let a piece land, or keep it until its operation begins here."""
+        """Let a piece land, or keep it until its operation begins here; raises ValueError where too much is kept."""
         name = (source, key_of(message))
         if name in self._begun:
             self._begun[name].land(message, buffer)
-        else:
-            self._early[name].append((message, buffer))
+            return
+        if self._kept[source] + buffer.nbytes + _BESIDES_BYTES > KEPT_BYTES:
+            raise ValueError(f"{source} sent more than {KEPT_BYTES} bytes ahead of what has begun here")
+        self._early[name].append((message, buffer))
+        self._kept[source] += buffer.nbytes + _BESIDES_BYTES
 
     def awaited(self, group: str) -> set[str]:
         """Return the sources that operations of a group wait for."""
@@ -138,7 +146,12 @@ class Inbox:
         """Drop the streams of a group that is over."""
         self._begun = {name: arrivals for name, arrivals in self._begun.items() if name[1].group != group}
         for name in [name for name in self._early if name[1].group == group]:
-            del self._early[name]
+            self._pop(name)
+
+    def _pop(self, name: tuple[str, Key]) -> list[tuple[wire.WanPiece, memoryview]]:
+        kept = self._early.pop(name, [])
+        self._kept[name[0]] -= sum(buffer.nbytes + _BESIDES_BYTES for _, buffer in kept)
+        return kept
 
 
 class Outbox:

@@ -76,7 +76,7 @@ def start_wan_world(
         raise UsageError(f"rank {rank} of the world is {ranks[rank]}, and this member is {member.address}")
     if _world is not None:
         raise UsageError(f"{member.address}: this process is in a world already; stop it with stop_wan_world")
-    endpoint = Endpoint(member)
+    endpoint = Endpoint(member, ranks)
     try:
         store = GatewayStore(endpoint, ranks[0], timeout_seconds)
         first_here = next(other for other in ranks if wire.site_of(other) == wire.site_of(member.address))

@@ -111,7 +111,11 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
     WeightsEnd: Priority.WEIGHTS,
 }
 
-GATEWAY, CONTROLLER = "gateway", "controller"  # the roles of members without a task
+# Of a header, room for some six thousand receivers, and of a message's struct: what a peer can make a receiver decode.
+HEADER_BYTES, STRUCT_BYTES = 2**18, 2**22
+
+GATEWAY, CONTROLLER, PROBE = "gateway", "controller", "probe"  # the roles of members without a task
+RANK = ".rank"  # what the roles of a world's ranks add to the name of their task
 
 _Read = TypeVar("_Read")
 _encoder = msgspec.msgpack.Encoder()
@@ -131,7 +135,7 @@ def encode_struct(struct: Header | Message) -> bytes:
 
 def decode_header(frame: bytes | memoryview) -> Header:
     """Read a header; raises msgspec.MsgspecError on anything else, a foreign format included."""
-    header = _read(_header_decoder, frame)
+    header = _read(_header_decoder, frame, HEADER_BYTES)
     if header.format != WIRE_FORMAT:
         raise msgspec.ValidationError(f"wire format {header.format!r}, expected {WIRE_FORMAT!r}")
     return header
@@ -139,10 +143,12 @@ def decode_header(frame: bytes | memoryview) -> Header:
 
 def decode_message(frame: bytes | memoryview) -> Message:
     """Read a message; raises msgspec.MsgspecError on anything that is not one of the schema."""
-    return _read(_message_decoder, frame)
+    return _read(_message_decoder, frame, STRUCT_BYTES)
 
 
-def _read(decoder: msgspec.msgpack.Decoder[_Read], frame: bytes | memoryview) -> _Read:
+def _read(decoder: msgspec.msgpack.Decoder[_Read], frame: bytes | memoryview, most_bytes: int) -> _Read:
+    if (size_bytes := memoryview(frame).nbytes) > most_bytes:
+        raise msgspec.ValidationError(f"{size_bytes} bytes, where at most {most_bytes} are expected")
     try:
         return decoder.decode(frame)
     except RecursionError:  # arrays in arrays, which the decoder skips while it looks for the type
@@ -164,6 +170,11 @@ def site_of(member: str) -> str:
     return member.split("/", 1)[0]
 
 
+def role_of(member: str) -> str:
+    """Return the role of a member's address; empty where it has none."""
+    return member.split("/", 2)[1] if "/" in member else ""
+
+
 def gateway_of(site: str) -> str:
     """Return the address of the gateway of a site."""
     return address(site, GATEWAY)
@@ -176,7 +187,7 @@ def is_gateway(member: str) -> bool:
 
 def by_site(receivers: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Group receivers by site, order kept."""
-    groups: dict[str, tuple[str, ...]] = {}
+    groups: dict[str, list[str]] = {}
     for receiver in receivers:
-        groups[site_of(receiver)] = (*groups.get(site_of(receiver), ()), receiver)
-    return groups
+        groups.setdefault(site_of(receiver), []).append(receiver)
+    return {site: tuple(members) for site, members in groups.items()}

@@ -62,11 +62,15 @@ class Undeliverable(Tagged, frozen=True, tag=True):
 
 
 class Hello(Tagged, frozen=True, tag=True):
-    """A member to its gateway: this connection is mine, for control messages or for the rest; my counters so far."""
+    """A member to its gateway: this connection is mine, for control messages or for the rest; my counters so far.
+
+    `offences`: how many messages of each other member it refused.
+    """
 
     bulk: bool
     chunks_resent: int = 0
     chunks_duplicate: int = 0
+    offences: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class Acknowledged(Tagged, frozen=True, tag=True):
@@ -126,14 +130,16 @@ class LinkStats(Tagged, frozen=True, tag=True):
 class LinkStatsReply(Tagged, frozen=True, tag=True):
     """Counters per other site and of the gateway as a whole, since its start.
 
-    Connections refused for their key, malformed messages dropped, connections that never got through the handshake,
-    for whatever reason; chunks dropped because a member's queue was full, sent again by members, and dropped by members
-    that had them already; the most bytes that ever waited for each member of the gateway's site.
+    Connections refused for their key; messages refused, in all and of each site or member, by the gateway or by
+    members of its site; connections that never got through the handshake, for whatever reason; chunks dropped
+    because a member's queue was full, sent again by members, and dropped by members that had them already; the most
+    bytes that ever waited for each member of the gateway's site.
     """
 
     links: dict[str, LinkCounters]
     refused: int
     malformed: int
+    offences: dict[str, int] = msgspec.field(default_factory=dict)
     not_admitted: int = 0
     chunks_dropped: int = 0
     chunks_resent: int = 0

@@ -24,6 +24,7 @@ from tests.engines.transport.transport_runs import (
     BETA,
     BETA_1,
     CONTROLLER,
+    CRITIC,
     GAMMA,
     SITES,
     TRAINER,
@@ -105,7 +106,8 @@ def test_a_sender_waits_for_a_receiver_that_takes_nothing(monkeypatch: pytest.Mo
     piece = b"p" * 400_000
 
     async def scenario() -> None:
-        async with running("alpha", "beta") as run, members(run, TRAINER, BETA) as (trainer, rollout):
+        everyone = (CONTROLLER, TRAINER, BETA)
+        async with running("alpha", "beta") as run, members(run, *everyone) as (controller, trainer, rollout):
             sent = 0
 
             async def send_all() -> None:
@@ -117,7 +119,7 @@ def test_a_sender_waits_for_a_receiver_that_takes_nothing(monkeypatch: pytest.Mo
             sending = asyncio.create_task(send_all())
             await until(lambda: sent == 2)
             # What has no buffers does not wait.
-            await trainer.request("beta/gateway/0", wire.LinkStats(), timeout_seconds=20, doing="counters")
+            await stats(controller, "beta")
             assert sent == 2
             assert [(await rollout.receive(20)).message.version for _ in range(6)] == list(range(6))
             await sending
@@ -149,9 +151,9 @@ def test_two_sites_that_flood_each_other_both_finish(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("to", "said"),
     [
-        ("alpha/critic_training/0", "alpha: alpha/critic_training/0 cannot be reached"),
+        (CRITIC, f"alpha: {CRITIC} cannot be reached"),
         ("beta/reward/7", "beta: beta/reward/7 cannot be reached"),
-        ("delta/reward/0", "delta is not a site of this run"),
+        ("delta/reward/0", "delta/reward/0 is no member of this run"),
         (GAMMA, "alpha -> gamma: no connection for 0.3 s"),
     ],
 )
@@ -332,7 +334,7 @@ def test_a_stranger_gets_nothing_and_is_counted() -> None:
     async def scenario() -> None:
         async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
             async with bare_socket(run, stranger_keys["alpha"]) as stranger:
-                stranger.send_multipart(_frames("alpha/critic_training/0", CONTROLLER, wire.Abort(cause="x")))
+                stranger.send_multipart(_frames(CRITIC, CONTROLLER, wire.Abort(cause="x")))
                 await until(lambda: run.gateways["alpha"].stats().refused > 0)
             with pytest.raises(DeadlineError):
                 await controller.receive(0.2)
@@ -368,7 +370,7 @@ def test_garbage_is_dropped_and_counted() -> None:
                 bare.send_multipart(_frames(TRAINER, CONTROLLER, wire.Done()))
                 assert (await controller.receive(20)).message == wire.Done()
             assert (await stats(controller, "alpha")).malformed == len(garbage)
-            assert controller.malformed == 1
+            assert controller.offences == {TRAINER: 1}
 
     asyncio.run(scenario())
 
@@ -395,7 +397,7 @@ def test_a_message_that_no_receiver_would_accept_is_refused_at_once(monkeypatch:
 def _member_file(folder: Path, endpoint: str) -> Path:
     keys = make_run_keys(("alpha",))["alpha"]
     write_keys(folder / "alpha.key", keys)
-    raw = {"run": "run", "site": "alpha", "bind": endpoint, "links": {}, "hold_seconds": 300}
+    raw = {"run": "run", "site": "alpha", "bind": endpoint, "members": [], "links": {}, "hold_seconds": 300}
     raw["keys"] = str(folder / "alpha.key")
     (folder / "gateway.json").write_text(json.dumps(raw))
     return folder / "gateway.json"
@@ -444,7 +446,7 @@ def test_each_link_has_the_streams_that_its_way_says(tmp_path: Path) -> None:
         site: {"way": "direct", "endpoint": free_endpoint(), "streams": streams}
         for site, streams in (("beta", 1), ("gamma", 6))
     }
-    raw = {"run": "run", "site": "alpha", "bind": free_endpoint(), "hold_seconds": 1, "links": links}
+    raw = {"run": "run", "site": "alpha", "bind": free_endpoint(), "members": [], "hold_seconds": 1, "links": links}
     (tmp_path / "gateway.json").write_text(json.dumps({**raw, "keys": str(tmp_path / "alpha.key")}))
     gateway, _ = read_gateway(tmp_path / "gateway.json")
     assert {peer: link._count for peer, link in gateway._links.items()} == {"beta": 1, "gamma": 6}

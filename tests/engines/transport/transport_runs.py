@@ -15,11 +15,26 @@ from hetrl.runtime import wire
 from hetrl.runtime.gateway.gateway import Gateway
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.transport.sockets import client_socket
+from hetrl.runtime.wire.authority import Authority
+from hetrl.runtime.wire.header import Tagged
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
 
 SITES = ("alpha", "beta", "gamma")
-CONTROLLER, TRAINER = "alpha/controller/0", "alpha/actor_training/0"
+CONTROLLER, TRAINER, CRITIC = "alpha/controller/0", "alpha/actor_training/0", "alpha/critic_training/0"
 BETA, BETA_1, GAMMA = "beta/actor_generation/0", "beta/actor_generation/1", "gamma/actor_generation/2"
+
+
+MEMBERS = frozenset((CONTROLLER, TRAINER, CRITIC, BETA, BETA_1, GAMMA))
+
+
+class Anything:
+    """The authority of a transport that is not asked who may say what."""
+
+    def refusal(self, message: wire.Message, header: wire.Header, receiver: str) -> str | None:
+        return None
+
+    def answers(self, question: type[Tagged], message: wire.Message) -> bool:
+        return True
 
 
 def free_endpoint() -> str:
@@ -40,8 +55,13 @@ class Run:
     """
 
     def __init__(
-        self, ways: Mapping[tuple[str, str], str], settings: Mapping[str, Any], folder: Path | None = None
+        self,
+        ways: Mapping[tuple[str, str], str],
+        settings: Mapping[str, Any],
+        folder: Path | None = None,
+        authority: Authority | None = None,
     ) -> None:
+        self._authority = authority or Anything()
         self.keys = make_run_keys(SITES)
         self.endpoints = {site: free_endpoint() for site in SITES}
         self.gateways: dict[str, Gateway] = {}
@@ -54,7 +74,7 @@ class Run:
     def start(self, site: str) -> Gateway:
         peers = {peer: self._ways.get((site, peer), endpoint) for peer, endpoint in self.endpoints.items()}
         described: dict[str, Any] = {"directory": self.directories[site], **self._settings}
-        gateway = Gateway(site, "run", self.endpoints[site], peers, self.keys[site], **described)
+        gateway = Gateway(site, "run", self.endpoints[site], peers, self.keys[site], MEMBERS, **described)
         self.gateways[site] = gateway
         self._serving[site] = asyncio.create_task(gateway.serve())
         return gateway
@@ -68,7 +88,7 @@ class Run:
 
     def member(self, address: str) -> Member:
         site = wire.site_of(address)
-        return Member(address, "run", self.endpoints[site], self.keys[site], self.directories[site])
+        return Member(address, "run", self.endpoints[site], self.keys[site], self.directories[site], self._authority)
 
     def is_up(self, site: str, peer: str) -> bool:
         return self.gateways[site].stats().links[peer].round_trip_seconds is not None
@@ -79,10 +99,11 @@ async def running(
     *sites: str,
     ways: Mapping[tuple[str, str], str] | None = None,
     folder: Path | None = None,
+    authority: Authority | None = None,
     hold_seconds: float = 20.0,
     **settings: Any,
 ) -> AsyncIterator[Run]:
-    run = Run(ways or {}, {"hold_seconds": hold_seconds, **settings}, folder)
+    run = Run(ways or {}, {"hold_seconds": hold_seconds, **settings}, folder, authority)
     for site in sites or SITES:
         run.start(site)
     try:

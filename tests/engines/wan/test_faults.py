@@ -90,7 +90,7 @@ def test_a_rank_that_does_not_call_the_operation_is_named(worlds: Worlds) -> Non
     said, *_ = run_sites(worlds, "2x1", "wan", _late)
     assert "all_reduce 1 of group" in said
     assert f"nothing came for {_SECONDS:g} s" in said
-    assert "rank 1 (beta/trainer/0, site beta) lives and is in no operation of this group" in said
+    assert "rank 1 (beta/actor_training.rank/0, site beta) lives and is in no operation of this group" in said
 
 
 def _different(rank: int, size: int) -> list[str]:
@@ -104,7 +104,7 @@ def test_sizes_and_types_that_differ_are_named(worlds: Worlds) -> None:
         assert "20 bytes of float32" in sizes
         assert "24 bytes of float32" in sizes
         assert ("int32" in types) == ("float32" in types)
-    assert "alpha/trainer/0 sends 16 bytes of int32, expected are 16 bytes of float32" in types
+    assert "alpha/actor_training.rank/0 sends 16 bytes of int32, expected are 16 bytes of float32" in types
 
 
 def _unsupported(rank: int, size: int) -> list[str]:

@@ -22,8 +22,13 @@ from tests.engines.megatron.megatron_worlds import (
 )
 from tests.engines.wan.wan_worlds import Sites, sites_of
 
-_TWO = ("alpha/trainer/0", "beta/trainer/0")
-_TWO_EACH = ("alpha/trainer/0", "alpha/trainer/1", "beta/trainer/0", "beta/trainer/1")
+_TWO = ("alpha/actor_training.rank/0", "beta/actor_training.rank/0")
+_TWO_EACH = (
+    "alpha/actor_training.rank/0",
+    "alpha/actor_training.rank/1",
+    "beta/actor_training.rank/0",
+    "beta/actor_training.rank/1",
+)
 
 
 def _train(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:

@@ -14,7 +14,12 @@ from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.wan.run_group import RunGroupHost, RunGroupMember
 from tests.engines.wan.wan_worlds import sites_of
 
-_HOST, _A, _B, _C = "alpha/controller/0", "alpha/trainer/0", "beta/trainer/0", "beta/actor_generation/1"
+_HOST, _A, _B, _C = (
+    "alpha/controller/0",
+    "alpha/actor_training.rank/0",
+    "beta/actor_training.rank/0",
+    "beta/actor_generation/1",
+)
 _SECONDS = 20.0
 
 
@@ -51,7 +56,9 @@ def test_members_join_meet_share_and_leave() -> None:
             await agents[1].leave(_SECONDS)
             await agents[0].entered(3, _SECONDS)
             assert (agents[0].members, agents[0].left) == ((_A, _C), {_B: "it asked to leave"})
-            with pytest.raises(HetrlError, match="barrier late: beta/trainer/0 is no member in epoch 3; join first"):
+            with pytest.raises(
+                HetrlError, match="barrier late: beta/actor_training.rank/0 is no member in epoch 3; join first"
+            ):
                 await agents[1].barrier("late", _SECONDS)
 
     asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,11 +14,12 @@ import torch.distributed as dist
 
 from hetrl.errors import GangTimeoutError, UsageError
 from hetrl.runtime import wire
+from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan import world as wan
 from hetrl.runtime.wan.endpoint import Endpoint, GroupError
 from hetrl.runtime.wan.store import GatewayStore, StoreError
 from tests.engines.megatron.megatron_worlds import Worlds
-from tests.engines.wan.wan_worlds import LAYOUTS, leftovers, run_sites, sites_of
+from tests.engines.wan.wan_worlds import CONTROLLER, LAYOUTS, leftovers, run_sites, sites_of
 
 _OWNER, _ASKER = LAYOUTS["2x1"]
 _BIG = 64_000_000
@@ -41,7 +43,7 @@ def test_a_gateway_store_answers_as_a_tcp_store() -> None:
     tcp = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     expected = _store_calls(tcp, dist.TCPStore("127.0.0.1", tcp.port, is_master=False, wait_for_workers=False))
     with sites_of(LAYOUTS["2x1"]) as sites:
-        endpoints = [Endpoint(sites.member(address)) for address in LAYOUTS["2x1"]]
+        endpoints = [Endpoint(sites.member(address), LAYOUTS["2x1"]) for address in LAYOUTS["2x1"]]
         owner, asker = (GatewayStore(endpoint, _OWNER, 20.0) for endpoint in endpoints)
         assert _store_calls(owner, asker) == expected
         # torch wraps it, and calls it from C++.
@@ -55,7 +57,7 @@ def test_a_gateway_store_answers_as_a_tcp_store() -> None:
 def test_a_question_that_comes_before_the_store_is_answered() -> None:
     ask = wire.StoreAsk(operation="add", keys=("n",), values=(b"4",))
     with sites_of(LAYOUTS["2x1"]) as sites:
-        owner, asker = (Endpoint(sites.member(address)) for address in LAYOUTS["2x1"])
+        owner, asker = (Endpoint(sites.member(address), LAYOUTS["2x1"]) for address in LAYOUTS["2x1"])
         early = asker.submit(asker.member.request(_OWNER, ask, timeout_seconds=20, doing="add"))
         # What a member sends arrives in order: when the probe is answered, the question is there.
         assert asker.call(asker.probe(_OWNER, "g")) == ()
@@ -67,7 +69,7 @@ def test_a_question_that_comes_before_the_store_is_answered() -> None:
 
 def test_a_key_that_does_not_come_is_named_with_who_waits() -> None:
     with sites_of(LAYOUTS["2x1"]) as sites:
-        endpoints = [Endpoint(sites.member(address)) for address in LAYOUTS["2x1"]]
+        endpoints = [Endpoint(sites.member(address), LAYOUTS["2x1"]) for address in LAYOUTS["2x1"]]
         owner, asker = (GatewayStore(endpoint, _OWNER, 0.2) for endpoint in endpoints)
         with pytest.raises(StoreError, match=f"alpha: {_OWNER} waited 0.2 s for model/epoch in the store of {_OWNER}"):
             owner.get("model/epoch")
@@ -186,7 +188,12 @@ def test_destroying_the_world_ends_what_it_does_and_leaves_nothing(worlds: World
 
 def test_a_member_that_is_declared_dead_ends_the_groups_it_is_in(worlds: Worlds) -> None:
     for said in run_sites(worlds, "2x1", "wan", _declared_dead):
-        assert "beta/trainer/0 left the run: silent for 60 s" in said
+        assert "beta/actor_training.rank/0 left the run: silent for 60 s" in said
+
+
+async def _say(member: Member, message: wire.Message) -> None:
+    async with member:
+        await member.send(LAYOUTS["2x1"], message)
 
 
 def _declared_dead(rank: int, size: int) -> str:
@@ -195,7 +202,7 @@ def _declared_dead(rank: int, size: int) -> str:
     dist.barrier()
     if rank == 0:
         go = wire.Go(epoch=2, members=(_OWNER,), left={_ASKER: "silent for 60 s"})
-        endpoint.call(endpoint.member.send(LAYOUTS["2x1"], go))
+        asyncio.run(_say(Member(CONTROLLER, "run", endpoint.member._gateway, endpoint.member._keys), go))
     try:
         pending.wait()
     except GroupError as error:

@@ -19,10 +19,20 @@ from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
 from tests.engines.megatron.megatron_worlds import Worlds, store_at
 
 LAYOUTS = {
-    "2x1": ("alpha/trainer/0", "beta/trainer/0"),
-    "2x2": ("alpha/trainer/0", "beta/trainer/0", "beta/trainer/1", "alpha/trainer/1"),
-    "3x1": ("alpha/trainer/0", "beta/trainer/0", "gamma/trainer/0"),
-    "2+1+1": ("alpha/trainer/0", "beta/trainer/0", "alpha/trainer/1", "gamma/trainer/0"),
+    "2x1": ("alpha/actor_training.rank/0", "beta/actor_training.rank/0"),
+    "2x2": (
+        "alpha/actor_training.rank/0",
+        "beta/actor_training.rank/0",
+        "beta/actor_training.rank/1",
+        "alpha/actor_training.rank/1",
+    ),
+    "3x1": ("alpha/actor_training.rank/0", "beta/actor_training.rank/0", "gamma/actor_training.rank/0"),
+    "2+1+1": (
+        "alpha/actor_training.rank/0",
+        "beta/actor_training.rank/0",
+        "alpha/actor_training.rank/1",
+        "gamma/actor_training.rank/0",
+    ),
 }
 
 
@@ -30,6 +40,9 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+CONTROLLER = "alpha/controller/0"
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,8 @@ def sites_of(ranks: tuple[str, ...], backend: str = "wan") -> Iterator[Sites]:
         return
     endpoints = {name: f"tcp://127.0.0.1:{free_port()}" for name in names}
     sites = Sites(ranks, backend, make_run_keys(names), endpoints)
-    gateways = [Gateway(name, "run", endpoints[name], endpoints, sites.keys[name]) for name in names]
+    known = (*ranks, CONTROLLER)
+    gateways = [Gateway(name, "run", endpoints[name], endpoints, sites.keys[name], known) for name in names]
     loop = asyncio.new_event_loop()
 
     async def serve() -> None:

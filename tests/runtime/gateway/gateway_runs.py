@@ -46,6 +46,7 @@ class Run:
             write_private(self._folders[site] / "relay_keys.json", json.dumps(relays), "file of relay keys")
             write_keys(self._folders[site] / "keys.json", self.keys[site])
             names = {"run": "run", "site": site, "bind": self.endpoints[site], "hold_seconds": 120}
+            names |= {"members": [ALPHA, BETA]}
             names |= {"keys": "keys.json", "relay_keys": "relay_keys.json"}
             (self._folders[site] / "gateway.json").write_text(json.dumps({**names, **links.to_json()}))
 
@@ -80,13 +81,13 @@ async def exchanged(run: Run, pieces: int = 8, after_some: AbstractContextManage
 
         async def send(source: Member, to: str) -> None:
             for number, body in enumerate(bodies):
-                await source.send(to, wire.Publish(version=number, receivers=()), [body])
+                await source.send(to, wire.Failed(cause=f"{number}"), [body])
 
         async def take(member: Member) -> list[bytes]:
             taken = []
             while len(taken) < pieces:
                 envelope = await member.receive(90)
-                assert envelope.message == wire.Publish(version=len(taken), receivers=())
+                assert envelope.message == wire.Failed(cause=f"{len(taken)}")
                 taken.append(bytes(envelope.buffers[0]))
                 if len(taken) == pieces // 4:
                     some.set()

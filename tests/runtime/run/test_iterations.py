@@ -132,9 +132,14 @@ class Rows:
     def saved(self, *_: object) -> None:
         """Note nothing."""
 
+    def refused(self, *_: object) -> None:
+        """Note nothing."""
+
 
 class Nothing:
     """Stands for sample files and for the meter of links."""
+
+    offences: Mapping[str, Any] = {}
 
     def write(self, *_: object) -> None:
         """Write nothing."""

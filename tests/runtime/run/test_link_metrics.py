@@ -19,6 +19,7 @@ class _Gateways:
     def __init__(self) -> None:
         self.links: dict[str, dict[str, wire.LinkCounters] | HetrlError] = {}
         self.asked: list[str] = []
+        self.offences: dict[str, dict[str, int]] = {}
 
     async def request(self, to: str, message: wire.Message, **_: Any) -> Envelope:
         site = wire.site_of(to)
@@ -27,7 +28,8 @@ class _Gateways:
         links = self.links[site]
         if isinstance(links, HetrlError):
             raise links
-        return Envelope(_HEADER, wire.LinkStatsReply(links=links, refused=0, malformed=0), ())
+        offences = self.offences.get(site, {})
+        return Envelope(_HEADER, wire.LinkStatsReply(links=links, refused=0, malformed=0, offences=offences), ())
 
 
 def _counters(sent: int, reconnects: int = 0) -> wire.LinkCounters:
@@ -53,13 +55,24 @@ def test_a_step_has_what_its_links_carried_since_the_step_before() -> None:
 def test_gateways_of_other_sites_are_asked_in_every_tenth_step_and_each_link_is_told_once() -> None:
     gateways = _Gateways()
     gateways.links = {
-        site: {peer: _counters(5) for peer in ("alpha", "beta", "gamma") if peer != site} for site in ("alpha", "beta")
+        site: {peer: _counters(5) for peer in ("alpha", "beta", "gamma") if peer != site}
+        for site in ("alpha", "beta", "gamma")
     }
     meter = LinkMeter(gateways, ("alpha", "beta", "gamma"))  # type: ignore[arg-type]
     assert set(_read(gateways, meter, 9)["links"]) == {"alpha-beta", "alpha-gamma"}
     assert gateways.asked == ["alpha"]
     assert set(_read(gateways, meter, 10)["links"]) == {"alpha-beta", "alpha-gamma", "beta-gamma"}
-    assert gateways.asked == ["alpha", "alpha", "beta"]
+    assert gateways.asked == ["alpha", "alpha", "beta", "gamma"]
+
+
+def test_what_was_refused_is_told_by_site_and_sender_in_words_that_no_terminal_obeys() -> None:
+    gateways = _Gateways()
+    gateways.links, gateways.offences = {"alpha": {}, "beta": {}}, {"beta": {"gamma": 3, "x\x1b[2J": 2**60}}
+    meter = LinkMeter(gateways, ("alpha", "beta"))  # type: ignore[arg-type]
+    _read(gateways, meter, 9)
+    assert meter.offences == {}
+    _read(gateways, meter, 10)
+    assert meter.offences == {"beta": {"gamma": 3, "x\\x1b[2J": 2**60}}
 
 
 def test_a_gateway_that_does_not_answer_fails_no_step() -> None:
@@ -74,6 +87,7 @@ def test_a_gateway_that_does_not_answer_fails_no_step() -> None:
 
 def test_a_run_on_one_site_has_no_links() -> None:
     gateways = _Gateways()
+    gateways.links["alpha"] = {}
     assert _read(gateways, LinkMeter(gateways, ("alpha",)), 10)["links"] == {}  # type: ignore[arg-type]
 
 

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hetrl.runtime import wire
 from hetrl.runtime.wan.run_group import Post, RunGroup
 
-_A, _B, _C = "alpha/trainer/0", "beta/trainer/0", "gamma/actor_generation/1"
+_A, _B, _C = "alpha/actor_training.rank/0", "beta/actor_training.rank/0", "gamma/actor_generation/1"
 _EVERYONE = (_A, _B, _C)
 
 

@@ -9,7 +9,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.wan.streams import Arrivals, Inbox, Key, Outbox, cuts
 
-_SOURCE, _OTHER = "beta/trainer/0", "gamma/trainer/0"
+_SOURCE, _OTHER = "beta/actor_training.rank/0", "gamma/actor_training.rank/0"
 
 
 def _key(sequence: int = 0, group: str = "g") -> Key:

@@ -1,0 +1,40 @@
+"""A member's ear without its sockets, and what is said into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import zmq
+
+from hetrl.runtime import wire
+from hetrl.runtime.transport.exchange import Exchange
+from hetrl.runtime.transport.mailbox import Mailbox
+from hetrl.runtime.transport.offences import Offences
+from hetrl.runtime.transport.receiver import Receiver
+from hetrl.runtime.wire.authority import OfTheTable
+
+RUN = "run"
+
+
+class Ear:
+    """The member `address`, to be made in an event loop; what it would send to anybody is dropped."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.cut_off: list[str] = []
+        self.mailbox = Mailbox(address, RUN, lambda arrival: self.receiver.take(arrival))
+        self.offences = Offences(address, lambda peer, cause: self.cut_off.append(peer))
+        self.exchange = Exchange(
+            address, RUN, 1, lambda header, frames: None, self.mailbox.lose, lambda *what: self.offences.add(*what)
+        )
+        self.receiver = Receiver(self.exchange, self.mailbox, OfTheTable(), self.offences, lambda: None)
+
+    def hear(self, frames: Sequence[bytes]) -> None:
+        self.receiver.hear([zmq.Frame(frame) for frame in frames])
+
+    def told(self, source: str, message: wire.Message, reply_to: int | None = None) -> bool:
+        """Say something to the member, outside the channels; whether it took it for no offence."""
+        before = self.offences.counts[source]
+        header = wire.Header(run=RUN, source=source, to=(self.address,), id=5, reply_to=reply_to)
+        self.hear(wire.encode(header, message))
+        return self.offences.counts[source] == before

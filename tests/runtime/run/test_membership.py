@@ -1,0 +1,105 @@
+"""Who is waited for and watched, and without whom a run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hetrl.errors import GangTimeoutError, HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.run import membership
+from hetrl.runtime.run.membership import Membership
+from hetrl.runtime.transport.member import DeadlineError, Envelope
+
+TRAINER, REPLICA, OTHER = "alpha/actor_training/0", "beta/actor_generation/0", "beta/actor_generation/1"
+MEMBERS = (TRAINER, REPLICA, OTHER)
+JOIN = wire.Join(ranks=1, host="h", pid=1, engines={})
+
+
+class _Member:
+    """Hears what is in the list, and then nothing."""
+
+    def __init__(self, heard: Sequence[tuple[str, wire.Message]]) -> None:
+        self.heard, self.sent = list(heard), list[tuple[Sequence[str], wire.Message]]()
+
+    async def receive(self, timeout_seconds: float) -> Envelope:
+        await asyncio.sleep(0)
+        if not self.heard:
+            raise DeadlineError("nothing")
+        source, message = self.heard.pop(0)
+        return Envelope(wire.Header(run="run", source=source, to=("alpha/controller/0",), id=1), message, ())
+
+    async def send(self, to: Sequence[str], message: wire.Message) -> None:
+        self.sent.append((to, message))
+
+
+class _Turns:
+    async def start(self, connected: Callable[[str], object], timeout_seconds: float) -> None:
+        return
+
+
+def _gathered(*heard: tuple[str, wire.Message], seconds: float = 60.0) -> tuple[Membership, _Member]:
+    member = _Member([*heard])
+    found = Membership(member, MEMBERS, lambda name, join: None)  # type: ignore[arg-type]
+    asyncio.run(found.gather(seconds, _Turns()))  # type: ignore[arg-type]
+    return found, member
+
+
+def _watched(
+    heard: Sequence[tuple[str, wire.Message]], spare: Callable[[str, HetrlError], bool], seconds: float = 5.0
+) -> None:
+    found, member = _gathered(*((name, JOIN) for name in MEMBERS))
+    member.heard = [*heard]
+
+    async def watch() -> None:
+        async with asyncio.timeout(seconds):
+            await found.watch(spare)
+
+    asyncio.run(watch())
+
+
+def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "LAST_WORD_SECONDS", 0.0)
+    with pytest.raises(GangTimeoutError, match=f"{OTHER}: not ready within 0.01 s"):
+        _gathered((TRAINER, JOIN), (REPLICA, JOIN), seconds=0.01)
+
+
+def test_everyone_hears_go_when_all_are_ready() -> None:
+    _, member = _gathered(*((name, JOIN) for name in MEMBERS))
+    assert member.sent == [(MEMBERS, wire.Go(epoch=1, members=MEMBERS))]
+
+
+def test_who_fails_before_go_ends_the_run() -> None:
+    with pytest.raises(HetrlError, match=f"{REPLICA}: out of memory"):
+        _gathered((TRAINER, JOIN), (REPLICA, wire.Failed(cause="out of memory")))
+
+
+@pytest.mark.parametrize(
+    "last", [wire.Failed(cause="out of memory"), wire.Undeliverable(receiver=REPLICA, cause="out of memory")]
+)
+def test_a_run_goes_on_without_whom_it_can_spare(last: wire.Message, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.2)
+    told: list[tuple[str, str]] = []
+    lives = [(name, wire.Heartbeat()) for name in (TRAINER, OTHER)]
+
+    def spare(member: str, error: HetrlError) -> bool:
+        told.append((member, str(error)))
+        return member == REPLICA
+
+    with pytest.raises(HetrlError, match=f"{TRAINER} has been silent for 0.2 s"):
+        _watched([(REPLICA, last), *lives], spare)
+    (first, cause), *rest = told
+    assert (first, "out of memory" in cause) == (REPLICA, True)
+    assert REPLICA not in [member for member, _ in rest]  # it is not watched any more
+
+
+def test_a_run_ends_with_the_failure_of_whom_it_needs() -> None:
+    with pytest.raises(HetrlError, match=f"{TRAINER}: out of memory"):
+        _watched([(TRAINER, wire.Failed(cause="out of memory"))], lambda member, error: False)
+
+
+def test_a_site_that_cannot_be_reached_ends_the_run() -> None:
+    with pytest.raises(HetrlError, match="beta cannot be reached: the link"):
+        _watched([("alpha/gateway/0", wire.Undeliverable(receiver="beta", cause="the link"))], lambda *_: False)
