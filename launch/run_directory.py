@@ -127,7 +127,7 @@ def _make_unique(parent: Path, name: str) -> Path:
     for number in range(1, 1000):
         path = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            path.mkdir()
+            path.mkdir(mode=0o700)  # prompts, samples and logs are nobody else's business
         except FileExistsError:
             continue
         return path.resolve()

@@ -42,6 +42,14 @@ Cluster = Annotated[str, AfterValidator(_is_one_cluster)]
 Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[^\n]+)?$")]  # of sbatch
 
 
+def _unprintable(value: object) -> str | None:
+    """Return the first text somewhere in a value that does not stay on one line; None where all do."""
+    if isinstance(value, str):
+        return None if value.isprintable() else value
+    parts = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((text for part in parts if (text := _unprintable(part)) is not None), None)
+
+
 class NodeEntry(Strict):
     """`count` equal nodes; they are named `name-0`, `name-1`, ... where count is above one."""
 
@@ -120,6 +128,14 @@ class SiteFile(Strict):
     node_delay_ms: NotNegative = 0.005
     nodes: tuple[NodeEntry, ...] = ()
     inventory: str | None = None  # a file of `hetrl discover`; the nodes that it counts win over those written here
+
+    @model_validator(mode="after")
+    def _on_one_line(self) -> SiteFile:
+        """What is written here goes into scripts and command lines, where a line break begins something else."""
+        for key, value in self.model_dump().items():
+            if (text := _unprintable(value)) is not None:
+                raise ValueError(f"{key}: {text!r} has a line break or another control character; take it out")
+        return self
 
     @model_validator(mode="after")
     def _named_what_it_takes(self) -> SiteFile:

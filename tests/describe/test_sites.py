@@ -310,3 +310,19 @@ def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path:
     write_inventory(path, measured("jsc"))
     with pytest.raises(UsageError, match=r"is of site jsc"):
         read_sites([file], None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("account", "rl\nrm -rf ~"),
+        ("partitions", ["gpu\n"]),
+        ("modules", ["cuda\r"]),
+        ("gres", {"gpu:a100\n": "a100-40gb"}),
+        ("nodes", [{"name": "a\x1b[2J", "gpu": "a100-40gb", "gpus": 1}]),
+        ("sbatch", ["--comment=a\x85b"]),
+    ],
+)
+def test_a_line_break_is_refused_wherever_a_site_file_goes_into_a_script(key: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{key}: .* has a line break or another control character"):
+        SiteFile.model_validate({**ALPS, key: value})

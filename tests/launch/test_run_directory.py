@@ -166,3 +166,8 @@ def test_json_file_keeps_its_old_text_when_writing_fails(tmp_path):
         replace_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [entry.name for entry in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_nobody_else_looks_into_a_run():
+    run, _, _ = staged()
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700

@@ -112,6 +112,7 @@ def test_a_page_is_whole_and_fetches_nothing(name: str) -> None:
     page = Page(html)
     assert html.startswith("<!doctype html>")
     assert not {"script", "link", "iframe", "img", "object", "base"} & set(page.tags)
+    assert '<meta http-equiv="Content-Security-Policy"\n content="default-src \'none\'; style-src' in html
     assert not {"src", "href", "srcset", "onload"} & {key for key, _ in page.attributes}
     assert not re.search(r"https?:|url\(|@import", html)
 
