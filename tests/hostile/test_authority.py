@@ -45,9 +45,8 @@ def test_a_member_takes_from_every_role_what_the_table_allows_and_nothing_else(
     async def scenario() -> None:
         for source in SOURCES:
             for site in ("alpha", "beta"):
-                address = wire.address(site, source)
+                address, ear = wire.address(site, source), Ear(wire.address("alpha", role))
                 for kind in MESSAGES:
-                    ear = Ear(wire.address("alpha", role))
                     for reply_to in (None, 99):
                         message = value_of(kind, chance)
                         if isinstance(message, wire.Undeliverable):

@@ -31,6 +31,7 @@ class Membership:
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
         self._last_seen = dict.fromkeys(expected, time.monotonic())
         self._connected = {name: asyncio.Event() for name in expected}
+        self._spared: set[str] = set()
         self.joined: dict[str, wire.Join] = {}
 
     async def gather(self, timeout_seconds: float, turns: Turns) -> None:
@@ -72,6 +73,7 @@ class Membership:
             except _MemberLost as lost:
                 if not spare(lost.member, lost.error):
                     raise lost.error from None
+                self._spared.add(lost.member)
                 self._last_seen.pop(lost.member, None)
 
     def _check_silence(self) -> None:
@@ -88,7 +90,7 @@ class Membership:
         except DeadlineError:
             return
         source = envelope.header.source
-        if source in self._last_seen:
+        if source not in self._spared:
             self._last_seen[source] = time.monotonic()
         if source in self._connected:
             self._connected[source].set()

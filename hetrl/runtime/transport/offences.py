@@ -28,9 +28,10 @@ class Offences:
     def add(self, peer: str, what: object, *, forgiven: bool = False) -> None:
         """Count an offence; of one that is forgiven, only the first ones are logged and the peer is heard as before."""
         self.counts[peer] += 1
-        number, said = self.counts[peer], printable(str(what))
-        if number <= MOST_OFFENCES:
-            _log.warning("%s: refused, from %s: %s", self._here, printable(peer), said)
+        if (number := self.counts[peer]) > MOST_OFFENCES:
+            return
+        said = printable(str(what))
+        _log.warning("%s: refused, from %s: %s", self._here, printable(peer), said)
         if number == MOST_OFFENCES and not forgiven:
             self._causes[peer] = f"{self._here} cut {peer} off after {number} messages that nobody may send: {said}"
             _log.error("%s", printable(self._causes[peer]))
