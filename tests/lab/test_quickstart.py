@@ -106,10 +106,26 @@ def test_links_that_lose_packets_and_are_cut_for_a_while(
     assert lab.stats()["alpha", "gamma"].lost > 0
 
 
-def test_a_link_that_stays_cut_ends_the_run(lab: Lab, relay: Relay, tmp_path: Path) -> None:
+def test_a_run_goes_on_without_a_site_that_generates_and_stays_cut_off(
+    lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
+) -> None:
+    with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=FEW_STEPS), tmp_path) as submission:
+        submission.until("step", 2)
+        lab.cut("alpha", "beta")
+        submission.until("replica_lost", 1)
+        (lost,) = submission.events("replica_lost")
+        run = submission.finish()
+    assert lost["member"] == "beta/actor_generation/0"
+    assert f"alpha -> beta: no connection for {PATIENCE_SECONDS} s" in lost["cause"]
+    assert_same(run, undisturbed, FEW_STEPS)
+
+
+def test_a_run_ends_where_every_site_that_generates_stays_cut_off(lab: Lab, relay: Relay, tmp_path: Path) -> None:
     with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=1000), tmp_path) as submission:
         submission.until("step", 2)
         lab.cut("alpha", "beta")
+        lab.cut("alpha", "gamma")
         run = submission.finish()
     assert run.code == 1
-    assert f"alpha -> beta: no connection for {PATIENCE_SECONDS} s" in run.stderr
+    assert "no replica is left to draw samples" in run.stderr
+    assert f"no connection for {PATIENCE_SECONDS} s" in run.stderr
