@@ -12,8 +12,8 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport import offences
 from hetrl.runtime.wire.authority import ANSWERS, AUTHORITY, OfTheTable
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
+from lab.hostile.ear import Ear
 from lab.hostile.fuzzer import MESSAGES, value_of
-from tests.hostile.hostile_runs import Ear
 
 ROLES = (wire.CONTROLLER, wire.PROBE, *TASKS, *(task + wire.RANK for task in TASKS))
 SOURCES = (*ROLES, wire.GATEWAY, "stranger")

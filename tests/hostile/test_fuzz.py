@@ -12,9 +12,9 @@ from hetrl.runtime.transport.lane import now
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.wire.authority import OfTheTable
+from lab.hostile.ear import RUN, Ear
 from lab.hostile.fuzzer import Fuzzer
 from tests.engines.transport.transport_runs import CONTROLLER, MEMBERS, TRAINER, members, running
-from tests.hostile.hostile_runs import RUN, Ear
 from tests.hostile.test_authority import ROLES, SOURCES
 
 FRAMES = 200_000

@@ -20,6 +20,7 @@ class Ear:
     """The member `address`, to be made in an event loop; what it would send to anybody is dropped."""
 
     def __init__(self, address: str) -> None:
+        """Hear as this member; who is cut off is listed under `cut_off`."""
         self.address = address
         self.cut_off: list[str] = []
         self.mailbox = Mailbox(address, RUN, lambda arrival: self.receiver.take(arrival))
@@ -30,6 +31,7 @@ class Ear:
         self.receiver = Receiver(self.exchange, self.mailbox, OfTheTable(), self.offences, lambda: None)
 
     def hear(self, frames: Sequence[bytes]) -> None:
+        """Take the frames of one message."""
         self.receiver.hear([zmq.Frame(frame) for frame in frames])
 
     def told(self, source: str, message: wire.Message, reply_to: int | None = None) -> bool:
