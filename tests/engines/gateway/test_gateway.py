@@ -369,7 +369,7 @@ def test_garbage_is_dropped_and_counted() -> None:
                 bare.send_multipart([_frames(TRAINER, CONTROLLER, wire.Done())[0], b"\xc1"])
                 bare.send_multipart(_frames(TRAINER, CONTROLLER, wire.Done()))
                 assert (await controller.receive(20)).message == wire.Done()
-            assert (await stats(controller, "alpha")).malformed == len(garbage)
+            assert (await stats(controller, "alpha")).offences["alpha"] == len(garbage)
             assert controller.offences == {TRAINER: 1}
 
     asyncio.run(scenario())
