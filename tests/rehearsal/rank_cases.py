@@ -241,9 +241,9 @@ def _padded() -> tuple[Any, str, Any]:
 
 def _one_world() -> tuple[Any, str, Any]:
     """All replicas of an inference in one world."""
-    from hetrl.runtime.run import context
+    from hetrl.runtime.wire import members
 
-    return context, "worlds", lambda name, task: (task,)
+    return members, "worlds", lambda name, task: (task,)
 
 
 DEFECTS: Mapping[str, Callable[[], tuple[Any, str, Any]]] = {
