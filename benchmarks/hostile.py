@@ -10,31 +10,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 
 import psutil
-import zmq
 from _results import ROOT, write_result
 
 sys.path.insert(0, str(ROOT))  # for the lab
 
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.gateway import Gateway
-from hetrl.runtime.transport import offences
-from hetrl.runtime.transport.lane import now
 from hetrl.runtime.transport.member import Member
+from hetrl.runtime.transport.rendezvous import free_port
 from hetrl.runtime.wire.keys import make_run_keys
-from hetrl.workload import TASKS
 from lab.hostile.ear import RUN, Ear
+from lab.hostile.feeding import ROLES, all_forgiven, connected, feed_gateway, feed_member, served
 from lab.hostile.fuzzer import Fuzzer
 
 SITES = ("alpha", "beta", "gamma")
-ROLES = (wire.CONTROLLER, wire.PROBE, *TASKS, *(task + wire.RANK for task in TASKS))
 CONTROLLER, TRAINER = "alpha/controller/0", "alpha/actor_training/0"
 MEMBERS = [wire.address(site, role) for site in SITES for role in ROLES]
 STRANGERS = ["beta/gateway/0", "gamma/gateway/0", "beta/invented/0", "delta/controller/0"]
@@ -61,11 +56,7 @@ def members_hear(seed: int, frames: int) -> Heard:
         for number, role in enumerate(ROLES):
             ear = Ear(wire.address("alpha", role))
             fuzzer = Fuzzer(RUN, (*MEMBERS, *STRANGERS), (ear.address, ear.address, TRAINER))
-            for count, said in enumerate(fuzzer.frames(seed * len(ROLES) + number, frames // len(ROLES))):
-                ear.hear(said)
-                if count % 100 == 0:
-                    ear.exchange.tick(now())
-                    ear.exchange.settle()
+            feed_member(ear, fuzzer.frames(seed * len(ROLES) + number, frames // len(ROLES)))
             refused += ear.offences.total
         return refused
 
@@ -83,28 +74,14 @@ def gateway_hears(seed: int, frames: int) -> Heard:
         fuzzer = Fuzzer(RUN, (*MEMBERS, *STRANGERS), (*MEMBERS, *STRANGERS, "alpha/gateway/0"))
         ends = [Member(address, RUN, endpoint, keys["alpha"]) for address in (CONTROLLER, TRAINER)]
         async with ends[0] as controller, ends[1] as trainer:
-            await trainer.send(CONTROLLER, wire.Heartbeat())
-            await controller.receive(20)
-            for count, said in enumerate(fuzzer.frames(seed, frames)):
-                gateway.hear(SITES[1 + count % 2], b"somebody", [zmq.Frame(frame) for frame in said])
-                if count % 1000 == 0:
-                    await asyncio.sleep(0)
-            await _served(controller, trainer)
+            await connected(controller, trainer)
+            await feed_gateway(gateway, SITES[1:], fuzzer.frames(seed, frames))
+            assert await served(controller, trainer)
         gateway.stop()
         await serving
         return gateway.stats().malformed
 
     return _measured("gateway", seed, frames, scenario)
-
-
-async def _served(controller: Member, trainer: Member) -> None:
-    asking = asyncio.create_task(
-        controller.request(TRAINER, wire.Save(step=1, version=1), timeout_seconds=60, doing="after it")
-    )
-    while not isinstance((envelope := await trainer.receive(60)).message, wire.Save):
-        continue
-    await trainer.reply(envelope, wire.Saved(step=1, directory="d", seconds=0.0, whole=True))
-    await asking
 
 
 def _measured(who: str, seed: int, frames: int, scenario: Callable[[], Coroutine[None, None, int]]) -> Heard:
@@ -116,9 +93,7 @@ def _measured(who: str, seed: int, frames: int, scenario: Callable[[], Coroutine
 
 
 def _free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
 
 
 def main() -> None:
@@ -127,13 +102,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--frames", type=int, default=1_000_000, help="of each seed")
     arguments = parser.parse_args()
-    logging.disable()
-    offences.MOST_OFFENCES = sys.maxsize
     heard = []
-    for seed in arguments.seeds:
-        for say in (gateway_hears, members_hear):
-            heard.append(say(seed, arguments.frames // 2))
-            print(heard[-1], flush=True)
+    with all_forgiven():
+        for seed in arguments.seeds:
+            for say in (gateway_hears, members_hear):
+                heard.append(say(seed, arguments.frames // 2))
+                print(heard[-1], flush=True)
     lines = [
         f"| {one.who} | {one.seed} | {one.frames:,} | {one.refused / one.frames:.0%} "
         f"| {one.seconds / one.frames * 1e6:.0f} | {one.grown_mib:.0f} |"

@@ -190,6 +190,7 @@ def stage(
     of `relay_secrets` (by relay) a site gets the keys of this run alone, for the relays that it uses.
     """
     document = yaml.safe_dump(with_absolute_paths(experiment).model_dump(mode="json"), sort_keys=False)
+    members = everyone(plan)
     for site in plan.site_order:
         directory = run.site(site)
         (directory / "config.yaml").write_text(document)
@@ -199,7 +200,7 @@ def stage(
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
-        known = {"members": everyone(plan), "hold_seconds": hold_seconds, "keys": "keys.json"}
+        known = {"members": members, "hold_seconds": hold_seconds, "keys": "keys.json"}
         connected = {**shared, **listen.get(site, {}), **known}
         relay_keys = write_relay_keys(directory, run.id, links[site], relay_secrets)
         replace_json(directory / "gateway.json", {**connected, **relay_keys, **links[site].to_json()})

@@ -13,9 +13,9 @@ from hetrl.runtime.transport import offences
 from hetrl.runtime.wire.authority import ANSWERS, AUTHORITY, OfTheTable
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
 from lab.hostile.ear import Ear
+from lab.hostile.feeding import ROLES
 from lab.hostile.fuzzer import MESSAGES, value_of
 
-ROLES = (wire.CONTROLLER, wire.PROBE, *TASKS, *(task + wire.RANK for task in TASKS))
 SOURCES = (*ROLES, wire.GATEWAY, "stranger")
 TRANSPORT_PAGE = Path(__file__).parents[2] / "docs" / "transport.md"
 _EITHER = (wire.Failed, wire.Undeliverable)

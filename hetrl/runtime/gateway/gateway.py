@@ -95,7 +95,7 @@ class Gateway:
             for peer in self._endpoints
         }
         self._seats: dict[str, Seat] = {}
-        self._offences = Offences(self.address, self._cut_off)
+        self._authority, self._offences = OfTheTable(), Offences(self.address, self._cut_off)
         self._refusals: Counter[str] = Counter()
         self._zap = ZapHandler(site, keys.site_by_key())
         self._stop = asyncio.Event()
@@ -196,7 +196,7 @@ class Gateway:
 
     def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
         """Do what a message to the gateway itself asks; raises ValueError where its source may not."""
-        if refusal := OfTheTable().refusal(message, header, self.address):
+        if refusal := self._authority.refusal(message, header, self.address):
             raise ValueError(refusal)
         match message:
             case wire.Hello():

@@ -22,8 +22,6 @@ from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
 SITES = ("alpha", "beta", "gamma")
 CONTROLLER, TRAINER, CRITIC = "alpha/controller/0", "alpha/actor_training/0", "alpha/critic_training/0"
 BETA, BETA_1, GAMMA = "beta/actor_generation/0", "beta/actor_generation/1", "gamma/actor_generation/2"
-
-
 MEMBERS = frozenset((CONTROLLER, TRAINER, CRITIC, BETA, BETA_1, GAMMA))
 
 
