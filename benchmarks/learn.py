@@ -1,7 +1,12 @@
-"""Learning curves of the quickstart, synchronous and asynchronous, over several seeds.
+"""Learning curves of two-digit addition from a supervised start: GRPO and PPO, one site and three, sync and async.
 
-for each mode and seed: run the quickstart with this seed everywhere, keep its reward per step
-the curves agree where the means over seeds of the last steps differ by at most one standard deviation
+for each seed: train a start with supervision (`lab.models.addition_start`)
+for each algorithm, place and mode, and each seed: train from it, keep the reward per step
+a run has learnt where the mean of its last steps reaches the goal
+the curves of an algorithm agree where every other one's mean over seeds stays within one standard deviation of that of
+mode sync at one site, on average over the steps
+
+Runs that the result has already are kept, so that it may be made in several goes: `--fresh` begins anew.
 """
 
 from __future__ import annotations
@@ -13,71 +18,158 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
-from _results import ROOT, write_result
+from _results import RESULTS, ROOT, write_result
 
-CONFIGS = {"sync": "configs/quickstart.yaml", "async": "configs/quickstart-async.yaml"}
-LAST_STEPS = 10
+from lab.models import addition_start
+
+GOAL, LAST_STEPS, STEPS, SAMPLES = 0.9, 10, 100, 512
+PLACES = ("one site", "three sites")
+MODES = {"sync": 0, "async 1": 1, "async 4": 4}  # staleness
+_RATE = {"minibatches": 2, "learning_rate": 6e-4, "learning_rate_warmup": 20}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {"kind": "grpo", "samples_per_prompt": 4, **_RATE},
+    "ppo": {"kind": "ppo", "samples_per_prompt": 1, "discount": 1.0, "trace": 0.95, **_RATE},
+}
+CRITIC = {"start": "actor", "learning_rate": 1e-3, "learning_rate_warmup": 10, "warmup_steps": 5}
+
+Run = dict[str, Any]
 
 
-def run(config: str, seed: int) -> dict[str, Any]:
-    """Run one training and return its curve and summary."""
-    document = yaml.safe_load((ROOT / config).read_text())
-    document["seed"] = document["model"]["seed"] = document["data"]["seed"] = seed
-    with tempfile.TemporaryDirectory() as work:
-        path = Path(work) / "config.yaml"
-        path.write_text(yaml.safe_dump(document))
-        environment = {**os.environ, "HETRL_RUNS": f"{work}/runs"}
-        command = [sys.executable, "-m", "launch.cli", "submit", str(path), "--yes"]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
-        (directory,) = Path(work, "runs").iterdir()
-        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads((directory / "summary.json").read_text())
+def experiment(algorithm: str, place: str, mode: str, seed: int, start: Path, work: Path) -> dict[str, Any]:
+    """Return the experiment of a run."""
+    (work / "one.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "name": "one",
+                "engines": ["megatron", "vllm"],
+                "nodes": [{"name": "one-0", "gpu": "cpu", "gpus": 4, "nic_gbps": 10, "host_memory_gb": 8}],
+            }
+        )
+    )
+    three = {
+        "sites": [str(ROOT / f"topology/sites/{site}.yaml") for site in ("alpha", "beta", "gamma")],
+        "links": str(ROOT / "topology/quickstart-links.yaml"),
+    }
+    staleness = {"mode": "async", "max_staleness": MODES[mode]} if MODES[mode] else {"mode": "sync"}
     return {
+        "name": "learn",
+        "model": {"architecture": str(start), "weights": str(start), "dtype": "fp32"},
+        "algorithm": {**ALGORITHMS[algorithm], **staleness},
+        **({"critic": CRITIC} if algorithm == "ppo" else {}),
+        "reward": {"kind": "rule"},
+        "data": {"kind": "arithmetic", "seed": seed},
+        "batch": {
+            "samples": SAMPLES,
+            "prompt_tokens": addition_start.PROMPT_TOKENS,
+            "response_tokens": addition_start.RESPONSE_TOKENS,
+        },
+        "steps": STEPS,
         "seed": seed,
+        "topology": three if place == "three sites" else {"sites": [str(work / "one.yaml")]},
+        "planner": {"solver": "sha-ea", "objective": "throughput", "budget_seconds": 5, "seed": 0},
+        "launch": {"executor": "local", "walltime": "01:00:00", "gang_timeout": "00:05:00"},
+    }
+
+
+def run(algorithm: str, place: str, mode: str, seed: int, start: Path) -> Run:
+    """Run one training and return its curve."""
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        (work / "config.yaml").write_text(
+            yaml.safe_dump(experiment(algorithm, place, mode, seed, start, work), sort_keys=False)
+        )
+        environment = {**os.environ, "HETRL_RUNS": str(work / "runs")}
+        command = [sys.executable, "-m", "launch.cli", "submit", str(work / "config.yaml"), "--yes"]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+        (directory,) = (work / "runs").iterdir()
+        rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {
+        **{"algorithm": algorithm, "place": place, "mode": mode, "seed": seed},
         "rewards": [row["reward"] for row in rows],
-        "dropped_groups": sum(row["dropped_groups"] for row in rows),
-        "largest_staleness": max(row["weight_version"] - min(map(int, row["versions"])) for row in rows),
-        "warm_start": summary["warm_start"],
+        "largest_staleness": max(row["staleness"] for row in rows),
         "seconds": sum(row["seconds"]["iteration"] for row in rows),
     }
 
 
-def last(run: dict[str, Any]) -> float:
+def last(found: Run) -> float:
     """Return the mean reward of the last steps of a run."""
-    return statistics.fmean(run["rewards"][-LAST_STEPS:])
+    return statistics.fmean(found["rewards"][-LAST_STEPS:])
+
+
+def distance(ours: Sequence[Run], others: Sequence[Run]) -> float:
+    """Return how far two sets of curves are apart, in standard deviations over seeds, on average over the steps."""
+    apart = []
+    for step in range(STEPS):
+        values = [[one["rewards"][step] for one in runs] for runs in (ours, others)]
+        deviation = max(statistics.stdev(part) for part in values)
+        apart.append(abs(statistics.fmean(values[0]) - statistics.fmean(values[1])) / max(deviation, 1e-9))
+    return statistics.fmean(apart)
+
+
+def key(found: Mapping[str, Any]) -> tuple[str, str, str, int]:
+    """Return what names a run."""
+    return found["algorithm"], found["place"], found["mode"], found["seed"]
+
+
+def table_of(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]) -> str:
+    """Return the part of the page."""
+    lines = []
+    for algorithm, place, mode in product(ALGORITHMS, PLACES, MODES):
+        ours = [runs[algorithm, place, mode, seed] for seed in seeds if (algorithm, place, mode, seed) in runs]
+        first = [
+            runs[algorithm, PLACES[0], "sync", seed] for seed in seeds if (algorithm, PLACES[0], "sync", seed) in runs
+        ]
+        if not ours:
+            continue
+        whole = len(ours) == len(first) == len(seeds) > 1
+        lines.append(
+            f"| {algorithm} | {place} | {mode} | {statistics.fmean(one['rewards'][0] for one in ours):.2f} "
+            f"| {', '.join(f'{last(one):.3f}' for one in ours)} | {max(one['largest_staleness'] for one in ours)} "
+            f"| {f'{distance(ours, first):.2f}' if whole else '–'} "
+            f"| {statistics.fmean(one['seconds'] for one in ours):.0f} |"
+        )
+    wanted = len(ALGORITHMS) * len(PLACES) * len(MODES) * len(seeds)
+    so_far = f"{len(runs)} of {wanted} runs so far. " if len(runs) < wanted else ""
+    return "\n".join(
+        [
+            f"{so_far}Two-digit addition by tiny-qwen3 from a supervised start, {STEPS} steps of {SAMPLES} samples, "
+            f"{len(seeds)} seeds; last: mean reward of {LAST_STEPS} steps, of each seed (goal {GOAL}); apart: from the "
+            "same algorithm in mode sync at one site, in standard deviations over seeds (goal 1).",
+            "",
+            "| algorithm | place | mode | first | last | largest staleness | apart | seconds |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            *lines,
+        ]
+    )
 
 
 def main() -> None:
-    """Run all, write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run what is missing, write the result after each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    seeds = parser.parse_args().seeds
-    runs = {mode: [run(config, seed) for seed in seeds] for mode, config in CONFIGS.items()}
-    means = {mode: statistics.fmean(map(last, found)) for mode, found in runs.items()}
-    deviation = statistics.stdev([last(found) for mode in runs for found in runs[mode]]) if len(seeds) > 1 else 0.0
-    rows = [
-        f"| {mode} | {found['seed']} | {found['rewards'][0]:.2f} | {last(found):.3f} | {max(found['rewards']):.2f} "
-        f"| {found['largest_staleness']} | {found['seconds']:.0f} |"
-        for mode in runs
-        for found in runs[mode]
-    ]
-    table = "\n".join(
-        [
-            f"Reward of the quickstart (last: mean of {LAST_STEPS} steps), {len(seeds)} seeds per mode. Means "
-            f"{means['sync']:.3f} (sync) and {means['async']:.3f} (async); standard deviation over all runs "
-            f"{deviation:.3f}.",
-            "",
-            "| mode | seed | first | last | best | largest staleness | seconds |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-            *rows,
-        ]
-    )
-    write_result("learn", {"seeds": seeds, "means": means, "deviation": deviation, "runs": runs}, table)
-    print(table)
+    parser.add_argument("--fresh", action="store_true", help="run all, whatever the result has")
+    arguments = parser.parse_args()
+    path = RESULTS / "learn.json"
+    known = [] if arguments.fresh or not path.exists() else json.loads(path.read_text())["runs"]
+    runs = {key(one): one for one in known}
+    with tempfile.TemporaryDirectory() as work:
+        starts = {seed: Path(work) / f"start-{seed}" for seed in arguments.seeds}
+        for seed, algorithm, mode, place in product(arguments.seeds, ALGORITHMS, MODES, PLACES):
+            if (algorithm, place, mode, seed) in runs:
+                continue
+            if not starts[seed].exists():
+                print(f"start {seed}: {addition_start.write(starts[seed], seed):.2f} right", flush=True)
+            found = runs[algorithm, place, mode, seed] = run(algorithm, place, mode, seed, starts[seed])
+            print(algorithm, place, mode, seed, f"{last(found):.3f} in {found['seconds']:.0f} s", flush=True)
+            table = table_of(runs, arguments.seeds)
+            write_result("learn", {"seeds": arguments.seeds, "goal": GOAL, "runs": [*runs.values()]}, table)
+    print(table_of(runs, arguments.seeds))
 
 
 if __name__ == "__main__":
