@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.transport import channel
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.transport.offences import MOST_OFFENCES
 from hetrl.runtime.transport.sockets import client_socket
 from hetrl.runtime.wire.authority import OfTheTable
+from lab.hostile.ear import PLAIN
 from tests.engines.transport.transport_runs import (
     BETA,
     CONTROLLER,
@@ -48,6 +52,7 @@ class Burglar:
         self._socket = client_socket(self._context, run.keys["beta"], run.keys[site].public)
         self._socket.connect(run.endpoints[site])
         self._ids = itertools.count(1)
+        self._sequences: Counter[tuple[str, str]] = Counter()
 
     async def send(self, frames: list[bytes]) -> None:
         while True:
@@ -57,11 +62,21 @@ class Burglar:
                 await asyncio.sleep(0.001)
 
     async def say(
-        self, message: wire.Message, to: str = CONTROLLER, source: str = BETA, reply_to: int | None = None
+        self,
+        message: wire.Message,
+        to: str = CONTROLLER,
+        source: str = BETA,
+        reply_to: int | None = None,
+        buffers: Sequence[bytes] = (),
     ) -> None:
-        """Say something outside the channels."""
+        """Say something as a member or gateway of beta would, in the channel to `to` unless it travels outside."""
+        struct = wire.encode_struct(message)
         header = wire.Header(run="run", source=source, to=(to,), id=next(self._ids), reply_to=reply_to)
-        await self.send(wire.encode(header, message))
+        if not isinstance(message, PLAIN):
+            place = wire.Place(stream=1, sequence=self._sequences[source, to])
+            self._sequences[source, to] += 1
+            header = replace(header, incarnation=3, places=(place,), sizes=(len(struct), *map(len, buffers)))
+        await self.send([wire.encode_struct(header), struct, *buffers])
 
     def close(self) -> None:
         self._socket.close(linger=0)
@@ -284,6 +299,41 @@ def test_early_chunks_of_invented_members_are_not_kept() -> None:
                 await burglar.send([wire.encode_struct(header), piece])
             await counted(controller, "alpha", "beta", MOST_OFFENCES)
             assert psutil.Process().memory_info().rss - before < 200 * MIB
+
+    asyncio.run(scenario())
+
+
+def test_a_member_keeps_no_more_of_another_than_a_window_whatever_that_one_sends() -> None:
+    async def scenario() -> None:
+        async with broken_into(CONTROLLER, TRAINER) as (_, burglar, (controller, _)):
+            before, piece = psutil.Process().memory_info().rss, bytes(MIB - 1000)
+            for _ in range(300):
+                await burglar.say(wire.Failed(cause="x"), TRAINER, buffers=[piece])
+            await counted(controller, "alpha", BETA, MOST_OFFENCES)
+            assert psutil.Process().memory_info().rss - before < 150 * MIB
+
+    asyncio.run(scenario())
+
+
+def test_small_messages_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "MOST_WAITING", 100)
+
+    async def scenario() -> None:
+        async with broken_into(CONTROLLER, TRAINER) as (_, burglar, (controller, trainer)):
+            for _ in range(150):
+                await burglar.say(wire.Failed(cause="x"), TRAINER)
+            await counted(controller, "alpha", BETA, MOST_OFFENCES)
+            assert trainer._mailbox._inbox.qsize() <= 101
+
+    asyncio.run(scenario())
+
+
+def test_what_has_a_window_does_not_travel_outside_the_channels() -> None:
+    async def scenario() -> None:
+        async with broken_into(CONTROLLER) as (_, burglar, (controller,)):
+            header = wire.Header(run="run", source=BETA, to=(CONTROLLER,), id=1)
+            await burglar.send(wire.encode(header, wire.Failed(cause="x")))
+            await counted(controller, "alpha", BETA, 1)
 
     asyncio.run(scenario())
 

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport import offences
@@ -48,23 +49,25 @@ def test_a_member_takes_from_every_role_what_the_table_allows_and_nothing_else(
                 address, ear = wire.address(site, source), Ear(wire.address("alpha", role))
                 for kind in MESSAGES:
                     for reply_to in (None, 99):
-                        message = value_of(kind, chance)
-                        if isinstance(message, wire.Undeliverable):
-                            message = wire.Undeliverable(receiver=address, cause="")
+                        message = _sample(kind, address, chance)
                         said = allowed(kind, source, role, site == "alpha")
                         fits = kind in _EITHER or (kind in _ANSWERS_ONLY) == (reply_to is not None)
-                        if isinstance(message, wire.Acknowledged):
-                            message = wire.Acknowledged(
-                                priority=wire.Priority.DATA,
-                                incarnation=1,
-                                stream=1,
-                                cumulative=0,
-                                ranges=(),
-                                taken_bytes=0,
-                            )
                         assert ear.told(address, message, reply_to) == (said and fits), (kind, address, reply_to)
 
     asyncio.run(scenario())
+
+
+def _sample(kind: type[wire.Tagged], source: str, chance: random.Random) -> wire.Tagged:
+    """A message of a type with anything in it, but for what refers to channels and members that there are."""
+    match value_of(kind, chance):
+        case wire.Undeliverable():
+            return wire.Undeliverable(receiver=source, cause="")
+        case wire.Acknowledged() as report:
+            return replace(report, incarnation=1, stream=1, cumulative=0, ranges=(), taken_bytes=0)
+        case wire.Probe() as probe:
+            return replace(probe, stream=1)
+        case message:
+            return message
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -5,6 +5,7 @@ double and reorder. Neither end knows sockets or clocks; `hetrl.runtime.transpor
                 at most `window_bytes` of messages, or one larger one, that the receiver's application has not taken out
                 no progress for a while: probe; what the answer lacks of the chunks before the probe is sent again
     receiver    keep what came early, drop what came before, put the rest together in order
+                refuse messages beyond the window or `MOST_WAITING`, which no honest sender begins
                 report what is there (below a number, and ranges above it) and how many bytes were taken out
 
 A stream is one life of the channel: after a failure the sender begins the next one at 0, and the receiver forgets the
@@ -24,6 +25,7 @@ from hetrl.runtime.wire import Acknowledged, Place, Priority, Probe
 STALL_SECONDS, LONGEST_STALL_SECONDS = 1.0, 8.0
 STALL_ROUND_TRIPS = 4.0
 _SMOOTHING = 1 / 8  # RFC 6298, section 2
+MOST_WAITING = 2**16  # messages that the application has not taken out; small ones cost more than their bytes
 _MOST_RANGES = 64  # of a report, which stays small; what it leaves out is only sent again
 
 
@@ -176,6 +178,7 @@ class Inbound:
         self._early: dict[int, Chunk] = {}
         self._assembly: Assembly | None = None
         self.early_bytes = self._taken_bytes = self._news_bytes = 0
+        self._begun_bytes = self._begun = self._taken = 0  # of messages, since the stream began
 
     def accept(self, place: Place, chunk: Chunk) -> list[Assembly]:
         """Take a chunk and return the messages that it completes, in order."""
@@ -206,16 +209,28 @@ class Inbound:
         """Add a chunk to its message; one that makes no sense costs the message."""
         try:
             if chunk.sizes:
-                self._assembly = Assembly(chunk)
+                self._assembly = self._admitted(chunk)
             elif self._assembly is not None:
                 self._assembly.add(chunk)
         except ValueError as error:
             self._assembly = None
             self.faults.append(error)
 
+    def _admitted(self, first: Chunk) -> Assembly:
+        """Begin a message; raises ValueError for one that its sender should have kept until others are taken out."""
+        message_bytes, waiting = sum(first.sizes), self._begun - self._taken
+        open_bytes = self._begun_bytes - self._taken_bytes
+        if waiting and (open_bytes + message_bytes > self._window_bytes or waiting >= MOST_WAITING):
+            raise ValueError(f"message {first.message}: {waiting} messages of {open_bytes} bytes wait here already")
+        assembly = Assembly(first)
+        self._begun_bytes += assembly.bytes
+        self._begun += 1
+        return assembly
+
     def take(self, stream: int, message_bytes: int) -> None:
         """Count a message of `stream` as taken out by the application."""
         if stream == self.stream:
+            self._taken += 1
             self._taken_bytes += message_bytes
             self._news_bytes += message_bytes
 

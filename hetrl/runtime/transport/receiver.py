@@ -90,8 +90,10 @@ class Receiver:
                 self._exchange.hasten(now, site)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self._refused(header, receiver, cause)
-            case _:
+            case wire.Heartbeat() | wire.LinkStatsReply():
                 self._accept(Envelope(header, message, ()), None)
+            case _:
+                raise ValueError(f"{type(message).__name__} of {header.source} outside the channels")
 
     def _accept(self, envelope: Envelope, arrival: Arrival | None) -> None:
         """Give what arrived to whoever waits for it."""

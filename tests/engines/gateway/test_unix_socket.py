@@ -135,7 +135,7 @@ def test_a_peer_on_the_unix_socket_speaks_for_its_own_site_only(folder: Path) ->
         ):
             for source in (BETA, TRAINER):
                 header = wire.Header(run="run", source=source, to=(CONTROLLER,), id=7)
-                bare.send_multipart(wire.encode(header, wire.Abort(cause="x") if source == BETA else wire.Done()))
+                bare.send_multipart(wire.encode(header, wire.Abort(cause="x") if source == BETA else wire.Heartbeat()))
             assert (await controller.receive(20)).header.source == TRAINER
             assert (await stats(controller, "alpha")).malformed == 1
 
