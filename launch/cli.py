@@ -204,7 +204,8 @@ def _add_running(verbs: _Verbs) -> None:
     relay = _verb(verbs, "relay", "launch.verbs.relay:relay_command", "connect sites that cannot dial each other")
     relay.add_argument("--listen", metavar="HOST:PORT", required=True, help="where the sites reach this host")
     relay.add_argument("--secret", metavar="FILE", type=Path, help="default: ~/.config/hetrl/relay.secret")
-    relay.add_argument("--connections", type=_count, default=512, help="open at once (default %(default)s)")
+    relay.add_argument("--connections", type=_count, default=512, help="of gateways, at once (default %(default)s)")
+    relay.add_argument("--per-address", type=_count, default=128, help="of them from one address (default %(default)s)")
 
     resume = _verb(verbs, "resume", "launch.verbs.runs:resume_command", "follow a run at Slurm sites again")
     _add_run(resume)

@@ -26,7 +26,8 @@ def relay_command(arguments: argparse.Namespace) -> int:
     secret = relay_secret((arguments.secret or Path(DEFAULT_RELAY_SECRET)).expanduser())
     listener = tcp.listen(host, port)
     print(f"the relay listens on {host}, port {listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    asyncio.run(_serve_until_terminated(Relay(listener, secret, connections=arguments.connections)))
+    relay = Relay(listener, secret, connections=arguments.connections, per_address=arguments.per_address)
+    asyncio.run(_serve_until_terminated(relay))
     return 0
 
 

@@ -24,7 +24,7 @@ CONNECT_SECONDS = 10.0
 ANSWER_BYTES = 16 * 1024  # of a proxy
 ANSWER_SECONDS = 20.0  # the proxy connects before it answers
 IDLE_SECONDS = 120.0  # ZeroMQ's heartbeats cross a living link every 2 s
-_BACKLOG = 128
+_BACKLOG = 1024  # the kernel has its own limit (net.core.somaxconn)
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}  # accept(2)
 _ACCEPT_PAUSE_SECONDS = 1.0
 # A peer whose host vanished is noticed after 15 + 3 x 5 s (tcp(7)).

@@ -81,9 +81,9 @@ def test_no_two_nonces_are_equal() -> None:
 
 
 @asynccontextmanager
-async def a_relay(connections: int = 512) -> AsyncIterator[tuple[Relay, str]]:
+async def a_relay(connections: int = 512, per_address: int = 512) -> AsyncIterator[tuple[Relay, str]]:
     listener = tcp.listen("127.0.0.1", 0)
-    relay = Relay(listener, SECRET, connections=connections)
+    relay = Relay(listener, SECRET, connections=connections, per_address=per_address)
     serving = asyncio.create_task(relay.serve())
     try:
         yield relay, f"127.0.0.1:{listener.getsockname()[1]}"
@@ -218,20 +218,12 @@ def test_strangers_get_one_line_and_the_relay_serves_on(caplog: pytest.LogCaptur
 
 
 def test_who_says_nothing_is_dropped_and_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "STRANGERS", 2)
-
     async def scenario() -> None:
         async with a_relay() as (relay, address):
             monkeypatch.setattr(relay_module, "PREAMBLE_SECONDS", 0.2)
-            silent = [await tcp.connect(address) for _ in range(3)]
-            said = [await everything(one) for one in silent]
-            assert sorted(line.splitlines()[-1] for line in said) == [
-                b"refused no request within 0.2 s",
-                b"refused no request within 0.2 s",
-                b"refused too many connections",
-            ]
-            for one in silent:
-                one.close()
+            with await tcp.connect(address) as silent:
+                said = await everything(silent)
+            assert said.splitlines()[-1] == b"refused no request within 0.2 s"
             monkeypatch.undo()
             with await offered(address), await dialled(address):
                 assert relay.status["paired"] == 1
@@ -245,6 +237,12 @@ def test_a_full_relay_says_so() -> None:
             first, second = await offered(address), await offered(address)
             with first, second, pytest.raises(SiteUnreachableError, match="refused: too many connections"):
                 await offered(address)
+        async with a_relay(per_address=2) as (relay, address):
+            first, second = await offered(address), await offered(address)
+            with first, second, pytest.raises(SiteUnreachableError, match="refused: too many connections from 127.0.0"):
+                await offered(address)
+            await until(lambda: relay.status["connections"] == 0)
+            (await offered(address)).close()
 
     asyncio.run(scenario())
 
