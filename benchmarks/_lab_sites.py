@@ -84,6 +84,14 @@ class LabSites:
         for a, b in combinations(SITES, 2):
             self._lab.link(a, b, shape.gbps, shape.delay_ms, shape.loss)
 
+    def cut(self, a: str, b: str) -> None:
+        """Let nothing pass between two sites until `heal`."""
+        self._lab.cut(a, b)
+
+    def heal(self, a: str, b: str) -> None:
+        """Undo `cut`."""
+        self._lab.heal(a, b)
+
     def start(self, site: str, command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
         """Start a process in the network of a site's node; it ends with the sites. Its stderr goes to a log."""
         log = self._stack.enter_context((self._work / f"{site}.log").open("a"))

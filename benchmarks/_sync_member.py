@@ -24,6 +24,7 @@ from hetrl.runtime.weights.weight_file import WeightFile
 from hetrl.runtime.wire.keys import read_keys
 
 TENSOR_BYTES = 16 * 10**6
+MOST_BYTES = 2 * 10**9  # of a set
 
 
 class NoServer:
@@ -33,11 +34,17 @@ class NoServer:
         """Load nothing."""
 
 
+class NeverIdle:
+    """Holds its devices all the time."""
+
+    asleep = False
+
+
 async def serve_replica(member: Member) -> None:
     """Take weights for as long as stdin is open."""
     with tempfile.TemporaryDirectory() as directory:
-        weights = WeightFile(Path(directory) / "weights")
-        await Agent(member, NoServer(), weights, recompute=False).serve()  # type: ignore[arg-type]
+        weights = WeightFile(Path(directory) / "weights", MOST_BYTES)
+        await Agent(member, NoServer(), NeverIdle(), weights, recompute=False).serve()  # type: ignore[arg-type]
 
 
 async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:

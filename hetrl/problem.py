@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import permutations
 from pathlib import Path
 
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.model import CostModel
 from hetrl.cost.objective import FASTEST, Objective
-from hetrl.describe.experiment import Experiment, Planner
+from hetrl.describe.experiment import Experiment, Planner, link_name
 from hetrl.describe.measured import Measured, merge
 from hetrl.describe.measured_files import read_all
 from hetrl.describe.measured_links import MeasuredLinks, delay_and_gbps
@@ -21,7 +22,7 @@ from hetrl.describe.models import critic_of
 from hetrl.describe.response_lengths import read_lengths
 from hetrl.describe.sites import LinkEntry, ScenarioFile, read_scenario, read_sites, topology_of
 from hetrl.describe.yaml_file import find, read_yaml
-from hetrl.errors import UsageError
+from hetrl.errors import UsageError, nearest
 from hetrl.hardware import Topology
 from hetrl.workload import Workload, architecture
 
@@ -162,10 +163,17 @@ def read_experiment(path: Path) -> tuple[Experiment, ScenarioFile]:
     experiment = _located(read_yaml(path, Experiment), bases)
     section = experiment.topology
     if section.scenario:
-        return experiment, read_scenario(find(section.scenario, bases, f"{path}: topology.scenario"))
-    sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
-    links = find(section.links, bases, f"{path}: topology.links") if section.links else None
-    return experiment, read_sites(sites, links)
+        scenario = read_scenario(find(section.scenario, bases, f"{path}: topology.scenario"))
+    else:
+        sites = [find(name, bases, f"{path}: topology.sites") for name in section.sites]
+        links = find(section.links, bases, f"{path}: topology.links") if section.links else None
+        scenario = read_sites(sites, links)
+    names = [site.name for site in scenario.sites]
+    known = [link_name(*pair) for pair in permutations(names, 2)]
+    for name in experiment.launch.link_patience:
+        if name not in known:
+            raise UsageError(f'{path}: launch.link_patience: no link "{name}"{nearest(name, known)}')
+    return experiment, scenario
 
 
 def _located(experiment: Experiment, bases: Sequence[Path]) -> Experiment:

@@ -200,7 +200,8 @@ def stage(
         replace_json(directory / "site.json", described)
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
-        known = {"members": members, "hold_seconds": hold_seconds, "keys": "keys.json"}
+        patience = {peer: experiment.launch.patience_seconds(site, peer) for peer in plan.site_order if peer != site}
+        known = {"members": members, "hold_seconds": hold_seconds, "patience_seconds": patience, "keys": "keys.json"}
         connected = {**shared, **listen.get(site, {}), **known}
         relay_keys = write_relay_keys(directory, run.id, links[site], relay_secrets)
         replace_json(directory / "gateway.json", {**connected, **relay_keys, **links[site].to_json()})

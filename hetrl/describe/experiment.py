@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hetrl.describe.algorithm import AlgorithmSection, risen
 from hetrl.describe.response_lengths import ResponseLengths
@@ -220,24 +221,29 @@ class Planner(Strict):
         return self
 
 
+def _is_time(value: str) -> str:
+    if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value):
+        raise ValueError(f'"{value}" is not HH:MM:SS')
+    return value
+
+
+Clock = Annotated[str, AfterValidator(_is_time)]
+
+
 class Launch(Strict):
     """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
 
-    `poll_seconds` is how often a Slurm site is looked at.
+    `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
+    single links, by their sites as "alpha-beta". `poll_seconds` is how often a Slurm site is looked at.
     """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
-    walltime: str = "08:00:00"
-    gang_timeout: str = "00:10:00"
+    walltime: Clock = "08:00:00"
+    gang_timeout: Clock = "00:10:00"
+    patience: Clock = "00:10:00"
+    link_patience: Mapping[str, Clock] = {}
     templates: str | None = None
     poll_seconds: Annotated[float, Field(ge=1)] = 30.0
-
-    @field_validator("walltime", "gang_timeout")
-    @classmethod
-    def _is_time(cls, value: str) -> str:
-        if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value):
-            raise ValueError(f'"{value}" is not HH:MM:SS')
-        return value
 
     @property
     def walltime_seconds(self) -> int:
@@ -248,6 +254,19 @@ class Launch(Strict):
     def gang_timeout_seconds(self) -> int:
         """Return how long members wait for each other at the start."""
         return seconds_of(self.gang_timeout)
+
+    def patience_seconds(self, site: str, other: str) -> int:
+        """Return how long the link between two sites may be out; 0 within a site."""
+        if site == other:
+            return 0
+        names = (link_name(site, other), link_name(other, site))
+        own = [self.link_patience[name] for name in names if name in self.link_patience]
+        return seconds_of(own[0] if own else self.patience)
+
+
+def link_name(site: str, other: str) -> str:
+    """Return what the link between two sites is called, in either order."""
+    return f"{site}-{other}"
 
 
 def seconds_of(clock: str) -> int:

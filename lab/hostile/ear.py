@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport.exchange import Exchange
+from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import Mailbox
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.receiver import Receiver
@@ -20,6 +21,7 @@ RUN = "run"
 PLAIN = (
     wire.Acknowledged,
     wire.Probe,
+    wire.LinkOut,
     wire.LinkRestored,
     wire.Undeliverable,
     wire.Heartbeat,
@@ -40,7 +42,7 @@ class Ear:
         self.exchange = Exchange(
             address, RUN, 1, lambda header, frames: None, self.mailbox.lose, lambda *what: self.offences.add(*what)
         )
-        self.receiver = Receiver(self.exchange, self.mailbox, OfTheTable(), self.offences, lambda: None)
+        self.receiver = Receiver(self.exchange, self.mailbox, OfTheTable(), self.offences, Links(), lambda: None)
 
     def hear(self, frames: Sequence[bytes]) -> None:
         """Take the frames of one message."""

@@ -112,6 +112,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "rule with a model": (changed("reward", "architecture", to="qwen3-0.6b"), "architecture goes with kind model"),
     "model without one": (changed("reward", "kind", to="model"), "architecture goes with kind model"),
     "walltime": (changed("launch", "walltime", to="8h"), '"8h" is not HH:MM:SS'),
+    "patience": (changed("launch", "patience", to="10m"), '"10m" is not HH:MM:SS'),
+    "patience with a link": (changed("launch", "link_patience", to={"a-b": "1h"}), '"1h" is not HH:MM:SS'),
+    "no such link": (
+        changed("launch", "link_patience", to={"alpha-omega": "01:00:00"}),
+        'launch.link_patience: no link "alpha-omega"',
+    ),
     "seventy minutes": (changed("launch", "gang_timeout", to="00:70:00"), "launch.gang_timeout: "),
     "bound of another objective": (
         changed("planner", to={"objective": "cost", "budget_gpu_hours": 9}),

@@ -79,6 +79,7 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
         "bind": GATEWAYS["beta"],
         "members": list(everyone(plan)),
         "hold_seconds": quick_experiment().launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS,
+        "patience_seconds": {"alpha": 600, "gamma": 600},
         "keys": "keys.json",
         "links": {
             site: {"way": "direct", "endpoint": GATEWAYS[site], "streams": STREAMS} for site in ("alpha", "gamma")
@@ -87,6 +88,14 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
     }
     for path in run.site("beta").iterdir():
         assert str(run.path) not in path.read_text()
+
+
+def test_each_link_has_its_patience():
+    launch = quick_experiment().launch.model_copy(
+        update={"patience": "00:20:00", "link_patience": {"gamma-beta": "01:00:00"}}
+    )
+    assert [launch.patience_seconds("beta", to) for to in ("alpha", "beta", "gamma")] == [1200, 0, 3600]
+    assert launch.patience_seconds("gamma", "beta") == 3600
 
 
 def test_a_site_that_uses_a_relay_gets_the_key_of_its_run_for_it_and_not_the_secret():

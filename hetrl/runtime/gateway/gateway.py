@@ -40,7 +40,7 @@ from hetrl.runtime.wire.authority import OfTheTable
 from hetrl.runtime.wire.keys import SiteKeys
 
 HOLD_SECONDS = 300.0  # engines take minutes to come up, in any order
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 600.0
 # The windows of eight senders. A lane that is full drops chunks, which their senders send again.
 LANE_BYTES = 512 * 2**20
 _TICK_SECONDS = 0.1
@@ -54,9 +54,9 @@ class Gateway:
     `members` are the addresses that there are, beside those of the gateways. `peers` are the endpoints of the other
     sites' gateways; each is reached by one connection for control and `STREAMS` for the rest, unless `streams`
     names another number. In `directory`, of mode 0700, members of this node find a unix socket. Messages for a
-    member or a site that is not up yet are held for `hold_seconds`; a site that was up and does not answer for
-    `patience_seconds` is given up until it does. At most `lane_bytes` of control messages and as much of the rest
-    wait for each destination.
+    member or a site that is not up yet are held for `hold_seconds`; a site that was up and does not answer for its
+    `patience_seconds` (else `PATIENCE_SECONDS`) is given up until it does. At most `lane_bytes` of control messages
+    and as much of the rest wait for each destination.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Gateway:
         *,
         directory: Path | None = None,
         hold_seconds: float = HOLD_SECONDS,
-        patience_seconds: float = PATIENCE_SECONDS,
+        patience_seconds: Mapping[str, float] = MappingProxyType({}),
         streams: Mapping[str, int] = MappingProxyType({}),
         lane_bytes: int = LANE_BYTES,
     ) -> None:
@@ -90,7 +90,7 @@ class Gateway:
                 streams=streams.get(peer, STREAMS),
                 lane_bytes=lane_bytes,
                 hold_seconds=hold_seconds,
-                patience_seconds=min(patience_seconds, hold_seconds),
+                patience_seconds=patience_seconds.get(peer, PATIENCE_SECONDS),
             )
             for peer in self._endpoints
         }
@@ -191,7 +191,7 @@ class Gateway:
 
     def _cut_off(self, site: str, cause: str) -> None:
         """Give up a site of which nothing is heard any more."""
-        self._links[site].give_up(cause)
+        self._links[site].cut_off(cause)
         self._tell_members(wire.Undeliverable(receiver=site, cause=cause))
 
     def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
@@ -215,6 +215,8 @@ class Gateway:
         seat.greet(hello, identity)
         if seat.connected and not known:
             _log.info("%s: %s is connected", self.site, address)
+            for peer in (peer for peer, link in self._links.items() if link.out):
+                self._say(address, wire.LinkOut(site=peer))
 
     # ---- to members and other gateways
 
@@ -293,11 +295,11 @@ class Gateway:
 
     async def _tick_until_stopped(self) -> None:
         while not self._stop.is_set():
-            for peer, link in self._links.items():
-                if (cause := link.tick(self._echo)) is not None:
-                    self._tell_members(wire.Undeliverable(receiver=peer, cause=cause))
-            for seat in list(self._seats.values()):
-                parcels, cause = seat.overdue()
+            for link in self._links.values():
+                link.tick(self._echo)
+            destinations: list[PeerLink | Seat] = [*self._links.values(), *self._seats.values()]
+            for destination in destinations:
+                parcels, cause = destination.overdue()
                 for parcel in parcels:
                     self._refuse(parcel, cause)
             self._pump()

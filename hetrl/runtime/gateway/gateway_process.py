@@ -2,8 +2,8 @@
 
 gateway.json     run, site, bind (the gateway's endpoint; none: an address of this node, of `interface` and `port` where
                  they are given, which goes to gateway.endpoint), members (the addresses of the run), hold_seconds,
-                 keys, relay_keys (file names), and the ways to the peers (`hetrl.runtime.gateway.ways.SiteLinks`):
-                 links, offers, proxy, ...
+                 patience_seconds (by peer), keys, relay_keys (file names), and the ways to the peers
+                 (`hetrl.runtime.gateway.ways.SiteLinks`): links, offers, proxy, ...
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -39,6 +39,7 @@ class GatewayFile:
     members: frozenset[str]
     hold_seconds: float
     keys: str
+    patience_seconds: Mapping[str, float] = field(default_factory=dict)
     relay_keys: str | None = None
     interface: str | None = None
     port: int = 0
@@ -83,6 +84,7 @@ def read_gateway(path: Path) -> tuple[Gateway, Ways]:
         described.members,
         directory=path.parent,
         hold_seconds=described.hold_seconds,
+        patience_seconds=described.patience_seconds,
         streams={peer: way.streams for peer, way in links.links.items()},
     )
     return gateway, ways

@@ -6,8 +6,11 @@ Each stream comes back by itself:
     ends before it is up    something answers that is not the gateway, such as an ssh tunnel without a gateway at its
                             end: the next attempt waits, each time longer
 
-Whether the other gateway is there is told by its answers to an echo every second: when it has been silent for too long,
-the link gives up what it holds and refuses more, until it hears again.
+Whether the other gateway is there is told by its answers to an echo every second:
+
+    silent for OUT_SECONDS      the link is out, as members are told; what is sent waits
+    silent beyond its patience  the link gives up what it holds; what is sent then is refused, unless the link is back
+                                within KNOCK_SECONDS
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_M
 from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
-ECHO_SECONDS = 1.0
+ECHO_SECONDS, OUT_SECONDS = 1.0, 10.0
+KNOCK_SECONDS = 10.0  # a link that carries again is noticed within 5 s of pause and some round trips
 # Of our own: ZeroMQ resets its pause at each connection that is taken, be it by a tunnel that leads nowhere.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 
@@ -43,7 +47,10 @@ class PeerLink:
     ) -> None:
         """Prepare a link that is not connected yet, and may stay so for `hold_seconds` at first."""
         self.peer = peer
-        self.gone: str | None = None
+        self.out = False
+        self.gone: str | None = None  # why the link was given up
+        self._cut_off: str | None = None
+        self._knocked_seconds: float | None = None  # when something was first sent over a link that was given up
         self._site, self._count = site, streams
         self._hold_seconds, self._patience_seconds = hold_seconds, patience_seconds
         self._streams: list[Stream] = []  # the first is for control
@@ -61,11 +68,12 @@ class PeerLink:
         tell_members: Callable[[wire.Message], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Connect; members are told whenever a stream that was lost is back."""
-        self._echoed_seconds = now()
+        """Connect; members are told when the link is out, and whenever it or a stream of it that was lost is back."""
+        self._echoed_seconds, self._tell_members = now(), tell_members
 
         def came_back() -> None:
             self._counts["reconnects"] += 1
+            self._carries()
             tell_members(wire.LinkRestored(site=self.peer))
 
         for number in range(1 + self._count):
@@ -78,8 +86,10 @@ class PeerLink:
 
     def offer(self, parcel: Parcel) -> str | None:
         """Queue a parcel; return why not where it is refused, None also for a chunk that is dropped and counted."""
-        if self.gone is not None:
-            return self.gone
+        if self._cut_off is not None:
+            return self._cut_off
+        if self.gone is not None and self._knocked_seconds is None:
+            self._knocked_seconds = now()
         control = parcel.header.priority is wire.Priority.CONTROL
         if (self._control if control else self._bulk).offer(parcel):
             return None
@@ -90,9 +100,8 @@ class PeerLink:
 
     def pump(self) -> None:
         """Send what waits."""
-        if self.gone is None:
-            self._control.pump()
-            self._bulk.pump()
+        self._control.pump()
+        self._bulk.pump()
 
     def heard(self, size_bytes: int) -> None:
         """Count a message that came from the peer."""
@@ -105,7 +114,15 @@ class PeerLink:
         self._round_trip_seconds = smoothed(known, now() - sent_seconds)
         if self.gone is not None or known is None:
             _log.info("%s: the link to %s is up", self._site, self.peer)
-        self._echoed_seconds, self.gone = now(), None
+        was_out = self.out
+        self._carries()
+        if was_out:
+            self._tell_members(wire.LinkRestored(site=self.peer))
+
+    def _carries(self) -> None:
+        """Know that the other gateway is there."""
+        if self._cut_off is None:
+            self._echoed_seconds, self.out, self.gone, self._knocked_seconds = now(), False, None, None
 
     def answer(self, frames: Sequence[Any]) -> None:
         """Send the answer to an echo if the connection takes it now, on a link that was given up, too.
@@ -114,26 +131,40 @@ class PeerLink:
         """
         self._streams[0].send(frames)
 
-    def tick(self, echo: Callable[[str, float], Sequence[Any]]) -> str | None:
-        """Send an echo when it is time; return the cause when the link has just been given up."""
+    def tick(self, echo: Callable[[str, float], Sequence[Any]]) -> None:
+        """Send an echo when it is time; see whether the link is out, or has been for too long."""
         seconds = now()
         if seconds - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo(self.peer, seconds)):
             self._echo_seconds = seconds
-        patience = self._hold_seconds if self._round_trip_seconds is None else self._patience_seconds
-        if self.gone is not None or seconds - self._echoed_seconds <= patience:
-            return None
-        self.give_up(
-            f"{self._site} -> {self.peer}: no connection for {patience:g} s; look into the gateways' logs of both "
-            "sites, and at what lies between them"
-        )
-        _log.warning("%s", self.gone)
-        return self.gone
+        known, silent_seconds = self._round_trip_seconds is not None, seconds - self._echoed_seconds
+        if known and not self.out and self.gone is None and silent_seconds > OUT_SECONDS:
+            self.out = True
+            _log.warning("%s -> %s: no answer for %g s; what is sent waits", self._site, self.peer, OUT_SECONDS)
+            self._tell_members(wire.LinkOut(site=self.peer))
+        patience = self._patience_seconds if known else self._hold_seconds
+        if self.gone is None and silent_seconds > patience:
+            self.gone = (
+                f"{self._site} -> {self.peer}: no connection for {patience:g} s; look into the gateways' logs of both "
+                "sites, and at what lies between them"
+            )
+            _log.warning("%s", self.gone)
+            self._clear()
+            self._tell_members(wire.Undeliverable(receiver=self.peer, cause=self.gone))
 
-    def give_up(self, cause: str) -> None:
-        """Drop what waits, and refuse more until an answer to an echo is heard."""
-        self.gone = cause
-        self._control.clear()
-        self._bulk.clear()
+    def overdue(self) -> tuple[list[Parcel], str]:
+        """Return what was sent in vain since the link was given up, and why; nothing while it may be coming back."""
+        if self.gone is None or self._knocked_seconds is None or now() - self._knocked_seconds <= KNOCK_SECONDS:
+            return [], ""
+        self._knocked_seconds = None
+        return self._clear(), self.gone
+
+    def cut_off(self, cause: str) -> None:
+        """Drop what waits, and refuse more for good."""
+        self._cut_off = self.gone = cause
+        self._clear()
+
+    def _clear(self) -> list[Parcel]:
+        return [*self._control.clear(), *self._bulk.clear()]
 
     @property
     def settled(self) -> bool:

@@ -57,6 +57,7 @@ class _Replica:
     seconds: float = 0.0
     under_way: dict[Key, float] = field(default_factory=dict)  # samples, since when
     hanging: set[Key] = field(default_factory=set)  # of these, those that are late
+    paused: bool = False
 
     @property
     def measured(self) -> float | None:
@@ -71,7 +72,12 @@ class _Replica:
     @property
     def free(self) -> bool:
         """Return whether one more sequence can run."""
-        return not self.hanging and len(self.under_way) < self.capacity.sequences
+        return self.at_work and len(self.under_way) < self.capacity.sequences
+
+    @property
+    def at_work(self) -> bool:
+        """Return whether it answers, as far as is known."""
+        return not self.hanging and not self.paused
 
 
 @dataclass
@@ -157,6 +163,15 @@ class Dispatch:
         self._expect(key[0])
         return [self._stop(other, same) for other, same in self._drawing() if same == key]
 
+    def pause(self, name: str) -> None:
+        """Begin nothing at a replica, and count what it draws as late, until it may go on."""
+        self._replicas[name].paused = True
+
+    def resume(self, name: str) -> None:
+        """Let a replica go on."""
+        self._replicas[name].paused = False
+        self._replicas[name].hanging.clear()
+
     def lost(self, name: str) -> list[Begun]:
         """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""
         replica = self._replicas.pop(name)
@@ -203,7 +218,7 @@ class Dispatch:
 
     def _places(self) -> dict[str, int]:
         """Return for each replica how many places those have that are faster and at work."""
-        order = sorted((one.speed, one.capacity.width) for one in self._replicas.values() if not one.hanging)
+        order = sorted((one.speed, one.capacity.width) for one in self._replicas.values() if one.at_work)
         speeds, widths = [speed for speed, _ in order], [0, *accumulate(width for _, width in order)]
         return {
             name: widths[-1] - widths[bisect_right(speeds, FASTER * one.speed)] for name, one in self._replicas.items()
@@ -227,7 +242,8 @@ class Dispatch:
     def _is_late(self, name: str, key: Key, now: float) -> bool:
         replica = self._replicas[name]
         elapsed = now - replica.under_way[key]
-        return replica.measured is not None and elapsed > max(LATE_SECONDS, LATE_FACTOR * self.stretch / replica.speed)
+        late_seconds = max(LATE_SECONDS, LATE_FACTOR * self.stretch / replica.speed)
+        return replica.paused or (replica.measured is not None and elapsed > late_seconds)
 
     def _drawing(self) -> list[Begun]:
         return [(name, key) for name, replica in self._replicas.items() for key in replica.under_way]

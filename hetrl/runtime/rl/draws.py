@@ -88,6 +88,8 @@ class Draws:
         self._open: dict[Key, _Open] = {}
         self._asked: dict[Begun, tuple[asyncio.Task[None], int]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
+        self._missed: set[str] = set()  # replicas without the newest weights
+        self._changed = asyncio.Event()
         self._clock: asyncio.TimerHandle | None = None
 
     @property
@@ -125,6 +127,40 @@ class Draws:
             self._fail(HetrlError(f"no replica is left to draw samples; the last one: {error}"))
             return
         self._go_on()
+
+    # ---- replicas behind a link that is out
+
+    def served(self, name: str) -> None:
+        """Let a replica draw: it has the newest weights."""
+        self._missed.discard(name)
+        self.link_changed(wire.site_of(name))
+
+    def missed(self, name: str) -> None:
+        """Let a replica draw nothing: newer weights than it has were published."""
+        self._missed.add(name)
+        self.link_changed(wire.site_of(name))
+
+    def link_changed(self, site: str) -> None:
+        """Let the replicas of a site rest, whose samples are drawn elsewhere, or go on."""
+        for name in self._dispatch.replicas:
+            if wire.site_of(name) == site:
+                rests = name in self._missed or self._member.links.are_out(name)
+                (self._dispatch.pause if rests else self._dispatch.resume)(name)
+        self._changed.set()
+        self._go_on()
+
+    @property
+    def behind(self) -> tuple[str, ...]:
+        """Return the replicas that missed weights and can be reached again."""
+        return tuple(name for name in self.replicas if name in self._missed and not self._member.links.are_out(name))
+
+    async def some_behind(self) -> None:
+        """Wait until there are such replicas."""
+        while not self.behind:
+            self._changed.clear()
+            await self._changed.wait()
+
+    # ---- stretches
 
     def _go_on(self) -> None:
         """Let every replica that has room begin what it takes."""

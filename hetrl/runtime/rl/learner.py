@@ -49,12 +49,13 @@ class Tasks:
 class Versions:
     """The weight versions that tasks have: the actor's, that which the reference keeps, the critic's.
 
-    Who sends the critic's or asks for values holds its lock.
+    Who sends the critic's or asks for values holds its lock. Who holds the actor's may train it, or serve what it is.
     """
 
     actor: int = 0
     reference: int = 0
     critic: int = 0
+    actor_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     critic_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reached: asyncio.Condition = field(default_factory=asyncio.Condition)
 

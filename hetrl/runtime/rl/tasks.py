@@ -90,16 +90,17 @@ class Trainer:
         return answer
 
     async def publish(
-        self, version: int, receivers: Sequence[str] | None = None, *, may_fail: bool = False
+        self, version: int, receivers: Sequence[str] | None = None, *, quorum: int | None = None
     ) -> wire.Published:
         """Send the current weights as `version` to its receivers, or to others; returns when all of them have it.
 
-        Raises HetrlError for those that could not take it; where they `may_fail` only if none could.
+        Raises HetrlError for those that could not take it. With a `quorum` receivers may fail, and those whose link is
+        out are left out; it is an error then that fewer are left.
         """
         to = self.receivers if receivers is None else tuple(receivers)
-        request = wire.Publish(version=version, receivers=to)
+        request = wire.Publish(version=version, receivers=to, quorum=quorum)
         answer, _ = await self._ask(request, wire.Published, f"publish version {version} of {self.task}")
-        if answer.failed and not may_fail:
+        if answer.failed and quorum is None:
             raise HetrlError("; ".join(answer.failed.values()))
         return answer
 

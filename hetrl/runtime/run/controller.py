@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -134,7 +134,7 @@ class Run:
 
     async def train(self) -> None:
         """Publish, warm start, every step, then the summary."""
-        async with self.turns.of(ACTOR_TRAINING):
+        async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
             await self.publish()
         if self.experiment.warm_start is not None:
             settings = self.experiment.warm_start
@@ -157,11 +157,27 @@ class Run:
     async def publish(self) -> wire.Published:
         """Make the actor's current weights the next version at every replica; one that does not take them is lost."""
         self.versions.actor += 1
-        published = await self.tasks.actor.publish(self.versions.actor, self.draws.replicas, may_fail=True)
+        published = await self._serve(self.draws.replicas, quorum=1)
         self.record.published(published)
+        return published
+
+    async def _serve(self, replicas: Sequence[str], quorum: int) -> wire.Published:
+        published = await self.tasks.actor.publish(self.versions.actor, replicas, quorum=quorum)
         for replica, cause in published.failed.items():
             self.draws.lost(replica, HetrlError(cause))
+        for replica in published.left_out:
+            self.draws.missed(replica)
+        for replica in published.apply_seconds:
+            self.draws.served(replica)
         return published
+
+    async def catch_up(self) -> None:
+        """Serve the newest weights to the replicas that missed them, as soon as their link is back."""
+        while True:
+            await self.draws.some_behind()
+            async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
+                if behind := self.draws.behind:  # a step may have served them meanwhile
+                    await self._serve(behind, quorum=0)
 
     async def draw(self, number: int) -> PromptGroup:
         """Sample the group of prompt `number`."""
@@ -179,7 +195,7 @@ class Run:
     async def imitate(self, settings: WarmStart, done: int) -> None:
         """Take the supervised steps between two checks, and publish."""
         loss = wire.LossSettings(loss="supervised", learning_rate=settings.learning_rate)
-        async with self.turns.of(ACTOR_TRAINING):
+        async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
             for step in range(done, done + settings.steps_per_check):
                 demonstrations = [self.source(step * settings.samples + number) for number in range(settings.samples)]
                 sequences = [
@@ -207,7 +223,8 @@ async def control(context: Context) -> None:
             record.events.append("go", epoch=1, members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)
-                await _first_to_end(run.train(), membership.watch(run.spare))
+                with member.links.told(run.draws.link_changed):
+                    await _first_to_end(run.train(), membership.watch(run.spare), run.catch_up())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)
@@ -215,9 +232,9 @@ async def control(context: Context) -> None:
             raise
 
 
-async def _first_to_end(work: Awaitable[None], watch: Awaitable[None]) -> None:
-    """Run both; end with the work, or with the error of either."""
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(watch)]
+async def _first_to_end(*works: Awaitable[None]) -> None:
+    """Run all side by side; end with the first, or with its error."""
+    tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -162,7 +162,7 @@ class Iterations:
         While the critic warms up the weights stay as they are.
         """
         seconds, version = ours.seconds, self.versions.actor
-        async with self.turns.of(ACTOR_TRAINING, ours.step):
+        async with self.turns.of(ACTOR_TRAINING, ours.step), self.versions.actor_lock:
             with self.timeline.timed(seconds, ACTOR_TRAINING):
                 made, measured = await self.learner.batch(ours.arrays, ours.groups, ours.step, version, seconds)
                 batch.set_result(made)

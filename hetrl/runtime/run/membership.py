@@ -31,7 +31,6 @@ class Membership:
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
         self._last_seen = dict.fromkeys(expected, time.monotonic())
         self._connected = {name: asyncio.Event() for name in expected}
-        self._spared: set[str] = set()
         self.joined: dict[str, wire.Join] = {}
 
     async def gather(self, timeout_seconds: float, turns: Turns) -> None:
@@ -73,13 +72,14 @@ class Membership:
             except _MemberLost as lost:
                 if not spare(lost.member, lost.error):
                     raise lost.error from None
-                self._spared.add(lost.member)
                 self._last_seen.pop(lost.member, None)
 
     def _check_silence(self) -> None:
         now = time.monotonic()
         for name, seen in self._last_seen.items():
-            if now - seen > SILENCE_SECONDS:
+            if self._member.links.are_out(name):  # how long that may last, the gateways know
+                self._last_seen[name] = now
+            elif now - seen > SILENCE_SECONDS:
                 silent = f"{name} has been silent for {SILENCE_SECONDS:g} s; look into its log"
                 raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}"))
 
@@ -90,7 +90,7 @@ class Membership:
         except DeadlineError:
             return
         source = envelope.header.source
-        if source not in self._spared:
+        if source in self._last_seen:  # not a gateway, and nobody who was spared
             self._last_seen[source] = time.monotonic()
         if source in self._connected:
             self._connected[source].set()

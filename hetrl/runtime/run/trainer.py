@@ -150,7 +150,7 @@ class Lead:
                 case wire.Finish():
                     await self._in_thread(share, wire.Finish())
                     return
-                case wire.Go() | wire.Done():
+                case wire.Go() | wire.Done() | wire.Undeliverable():  # the last: who waited for it was told
                     continue
             try:
                 await self._answer(envelope)
@@ -179,9 +179,11 @@ class Lead:
                 await self._member.reply(envelope, saved)
             case wire.Publish():
                 publisher = Publisher(self._member, message, asyncio.get_running_loop())
-                await publisher.begin()
-                await self._in_thread(self._export, message, publisher)
-                await self._member.reply(envelope, await publisher.finish())
+                with publisher.leaving_out():
+                    await publisher.begin()
+                    await self._in_thread(self._export, message, publisher)
+                    published = await publisher.finish()
+                await self._member.reply(envelope, published)
             case wire.WeightsBegin():
                 self._incoming.begin(message)
             case wire.WeightsTensor():

@@ -7,7 +7,7 @@ member sends. A multicast is cut once: a chunk carries a place per receiver, and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -202,23 +202,30 @@ class Exchange:
         receivers.update(receiver for shipment in self._waiting for receiver in shipment.receivers)
         for receiver in sorted(receivers):
             if where in (receiver, wire.site_of(receiver)):
-                self._fail(receiver, tuple(self._renew(receiver)), cause)
+                self._fail(receiver, tuple(self._renew(receiver, Priority)), cause)
+
+    def abandon(self, receiver: str, priority: Priority, cause: str, now: float) -> None:
+        """Drop what is under way to a member in one channel, which begins anew; what is asked there fails."""
+        dropped = [*self._renew(receiver, [priority])]
+        self._fail(receiver, (), f"{cause} ({len(dropped)} messages under way)")
+        self._advance(now)
 
     def forget(self, member: str, cause: str) -> None:
         """Drop all state of a member that is dead: nothing of this life of it is accepted any more."""
         self.end(member, cause)
         self._retire(member)
 
-    def _renew(self, receiver: str) -> Iterator[int]:
-        """Begin every channel to a receiver anew; yield the messages that were under way."""
+    def _renew(self, receiver: str, priorities: Iterable[Priority]) -> Iterator[int]:
+        """Begin channels to a receiver anew; yield the messages that were under way."""
+        priorities = [*priorities]
         for shipment in list(self._waiting):
-            if receiver in shipment.receivers:
+            if receiver in shipment.receivers and shipment.priority in priorities:
                 shipment.receivers.remove(receiver)
                 yield shipment.message
             if not shipment.receivers:
                 shipment.posted = True
                 self._waiting.remove(shipment)
-        for priority in Priority:
+        for priority in priorities:
             if (receiver, priority) in self._outbound:
                 yield from self._outbound[receiver, priority].renew()
 

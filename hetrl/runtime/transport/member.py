@@ -19,6 +19,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import MESSAGE_BYTES, MOST_FRAMES, Buffer, bytes_of
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
+from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.receiver import Receiver
@@ -73,7 +74,10 @@ class Member:
         )
         self._offences = Offences(address, self._cut_off)
         self._authority = authority or OfTheTable()
-        self._receiver = Receiver(self._exchange, self._mailbox, self._authority, self._offences, self._moved.set)
+        self.links = Links()
+        self._receiver = Receiver(
+            self._exchange, self._mailbox, self._authority, self._offences, self.links, self._moved.set
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -111,7 +115,8 @@ class Member:
         """Send to one or more members and return the message's id; waits while a receiver has too much to take.
 
         Buffers are not copied: they must not change until the receiver has answered.
-        Raises RunAborted, or DeadlineError when a receiver takes nothing for `SEND_SECONDS`.
+        Raises RunAborted, or DeadlineError when a receiver takes nothing for `SEND_SECONDS`; while a link there is out
+        the clock stands still, here as in a request.
         """
         receivers = (to,) if isinstance(to, str) else tuple(dict.fromkeys(to))
         message_id = next(self._ids)
@@ -139,7 +144,7 @@ class Member:
         message_id = next(self._ids)
         reply = self._mailbox.expect(message_id, to)
         try:
-            async with asyncio.timeout(timeout_seconds):
+            async with self.links.timeout((to,), timeout_seconds):
                 await self._transmit(message_id, (to,), message, buffers, None)
                 while wire.is_gateway(to) and not (await asyncio.wait([reply], timeout=ASK_GATEWAY_SECONDS))[0]:
                     self._exchange.tell(to, message, id=message_id)
@@ -178,6 +183,11 @@ class Member:
         """Give up a member that was declared dead: what is under way to it fails, what it still says is not heard."""
         self._exchange.forget(address, f"{address} was declared dead")
 
+    def abandon(self, address: str, priority: wire.Priority, cause: str) -> None:
+        """Drop what is under way to a member in one channel; requests to it fail with the cause."""
+        self._exchange.abandon(address, priority, cause, self._loop.time())
+        self._moved.set()
+
     def _cut_off(self, address: str, cause: str) -> None:
         """Give up a member of which nothing is heard any more."""
         self._exchange.forget(address, cause)
@@ -214,7 +224,7 @@ class Member:
         priority = wire.priority_of(message)
         shipment = self._exchange.ship(message_id, receivers, priority, reply_to, frames, self._loop.time())
         try:
-            async with asyncio.timeout(SEND_SECONDS):
+            async with self.links.timeout(receivers, SEND_SECONDS):
                 while not shipment.posted:
                     self._moved.clear()
                     await self._moved.wait()

@@ -15,6 +15,7 @@ import zmq
 from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Arrival
 from hetrl.runtime.transport.exchange import Exchange
+from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import Envelope, Mailbox, RunAborted
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.wire.authority import Authority
@@ -33,10 +34,11 @@ class Receiver:
         mailbox: Mailbox,
         authority: Authority,
         offences: Offences,
+        links: Links,
         moved: Callable[[], None],
     ) -> None:
         self._exchange, self._mailbox, self._moved = exchange, mailbox, moved
-        self._authority, self._offences = authority, offences
+        self._authority, self._offences, self._links = authority, offences, links
         self._settling = False
 
     def hear(self, frames: list[zmq.Frame]) -> None:
@@ -86,7 +88,10 @@ class Receiver:
                 self._moved()
             case wire.Probe():
                 self._exchange.probed(header, message)
+            case wire.LinkOut(site=site):
+                self._links.lost(site)
             case wire.LinkRestored(site=site):
+                self._links.restored(site)
                 self._exchange.hasten(now, site)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self._refused(header, receiver, cause)

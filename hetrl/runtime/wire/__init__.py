@@ -35,6 +35,7 @@ from hetrl.runtime.wire.control import (
     Join as Join,
     LinkCounters as LinkCounters,
     LinkMeasured as LinkMeasured,
+    LinkOut as LinkOut,
     LinkRestored as LinkRestored,
     LinkStats as LinkStats,
     LinkStatsReply as LinkStatsReply,

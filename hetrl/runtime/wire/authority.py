@@ -64,6 +64,7 @@ AUTHORITY: Mapping[type[Tagged], tuple[Say, ...]] = {
     wire.Hello: (Say(_MEMBERS, _GATEWAYS, home=True),),
     wire.Acknowledged: _BETWEEN_MEMBERS,
     wire.Probe: _BETWEEN_MEMBERS,
+    wire.LinkOut: (Say(_GATEWAYS, _MEMBERS, home=True),),
     wire.LinkRestored: (Say(_GATEWAYS, _MEMBERS, home=True),),
     wire.LinkStats: (Say(_CONTROLLER, _GATEWAYS), Say(_MEMBERS, _GATEWAYS, home=True)),
     wire.LinkStatsReply: (Say(_GATEWAYS, _CONTROLLER), Say(_GATEWAYS, _MEMBERS, home=True)),

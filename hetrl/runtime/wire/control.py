@@ -95,6 +95,12 @@ class Probe(Tagged, frozen=True, tag=True):
     number: int
 
 
+class LinkOut(Tagged, frozen=True, tag=True):
+    """A gateway to its members: this site does not answer at present; what is sent there waits."""
+
+    site: str
+
+
 class LinkRestored(Tagged, frozen=True, tag=True):
     """A gateway to its members: the link to this site was lost and is back, and what was under way may be lost."""
 
@@ -194,6 +200,7 @@ ControlMessage = (
     | Hello
     | Acknowledged
     | Probe
+    | LinkOut
     | LinkRestored
     | LinkStats
     | LinkStatsReply

@@ -74,10 +74,14 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Publish(Tagged, frozen=True, tag=True):
-    """To a trainer: send the current weights as `version` to these members."""
+    """To a trainer: send the current weights as `version` to these members.
+
+    Those whose link is out are left out as long as `quorum` others are not; None: nobody is.
+    """
 
     version: int
     receivers: tuple[str, ...]
+    quorum: int | None = None
     encoding: str = "full"  # full | delta
 
 
@@ -123,7 +127,7 @@ class WeightsRejected(Tagged, frozen=True, tag=True):
 
 
 class Published(Tagged, frozen=True, tag=True):
-    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why."""
+    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why, or were `left_out`."""
 
     version: int
     digest: str
@@ -131,6 +135,7 @@ class Published(Tagged, frozen=True, tag=True):
     seconds: float
     apply_seconds: dict[str, float]
     failed: dict[str, str] = msgspec.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 # ---- scoring and training (arrays travel as buffers in the order of `arrays`)

@@ -22,7 +22,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.gateway import peer_link
 from hetrl.runtime.gateway.peer_link import STREAMS
 from hetrl.runtime.transport import channel, exchange
-from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.transport.member import DeadlineError, Envelope, Member
 from hetrl.runtime.transport.sockets import Port
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from tests.engines.transport.transport_runs import (
@@ -298,13 +298,62 @@ def test_a_cut_that_is_mended_loses_and_doubles_nothing(how: str, seconds: float
 
 
 @pytest.mark.usefixtures("_hasty")
+def test_while_a_link_is_out_members_know_and_no_clock_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_link, "OUT_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        async with _cabled() as (run, cable), members(run, CONTROLLER, BETA) as (controller, rollout):
+            seen: list[tuple[str, bool]] = []
+            with controller.links.told(lambda site: seen.append((site, controller.links.are_out(BETA)))):
+                asking = asyncio.create_task(
+                    controller.request(BETA, wire.Finish(), timeout_seconds=3.0, doing="over an outage")
+                )
+                asked = await rollout.receive(20)
+                cable.cut()
+                await until(lambda: ("beta", True) in seen)
+                await asyncio.sleep(4.0)
+                async with members(run, TRAINER) as (late,):
+                    await until(lambda: late.links.are_out(BETA))
+                assert not asking.done()
+                cable.mend()
+                await until(lambda: seen[-1] == ("beta", False))
+                await rollout.reply(asked, wire.Done())
+                assert (await asking).message == wire.Done()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_what_is_sent_over_a_link_that_was_given_up_and_is_coming_back_is_not_refused() -> None:
+    async def scenario() -> None:
+        async with (
+            _cabled(patience_seconds={"alpha": 1.0, "beta": 1.0}) as (run, cable),
+            members(run, CONTROLLER, BETA) as (controller, rollout),
+        ):
+            cable.cut()
+            link = run.gateways["alpha"]._links["beta"]
+            await until(lambda: link.gone is not None)
+            sending = asyncio.create_task(controller.send(BETA, wire.Done()))
+            await asyncio.sleep(0.5)
+            assert link.gone is not None
+            cable.mend()
+            await sending
+            while not isinstance((await rollout.receive(20)).message, wire.Done):
+                continue
+            with pytest.raises(DeadlineError):
+                await controller.receive(0.5)  # no word that it was refused
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("_hasty")
 def test_a_cut_for_good_ends_every_wait_with_the_name_of_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "WINDOW_BYTES", 1_000_000)
     said = "alpha -> beta: no connection for 1 s"
 
     async def scenario() -> None:
         async with (
-            _cabled(patience_seconds=1.0) as (run, cable),
+            _cabled(patience_seconds={"alpha": 1.0, "beta": 1.0}) as (run, cable),
             members(run, CONTROLLER, TRAINER, BETA) as (controller, trainer, rollout),
         ):
             answered = asyncio.create_task(controller.request(BETA, wire.Finish(), **_STEP))

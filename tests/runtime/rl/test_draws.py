@@ -17,6 +17,7 @@ from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Drawn, Draws, Request, joined
 from hetrl.runtime.rl.sampling import seed_of
 from hetrl.runtime.rl.timeline import Timeline
+from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import Member, RunAborted
 
 STRETCH, LONGEST = 4, 10
@@ -41,6 +42,7 @@ class Members:
         self._answers = answers
         self.asked: list[tuple[str, wire.Generate]] = []
         self.told: list[tuple[str, wire.Message]] = []
+        self.links = Links()
 
     async def request(self, to: str, message: wire.Generate, **_: Any) -> Any:
         self.asked.append((to, message))
@@ -124,6 +126,43 @@ def test_versions_of_stretches_are_told_over_the_whole_sample() -> None:
     spans = [(span.version, span.start, span.end) for span in whole.versions]
     assert spans == [(1, 0, 5), (2, 5, 8), (3, 8, 10)]
     assert len(whole.tokens) == 10
+
+
+def test_a_replica_behind_a_link_that_is_out_rests_and_its_samples_are_drawn_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
+    alone, _ = drawn(Members({"a/x/0": at_once}), ["a/x/0"])
+    members = Members({"a/x/0": at_once, "b/x/0": never})
+    dispatch = Dispatch({name: Capacity(2, 2) for name in ("a/x/0", "b/x/0")}, LONGEST, STRETCH)
+
+    async def scenario() -> None:
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
+        with members.links.told(draws.link_changed):
+            drawing = asyncio.ensure_future(draws.group([request_of(k) for k in range(6)], 0))
+            await asyncio.sleep(0.1)
+            assert not drawing.done(), "b holds some"
+            members.links.lost("b")
+            found = await asyncio.wait_for(drawing, 20)
+            assert [one.sample for one in found] == [one.sample for one in alone]
+            members._answers["b/x/0"] = at_once
+            members.asked.clear()
+            await draws.group([request_of(k) for k in range(6)], 1)
+            assert {name for name, _ in members.asked} == {"a/x/0"}
+            draws.missed("b/x/0")
+            assert draws.behind == ()
+            waiting = asyncio.ensure_future(draws.some_behind())
+            members.links.restored("b")
+            await asyncio.wait_for(waiting, 5)
+            assert draws.behind == ("b/x/0",)
+            await draws.group([request_of(k) for k in range(6)], 2)
+            assert {name for name, _ in members.asked} == {"a/x/0"}, "b has older weights"
+            draws.served("b/x/0")
+            assert draws.behind == ()
+            await draws.group([request_of(k) for k in range(6)], 3)
+            assert {name for name, _ in members.asked} == {"a/x/0", "b/x/0"}
+
+    asyncio.run(scenario())
 
 
 def test_what_a_lost_replica_was_asked_for_is_drawn_elsewhere() -> None:

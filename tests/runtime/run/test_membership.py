@@ -11,6 +11,7 @@ from hetrl.errors import GangTimeoutError, HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.run import membership
 from hetrl.runtime.run.membership import Membership
+from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import DeadlineError, Envelope
 
 TRAINER, REPLICA, OTHER = "alpha/actor_training/0", "beta/actor_generation/0", "beta/actor_generation/1"
@@ -23,6 +24,7 @@ class _Member:
 
     def __init__(self, heard: Sequence[tuple[str, wire.Message]]) -> None:
         self.heard, self.sent = list(heard), list[tuple[Sequence[str], wire.Message]]()
+        self.links = Links()
 
     async def receive(self, timeout_seconds: float) -> Envelope:
         await asyncio.sleep(0)
@@ -93,6 +95,37 @@ def test_a_run_goes_on_without_whom_it_can_spare(last: wire.Message, monkeypatch
     (first, cause), *rest = told
     assert (first, "out of memory" in cause) == (REPLICA, True)
     assert REPLICA not in [member for member, _ in rest]  # it is not watched any more
+
+
+def test_who_is_behind_a_link_that_is_out_is_not_silent_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.2)
+
+    async def watch() -> None:
+        member = _Member([])
+        found = Membership(member, [REPLICA], lambda name, join: None)  # type: ignore[arg-type]
+        member.links.lost("beta")
+        watching = asyncio.ensure_future(found.watch(lambda member, error: False))
+        await asyncio.sleep(0.5)
+        assert not watching.done()
+        member.links.restored("beta")
+        with pytest.raises(HetrlError, match=f"{REPLICA} has been silent for 0.2 s"):
+            await asyncio.wait_for(watching, 10)
+
+    asyncio.run(watch())
+
+
+def test_nobody_expects_a_gateway_to_go_on_speaking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.2)
+    word = ("alpha/gateway/0", wire.Undeliverable(receiver=REPLICA, cause="no connection"))
+    told: list[str] = []
+
+    def spare(member: str, error: HetrlError) -> bool:
+        told.append(member)
+        return True
+
+    with pytest.raises(TimeoutError):
+        _watched([word], spare, seconds=1.0)
+    assert sorted(told) == sorted((REPLICA, TRAINER, OTHER))
 
 
 def test_a_run_ends_with_the_failure_of_whom_it_needs() -> None:

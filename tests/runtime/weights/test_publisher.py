@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+import torch
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl.tasks import Trainer
+from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.weights.publisher import Publisher
 
@@ -19,9 +22,22 @@ class Receivers:
 
     def __init__(self, answers: dict[str, wire.Message | HetrlError | None]) -> None:
         self._answers = answers
+        self.links = Links()
+        self.sent: list[tuple[tuple[str, ...], wire.Message]] = []
+        self.abandoned: dict[str, asyncio.Event] = {to: asyncio.Event() for to in answers}
+
+    async def send(self, to: Sequence[str], message: wire.Message, buffers: object = ()) -> None:
+        self.sent.append((tuple(to), message))
+
+    def abandon(self, address: str, priority: wire.Priority, cause: str) -> None:
+        assert priority is wire.Priority.WEIGHTS
+        self.abandoned[address].set()
 
     async def request(self, to: str, end: wire.WeightsEnd, **_: Any) -> Envelope:
         answer = self._answers[to]
+        if self.links.are_out(to):
+            await self.abandoned[to].wait()
+            answer = HetrlError("abandoned")
         if isinstance(answer, HetrlError):
             raise answer
         message = wire.WeightsApplied(version=end.version, digest=end.digest, seconds=0.5)
@@ -30,7 +46,7 @@ class Receivers:
 
 def published(answers: dict[str, wire.Message | HetrlError | None]) -> wire.Published:
     async def run() -> wire.Published:
-        request = wire.Publish(version=4, receivers=tuple(answers))
+        request = wire.Publish(version=4, receivers=tuple(answers), quorum=1)
         return await Publisher(cast(Member, Receivers(answers)), request, asyncio.get_running_loop()).finish()
 
     return asyncio.run(run())
@@ -54,6 +70,62 @@ def test_receivers_that_fail_are_named_and_the_others_have_the_version() -> None
     assert found.failed["e"] == "e: answered Done to weight version 4"
 
 
+@pytest.mark.parametrize("when", ["before", "in the middle", "at the end"])
+@pytest.mark.parametrize(("quorum", "out", "left_out"), [(1, "b", ("b/x/0",)), (0, "ab", ("a/x/0", "b/x/0"))])
+def test_who_is_behind_a_link_that_is_out_is_left_out(
+    when: str, quorum: int, out: str, left_out: tuple[str, ...]
+) -> None:
+    receivers = Receivers({"a/x/0": None, "b/x/0": None})
+
+    async def run() -> wire.Published:
+        request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0"), quorum=quorum)
+        publisher = Publisher(cast(Member, receivers), request, asyncio.get_running_loop())
+
+        def cut(now: str) -> None:
+            for site in out if now == when else "":
+                receivers.links.lost(site)
+
+        cut("before")
+        with publisher.leaving_out():
+            await publisher.begin()
+            cut("in the middle")
+            await asyncio.to_thread(publisher.send_all, [("w", torch.ones(3))])
+            asyncio.get_running_loop().call_later(0.01, cut, "at the end")
+            if when == "at the end":
+                receivers._answers["b/x/0"] = None
+            return await publisher.finish()
+
+    async def slowly(to: str, end: wire.WeightsEnd, **_: Any) -> Envelope:
+        await asyncio.sleep(0.05 if to[0] in out else 0)
+        return await Receivers.request(receivers, to, end)
+
+    receivers.request = slowly  # type: ignore[method-assign]
+    found = asyncio.run(run())
+    assert found.left_out == left_out
+    assert set(found.apply_seconds) == {"a/x/0", "b/x/0"} - set(left_out)
+    assert found.failed == {}
+    tensors = [to for to, message in receivers.sent if isinstance(message, wire.WeightsTensor)]
+    everybody = when == "at the end"
+    assert tensors == ([("a/x/0", "b/x/0")] if everybody else [("a/x/0",)] if quorum else [])
+
+
+def test_a_quorum_is_waited_for() -> None:
+    receivers = Receivers({"a/x/0": None, "b/x/0": None})
+
+    async def run() -> wire.Published:
+        request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0"), quorum=1)
+        publisher = Publisher(cast(Member, receivers), request, asyncio.get_running_loop())
+        receivers.links.lost("a")
+        receivers.links.lost("b")
+        with publisher.leaving_out():
+            assert not any(event.is_set() for event in receivers.abandoned.values())
+            receivers.links.restored("a")
+            return await publisher.finish()
+
+    found = asyncio.run(run())
+    assert (set(found.apply_seconds), found.left_out) == ({"a/x/0"}, ("b/x/0",))
+
+
 def test_a_version_that_nobody_took_is_an_error() -> None:
     with pytest.raises(HetrlError, match=r"refused weight version 4: too small; b failed"):
         published({"a": wire.WeightsRejected(version=4, cause="too small"), "b": HetrlError("b failed")})
@@ -64,8 +136,8 @@ def test_the_end_of_the_run_is_no_failure_of_a_receiver() -> None:
         published({"a": None, "b": RunAborted("the controller ends it")})
 
 
-@pytest.mark.parametrize("may_fail", [True, False])
-def test_weights_that_a_task_cannot_do_without_must_reach_all(may_fail: bool) -> None:
+@pytest.mark.parametrize("quorum", [1, None])
+def test_weights_that_a_task_cannot_do_without_must_reach_all(quorum: int | None) -> None:
     class Answers:
         async def request(self, *_: Any, **__: Any) -> Envelope:
             answer = wire.Published(
@@ -74,8 +146,8 @@ def test_weights_that_a_task_cannot_do_without_must_reach_all(may_fail: bool) ->
             return Envelope(cast(Any, None), answer, ())
 
     trainer = Trainer(cast(Member, Answers()), "actor_training", "a/actor_training/0", ("a", "b"))
-    if may_fail:
-        assert asyncio.run(trainer.publish(4, may_fail=True)).failed == {"b": "b failed"}
+    if quorum:
+        assert asyncio.run(trainer.publish(4, quorum=quorum)).failed == {"b": "b failed"}
     else:
         with pytest.raises(HetrlError, match="b failed"):
             asyncio.run(trainer.publish(4))

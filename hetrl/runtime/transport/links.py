@@ -1,0 +1,61 @@
+"""Which sites a member cannot reach at present, as the gateway of its own site says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from hetrl.runtime.wire import is_gateway, site_of
+
+
+class Links:
+    """The links that are out, and who wants to know of changes."""
+
+    def __init__(self) -> None:
+        self._out: set[str] = set()
+        self._listeners: list[Callable[[str], None]] = []
+
+    def are_out(self, address: str) -> bool:
+        """Whether what is sent to a member waits for a link."""
+        return site_of(address) in self._out
+
+    def lost(self, site: str) -> None:
+        """Note that the link to a site is out."""
+        self._out.add(site)
+        self._tell(site)
+
+    def restored(self, site: str) -> None:
+        """Note that the link to a site carries again, or lost a part of itself that is back."""
+        self._out.discard(site)
+        self._tell(site)
+
+    def _tell(self, site: str) -> None:
+        for listener in [*self._listeners]:
+            listener(site)
+
+    @contextmanager
+    def told(self, listener: Callable[[str], None]) -> Iterator[None]:
+        """Let `listener` hear of each change, by the site at the other end."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
+
+    @asynccontextmanager
+    async def timeout(self, receivers: Iterable[str], seconds: float) -> AsyncIterator[None]:
+        """Raise TimeoutError after so long, as asyncio.timeout does; the clock begins anew after a link to any was out.
+
+        Whoever waits for an answer of a gateway itself asks how things are: there the clock goes on.
+        """
+        sites = {site_of(one) for one in receivers if not is_gateway(one)}
+        loop = asyncio.get_running_loop()
+
+        def look(site: str) -> None:
+            if site in sites:
+                deadline.reschedule(loop.time() + seconds if self._out.isdisjoint(sites) else None)
+
+        async with asyncio.timeout(seconds if self._out.isdisjoint(sites) else None) as deadline:
+            with self.told(look):
+                yield
