@@ -47,19 +47,22 @@ class Shape:
 
 
 class LabSites:
-    """The sites while they are up; `folder(site)` has what a member of the site reads."""
+    """The sites while they are up; `folder(site)` has what a member of the site reads.
 
-    def __init__(self, lab: Lab, work: Path, stack: ExitStack) -> None:
-        self._lab, self._work, self._stack = lab, work, stack
-        self.gateways: list[subprocess.Popen[str]] = []
-        self.endpoints = {site: f"tcp://{self.address(site)}:{_PORT}" for site in SITES}
+    Its processes run the package that lies in `code`; gateways listen on `port`.
+    """
+
+    def __init__(self, lab: Lab, work: Path, stack: ExitStack, code: Path = ROOT, port: int = _PORT) -> None:
+        self._lab, self._work, self._stack, self._code = lab, work, stack, code
+        self.endpoints = {site: f"tcp://{self.address(site)}:{port}" for site in SITES}
         keys, files = make_run_keys(SITES), [SiteFile(name=site) for site in SITES]
         for site, links in links_of(files, self.endpoints).items():
-            self.folder(site).mkdir(mode=0o700)  # else the gateway opens no unix socket there
+            self.folder(site).mkdir(mode=0o700, parents=True)  # else the gateway opens no unix socket there
             write_keys(self.folder(site) / "keys.json", keys[site])
             described = {"run": "run", "site": site, "bind": self.endpoints[site], "hold_seconds": 60}
             described |= {"members": MEMBERS, "keys": "keys.json", **links.to_json()}
             (self.folder(site) / "gateway.json").write_text(json.dumps(described))
+        self.gateways = [self.start(site, _GATEWAY) for site in SITES]
 
     def folder(self, site: str) -> Path:
         """Return the site's directory."""
@@ -98,7 +101,7 @@ class LabSites:
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig=KILL", *pods.in_network(self._lab.pid(f"{site}-1"), *command)],
             cwd=self.folder(site),
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, "PYTHONPATH": str(self._code), "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -116,15 +119,19 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 @contextmanager
-def lab_sites(work: Path) -> Iterator[LabSites]:
-    """Bring three sites of one node up, with their gateways. Needs root (docs/lab.md)."""
+def open_lab() -> Iterator[tuple[Lab, ExitStack]]:
+    """Bring three sites of one node up; what is started on the stack ends before them. Needs root (docs/lab.md)."""
     if os.geteuid() != 0:
         sys.exit("this benchmark runs on the lab of shaped links, which needs root (docs/lab.md)")
     with Lab({site: Site(1) for site in SITES}, open=True) as lab, ExitStack() as stack:
-        sites = LabSites(lab, work, stack)
-        for site in SITES:
-            sites.gateways.append(sites.start(site, _GATEWAY))
-        yield sites
+        yield lab, stack
+
+
+@contextmanager
+def lab_sites(work: Path) -> Iterator[LabSites]:
+    """Bring three sites up, with their gateways."""
+    with open_lab() as (lab, stack):
+        yield LabSites(lab, work, stack)
 
 
 def reply_of(process: subprocess.Popen[str]) -> Any:

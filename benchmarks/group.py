@@ -55,10 +55,10 @@ class Case:
 class World:
     """The ranks of one backend, one per site."""
 
-    def __init__(self, sites: LabSites, backend: str) -> None:
+    def __init__(self, sites: LabSites, backend: str, store_port: int = _STORE_PORT) -> None:
         ranks = [f"{site}/actor_training.rank/0" for site in SITES]
         setup = {"backend": backend, "ranks": ranks, "gateways": sites.endpoints}
-        setup["store"] = [sites.address(SITES[0]), _STORE_PORT]
+        setup["store"] = [sites.address(SITES[0]), store_port]
         command = [sys.executable, str(ROOT / "benchmarks" / "_group_rank.py"), json.dumps(setup)]
         self._ranks = [
             sites.start(site, [*command, str(rank)], GLOO_SOCKET_IFNAME=INTERFACE) for rank, site in enumerate(SITES)

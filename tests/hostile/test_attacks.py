@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.transport import channel
+from hetrl.runtime.transport import channel, exchange
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.transport.offences import MOST_OFFENCES
 from hetrl.runtime.transport.sockets import client_socket
@@ -311,6 +311,17 @@ def test_a_member_keeps_no_more_of_another_than_a_window_whatever_that_one_sends
                 await burglar.say(wire.Failed(cause="x"), TRAINER, buffers=[piece])
             await counted(controller, "alpha", BETA, MOST_OFFENCES)
             assert psutil.Process().memory_info().rss - before < 150 * MIB
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_says_nothing_larger_than_its_window() -> None:
+    async def scenario() -> None:
+        async with broken_into(CONTROLLER, TRAINER) as (_, burglar, (controller, _)):
+            before = psutil.Process().memory_info().rss
+            await burglar.send([wire.encode_struct(_chunk(0, BETA, (8, exchange.WINDOW_BYTES))), b"x" * 8])
+            await counted(controller, "alpha", BETA, 1)
+            assert psutil.Process().memory_info().rss - before < 50 * MIB
 
     asyncio.run(scenario())
 

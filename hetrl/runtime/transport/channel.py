@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hetrl.runtime.transport.chunks import Assembly, Chunk
+from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Assembly, Chunk
 from hetrl.runtime.wire import Acknowledged, Place, Priority, Probe
 
 # After so long without progress a sender asks what arrived, and then after pauses that double.
@@ -164,12 +164,14 @@ class Outbound:
 class Inbound:
     """The receiver's end."""
 
-    def __init__(self, priority: Priority, incarnation: int, window_bytes: int) -> None:
-        """Begin with nothing from this incarnation of the sender."""
+    def __init__(
+        self, priority: Priority, incarnation: int, window_bytes: int, message_bytes: int = MESSAGE_BYTES
+    ) -> None:
+        """Begin with nothing from this incarnation of the sender, whose messages have at most `message_bytes`."""
         self.priority, self.incarnation = priority, incarnation
         self.chunks_duplicate = 0
         self.faults: list[ValueError] = []  # chunks that make no sense, for whoever counts them
-        self._window_bytes = window_bytes
+        self._window_bytes, self._message_bytes = window_bytes, message_bytes
         self._begin(0)
 
     def _begin(self, stream: int) -> None:
@@ -220,6 +222,8 @@ class Inbound:
         """Begin a message; raises ValueError for one that its sender should have kept until others are taken out."""
         message_bytes, waiting = sum(first.sizes), self._begun - self._taken
         open_bytes = self._begun_bytes - self._taken_bytes
+        if message_bytes > self._message_bytes:
+            raise ValueError(f"message {first.message}: {message_bytes} bytes, at most {self._message_bytes} may come")
         if waiting and (open_bytes + message_bytes > self._window_bytes or waiting >= MOST_WAITING):
             raise ValueError(f"message {first.message}: {waiting} messages of {open_bytes} bytes wait here already")
         assembly = Assembly(first)

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport.channel import Inbound, Outbound
-from hetrl.runtime.transport.chunks import Arrival, Assembly, Buffer, Chunk, Shipment, flat
+from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Arrival, Assembly, Buffer, Chunk, Shipment, flat
 from hetrl.runtime.wire import NO_ANSWER, Priority
+from hetrl.workload import ACTOR_GENERATION
 
 # 64 MiB: 10 Gb/s over a round trip of 50 ms.
 WINDOW_BYTES = 64 * 2**20
@@ -282,7 +283,9 @@ class Exchange:
     def _from(self, header: wire.Header) -> Inbound:
         key = (header.source, header.priority)
         if key not in self._inbound:
-            self._inbound[key] = Inbound(header.priority, header.incarnation, WINDOW_BYTES)
+            # Replicas say nothing large, and are the many: what a site of them can fill is bounded by the window.
+            most = WINDOW_BYTES if wire.role_of(header.source) == ACTOR_GENERATION else MESSAGE_BYTES
+            self._inbound[key] = Inbound(header.priority, header.incarnation, WINDOW_BYTES, most)
         return self._inbound[key]
 
 
