@@ -77,6 +77,10 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
         case "refused":
             return f"refused: {refused_line(event['offences'])}; the logs of these sites' gateways say what"
+        case "link_out":
+            return f"{event['link']}: the link is out; what does not need it goes on"
+        case "link_back":
+            return f"{event['link']}: the link is back"
         case "go":
             count = len(event["members"])
             return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"

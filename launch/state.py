@@ -27,9 +27,8 @@ class State:
     processes: tuple[Mapping[str, Any], ...] = ()  # site, name, pid, created, code (None while it runs)
     jobs: tuple[Mapping[str, Any], ...] = ()  # site, name, key, id, submit_time, state, reason, start, nodes (Slurm)
     silent: Mapping[str, str] = field(default_factory=dict)  # site that does not answer -> what was said instead
-    refused: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # site -> who sent what it refused, how often
+    refused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # site -> who sent what, how often
+    links_out: tuple[str, ...] = ()  # from the site that leads, as alpha-beta
     launcher: Mapping[str, Any] | None = None  # pid, created
     cause: str | None = None
     exit_code: int | None = None
@@ -85,6 +84,10 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             return replace(state, members={**state.members, event["member"]: "lost"})
         case "refused":
             return replace(state, refused=event["offences"])
+        case "link_out":
+            return replace(state, links_out=(*state.links_out, event["link"]))
+        case "link_back":
+            return replace(state, links_out=tuple(link for link in state.links_out if link != event["link"]))
         case "go":
             members = {**state.members, **dict.fromkeys(event["members"], "running")}
             return state if state.ended else replace(state, phase="running", members=members)

@@ -55,6 +55,8 @@ def status_rows(run: Run, state: State, living: int) -> list[tuple[str, str]]:
         rows.append(("reward", f"{state.reward:.3f}"))
     if not state.ended:
         rows += [("member", f"{member} {what}") for member, what in sorted(state.members.items())]
+    if state.links_out:
+        rows.append(("links out", ", ".join(state.links_out)))
     if state.refused:
         rows.append(("refused", refused_line(state.refused)))
     rows += job_rows(state)

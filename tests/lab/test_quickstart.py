@@ -128,6 +128,7 @@ def test_a_run_goes_on_while_a_link_is_out_and_takes_the_site_back(
         until_served(True)
         run = submission.finish()
     assert submission.events("replica_lost") == []
+    assert [event["link"] for event in submission.events("link_out", "link_back")] == ["alpha-beta"] * 2
     assert_same(run, undisturbed, MANY_STEPS)
 
 

@@ -105,6 +105,13 @@ def test_prompts_that_were_left_out_are_told():
     assert Lines().line(event) == "12 of 7473 prompts are longer than 512 tokens: left out"
 
 
+def test_links_that_are_out_and_back_are_told():
+    assert Lines().line({"kind": "link_out", "link": "alpha-beta"}) == (
+        "alpha-beta: the link is out; what does not need it goes on"
+    )
+    assert Lines().line({"kind": "link_back", "link": "alpha-beta"}) == "alpha-beta: the link is back"
+
+
 def test_who_is_lost_and_what_was_refused_is_told():
     lost = {"kind": "replica_lost", "member": "beta/actor_generation/0", "cause": "out of memory"}
     assert Lines().line(lost) == "beta/actor_generation/0 is lost, its samples are drawn elsewhere: out of memory"

@@ -143,6 +143,12 @@ def test_metrics_go_on_where_a_full_disk_cut_them(tmp_path):
     assert [row["step"] for row in read_lines(run.metrics)] == [1, 2]
 
 
+def test_links_that_are_out_are_part_of_the_state_until_they_are_back():
+    out = [event("link_out", link="alpha-beta"), event("link_out", link="alpha-gamma")]
+    assert fold([PLANNED, *out]).links_out == ("alpha-beta", "alpha-gamma")
+    assert fold([PLANNED, *out, event("link_back", link="alpha-beta")]).links_out == ("alpha-gamma",)
+
+
 def test_a_lost_replica_and_refused_messages_are_part_of_the_state():
     lost = event("replica_lost", member="beta/actor_generation/0", cause="out of memory")
     state = fold([PLANNED, GO, lost, event("refused", offences={"alpha": {"beta": 8}})])

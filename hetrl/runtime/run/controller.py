@@ -171,6 +171,11 @@ class Run:
             self.draws.served(replica)
         return published
 
+    def link_changed(self, site: str) -> None:
+        """Go on as far as possible without what lies behind a link that is out."""
+        self.record.link_changed(site, out=self.member.links.are_out(site))
+        self.draws.link_changed(site)
+
     async def catch_up(self) -> None:
         """Serve the newest weights to the replicas that missed them, as soon as their link is back."""
         while True:
@@ -223,7 +228,7 @@ async def control(context: Context) -> None:
             record.events.append("go", epoch=1, members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)
-                with member.links.told(run.draws.link_changed):
+                with member.links.told(run.link_changed):
                     await _first_to_end(run.train(), membership.watch(run.spare), run.catch_up())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:

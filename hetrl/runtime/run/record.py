@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from hetrl.describe.experiment import link_name
 from hetrl.errors import HetrlError
 from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan
@@ -29,7 +30,8 @@ class Record:
 
     def __init__(self, directory: Path, site: str) -> None:
         self.events = EventLog(directory / "events.jsonl", site)
-        self._directory = directory
+        self._directory, self._site = directory, site
+        self._links_out: set[str] = set()
         self._start = time.monotonic()
         self._rows: list[dict[str, Any]] = []
         self._published: list[dict[str, Any]] = []
@@ -58,6 +60,12 @@ class Record:
         """Note a replica of generation that the run goes on without."""
         self._lost += 1
         self.events.append("replica_lost", member=replica, cause=str(error))
+
+    def link_changed(self, site: str, *, out: bool) -> None:
+        """Note that the link from here to a site is out, or is back."""
+        if out != (site in self._links_out):
+            self._links_out ^= {site}
+            self.events.append("link_out" if out else "link_back", link=link_name(self._site, site))
 
     def refused(self, offences: Mapping[str, Mapping[str, int]]) -> None:
         """Note how many messages each site refused, by who sent them, where that changed."""

@@ -32,6 +32,17 @@ def test_a_batch_is_generated_from_its_first_prompt_sent_to_its_last_sample_back
     assert generation_seconds(batch((10.0, 12.0), (10.5, 14.0)), since=9.0) == (4.0, 4.0)
 
 
+def test_a_link_that_is_out_and_back_is_noted_once_each(tmp_path: Path) -> None:
+    record = Record(tmp_path, "alpha")
+    for site, out in (("beta", False), ("beta", True), ("beta", True), ("gamma", False), ("beta", False)):
+        record.link_changed(site, out=out)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["kind"], event["link"]) for event in events] == [
+        ("link_out", "alpha-beta"),
+        ("link_back", "alpha-beta"),
+    ]
+
+
 def test_batches_under_way_at_the_same_time_count_once() -> None:
     batches = [batch((0.0, 4.0), (0.0, 5.0)), batch((0.0, 7.0), (1.0, 9.0)), batch((5.0, 6.0)), batch((20.0, 23.0))]
     since, found = 0.0, []
