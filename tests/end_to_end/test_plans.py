@@ -8,7 +8,7 @@ import pytest
 
 from lab.planned.runs import PlannedRuns, make_weights
 
-SEEDS = range(4)  # in each mode; PPO has the three tasks of GRPO and three more
+SEEDS = range(2)  # in each mode, and 60 in the benchmark `plans`; PPO has the tasks of GRPO and three more
 SERVERS = 2  # they take the longest to start
 
 
