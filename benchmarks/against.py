@@ -22,7 +22,7 @@ from group import Case, World
 
 BEFORE = "0d33c67"  # members and gateways took whatever came with the key of a site of the run
 SHAPE = Shape(0.4, 10.0, 0.0)
-SIZE_MB, PAIRS, WARM_UP = 64, 9, 2
+SIZE_MB, PAIRS, WARM_UP = 64, 15, 2
 SIDES = ("before", "after")
 
 
