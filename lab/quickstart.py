@@ -88,7 +88,7 @@ def over_ssh(lab: Lab, work: Path) -> dict[str, dict[str, Any]]:
 def over_lab(lab: Lab, work: Path, ways: Mapping[str, Mapping[str, Any]], **sections: Any) -> Path:
     """Write the quickstart's configuration with the sites and links of a lab; returns its path.
 
-    Every site has a part, as in configs/lab.yaml.
+    Every site has a part, as in configs/lab.yaml. One rank trains, so that a run starts fast.
     """
     topology = work / "sites"
     topology.mkdir(parents=True)
@@ -97,6 +97,7 @@ def over_lab(lab: Lab, work: Path, ways: Mapping[str, Mapping[str, Any]], **sect
         place = {"prefix": pods.in_network(lab.pid(node)), "gateway_port": GATEWAY_PORT}
         place["gateway_host"] = lab.address(node)
         described = yaml.safe_load((ROOT / "topology" / "sites" / f"{site}.yaml").read_text())
+        described["nodes"][0]["gpus"] = 1
         (topology / f"{site}.yaml").write_text(yaml.safe_dump({**described, **place, **ways[site]}))
     links = [
         {"between": sorted(pair), "delay_ms": link.delay_ms, "gbps": link.gbps} for pair, link in lab.links.items()

@@ -8,9 +8,11 @@ from hetrl.runtime.weights.tiny_model import write_tiny_model
 from lab.quickstart import changed
 from tests.runs import submit
 
+FAST = {"budget_seconds": 1}
+
 
 def test_a_reference_model_joins_the_run(tmp_path: Path) -> None:
-    config = changed(tmp_path, algorithm={"kl_coefficient": 0.05, "minibatches": 2}, steps=3)
+    config = changed(tmp_path, algorithm={"kl_coefficient": 0.05, "minibatches": 2}, steps=3, planner=FAST)
     run = submit(config, tmp_path)
     assert run.code == 0, run.stderr
     rows = run.rows()
@@ -21,7 +23,7 @@ def test_a_reference_model_joins_the_run(tmp_path: Path) -> None:
 
 
 def test_a_rollout_server_that_never_gets_healthy_ends_the_run(tmp_path: Path) -> None:
-    config = changed(tmp_path, launch={"gang_timeout": "00:00:04"})
+    config = changed(tmp_path, launch={"gang_timeout": "00:00:04"}, planner=FAST)
     run = submit(config, tmp_path)
     assert run.code == 6
     assert "actor_generation" in run.stderr
@@ -32,7 +34,7 @@ def test_a_rank_that_dies_at_start_ends_the_run(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     write_tiny_model(directory)
     (directory / "model.safetensors").write_bytes(b"not weights")
-    config = changed(tmp_path, model={"architecture": str(directory), "weights": str(directory)})
+    config = changed(tmp_path, model={"architecture": str(directory), "weights": str(directory)}, planner=FAST)
     run = submit(config, tmp_path)
     assert run.code == 2
     assert "alpha" in run.stderr

@@ -22,7 +22,7 @@ from lab.quickstart import SITES, Relay, over_lab, over_relay, over_ssh, relay_a
 from tests.runs import Finished, Submitted, submit, submitted
 
 STEPS = 16  # with the versions of the warm start, enough of them for KILLS
-FEW_STEPS, MANY_STEPS = 6, 60
+FEW_STEPS, MANY_STEPS = 6, 26
 KILLS = 20
 PATIENCE_SECONDS = 15
 IMPATIENT = {"patience": "00:00:15"}
@@ -93,25 +93,13 @@ def gateway_of(submission: Submitted, site: str) -> int:
     return [one["pid"] for one in processes if one["name"] == "gateway"][-1]
 
 
-def test_links_that_lose_packets_and_are_cut_for_a_while(
+def test_links_may_lose_packets_and_be_cut_for_a_while_and_a_site_that_is_out_is_taken_back(
     lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
 ) -> None:
+    """A short cut is ridden out by all; where it is longer, the others go on."""
     for a, b in combinations(SITES, 2):
         shape = lab.links[frozenset((a, b))]
         lab.link(a, b, shape.gbps, shape.delay_ms, loss=0.005)
-    with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=FEW_STEPS), tmp_path) as submission:
-        submission.until("step", 2)
-        lab.cut("alpha", "gamma")
-        time.sleep(5)
-        lab.heal("alpha", "gamma")
-        run = submission.finish()
-    assert_same(run, undisturbed, FEW_STEPS)
-    assert lab.stats()["alpha", "gamma"].lost > 0
-
-
-def test_a_run_goes_on_while_a_link_is_out_and_takes_the_site_back(
-    lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
-) -> None:
     with submitted(over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=MANY_STEPS), tmp_path) as submission:
 
         def until_served(there: bool) -> None:
@@ -120,40 +108,39 @@ def test_a_run_goes_on_while_a_link_is_out_and_takes_the_site_back(
                 submission.until("weights_published", len(served) + 1)
 
         submission.until("step", 2)
+        lab.cut("alpha", "gamma")
+        time.sleep(5)
+        lab.heal("alpha", "gamma")
+        submission.until("step", 4)
         lab.cut("alpha", "beta")
         until_served(False)
-        steps = len(submission.events("step"))
-        submission.until("step", steps + 2)
+        submission.until("step", len(submission.events("step")) + 2)
         lab.heal("alpha", "beta")
         until_served(True)
         run = submission.finish()
     assert submission.events("replica_lost") == []
     assert [event["link"] for event in submission.events("link_out", "link_back")] == ["alpha-beta"] * 2
     assert_same(run, undisturbed, MANY_STEPS)
+    assert lab.stats()["alpha", "gamma"].lost > 0
 
 
-def test_a_run_goes_on_without_a_site_that_generates_and_stays_cut_off(
+def test_a_run_goes_on_without_a_site_that_stays_cut_off_and_ends_where_no_other_generates(
     lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
 ) -> None:
-    config = over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=MANY_STEPS, launch=IMPATIENT)
+    config = over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=1000, launch=IMPATIENT)
     with submitted(config, tmp_path) as submission:
         submission.until("step", 2)
         lab.cut("alpha", "beta")
         submission.until("replica_lost", 1)
         (lost,) = submission.events("replica_lost")
+        submission.until("step", len(submission.events("step")) + 2)
+        lab.cut("alpha", "gamma")
         run = submission.finish()
     assert lost["member"] == BETA
     assert f"alpha -> beta: no connection for {PATIENCE_SECONDS} s" in lost["cause"]
-    assert_same(run, undisturbed, MANY_STEPS)
-
-
-def test_a_run_ends_where_every_site_that_generates_stays_cut_off(lab: Lab, relay: Relay, tmp_path: Path) -> None:
-    config = over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=1000, launch=IMPATIENT)
-    with submitted(config, tmp_path) as submission:
-        submission.until("step", 2)
-        lab.cut("alpha", "beta")
-        lab.cut("alpha", "gamma")
-        run = submission.finish()
     assert run.code == 1
     assert "no replica is left to draw samples" in run.stderr
     assert f"no connection for {PATIENCE_SECONDS} s" in run.stderr
+    published = [event["digest"] for event in submission.events("weights_published")]
+    common = min(len(published), len(undisturbed.digests()))
+    assert published[:common] == undisturbed.digests()[:common]

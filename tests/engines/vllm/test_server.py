@@ -319,16 +319,22 @@ def test_it_starts_with_the_least_cache_of_a_plan_and_not_with_a_block_less(
     job = Workload("grpo", "sync", 0, 8, 8, len(PROMPT), response, 1, model, weight_bytes=4)
     least, block = round(least_kv_cache_gb([shape], job) * 1e9), int(BLOCK_TOKENS * shape.kv_bytes_per_token)
     enough, short = (replace(settings_of(model_directory), kv_cache_bytes=least - less) for less in (0, block))
-    server = VllmServer(enough, tmp_path, tmp_path / "enough.log")
-    asyncio.run(started_and_stopped(server))
-    with pytest.raises(HetrlError, match="To serve at least one request with the model's max seq len"):
-        asyncio.run(VllmServer(short, tmp_path, tmp_path / "short.log").start(START_SECONDS))
+    servers = []
+    for settings in (enough, short):
+        scratch = tmp_path / str(settings.kv_cache_bytes)
+        scratch.mkdir()
+        servers.append(VllmServer(settings, scratch, scratch / "vllm.log"))
+    refused = asyncio.run(errors_of_start(servers))
+    assert refused[0] is None
+    assert "To serve at least one request with the model's max seq len" in str(refused[1])
     assert family() == set()
 
 
-async def started_and_stopped(server: VllmServer) -> None:
-    await server.start(START_SECONDS)
-    await server.stop()
+async def errors_of_start(servers: list[VllmServer]) -> list[BaseException | None]:
+    """Start servers, all at once, and stop those that started; returns what each start raised."""
+    ends = await asyncio.gather(*(server.start(START_SECONDS) for server in servers), return_exceptions=True)
+    await asyncio.gather(*(server.stop() for server, end in zip(servers, ends, strict=True) if end is None))
+    return ends
 
 
 def test_last_words_are_the_root_cause() -> None:
