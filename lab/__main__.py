@@ -25,6 +25,7 @@ from lab.submission import submit
 
 LAB = LABS / "by-hand"
 LOG = BASE / "by-hand.log"
+DOWN_SECONDS = 180.0  # on a busy machine daemons take their time
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -179,7 +180,7 @@ def _down(options: argparse.Namespace) -> None:
         print("no lab is up")
         return
     os.kill(keeper, signal.SIGTERM)
-    wait_until(lambda: not LAB.exists(), 30, lambda: f"{LAB} is still there")
+    wait_until(lambda: not LAB.exists(), DOWN_SECONDS, lambda: f"{LAB} is still there")
 
 
 if __name__ == "__main__":

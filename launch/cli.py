@@ -22,7 +22,7 @@ from launch.verbs.ask import add_calibration, add_questions
 
 _Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-INTERRUPTED = 130
+USAGE, INTERRUPTED = 2, 130
 OBJECTIVES = ("throughput", "cost", "time-to-result")
 SOLVERS = {  # one line each; docs/planner.md, docs/ilp.md and docs/baselines.md have the rest
     "sha-ea": "successive halving over groupings, evolution below: the default",
@@ -40,6 +40,9 @@ _BUDGETS = "plan again for other prices per hour, so many seconds each (3)"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code; an error is one short message on stderr."""
+    if not (sys.argv[1:] if argv is None else argv):
+        parser().print_help(sys.stderr)
+        return USAGE
     arguments = parser().parse_args(argv)
     # Imported only now, so that --help does not wait for what a verb needs.
     module, function = arguments.command.split(":")

@@ -45,12 +45,15 @@ class Exit:
 class Executor(Protocol):
     """Starts a run's processes somewhere; `lag_seconds` is how old what `poll` returns may be.
 
-    What it started goes on without this process where `outlives`. `elsewhere` says what of the run is not here.
+    What it started goes on without this process where `outlives`.
     """
 
     lag_seconds: float
     outlives: bool
-    elsewhere: str
+
+    @property
+    def elsewhere(self) -> str:
+        """Return what of the run lies elsewhere, and where; nothing where all of it is here."""
 
     def start(self, interrupted: Callable[[], int | None]) -> None:
         """Start what is not started yet; `interrupted` returns the signal that shall end this, once there is one."""

@@ -196,7 +196,7 @@ def report_end(run: Run, outcome: Outcome, console: Console, remains: Sequence[s
         console.print(summary_table(json.loads(run.summary.read_text())))
     if outcome.phase != "finished":
         print(f"{'error: ' if outcome.phase == 'failed' else ''}{outcome.cause}", file=sys.stderr)
-        left = "" if remains else "; no process of it is left"
+        left = "" if remains else "; nothing of it goes on"
         print(f"run {run.id} is {outcome.phase}{left}", file=sys.stderr)
     for line in remains:
         print(f"error: not ended (`hetrl cancel {run.id}` tries again): {line}", file=sys.stderr)

@@ -43,8 +43,8 @@ GATEWAY_RESTARTS = 100  # of one gateway: one that keeps crashing ends the run
 _SAME_CREATION_SECONDS = 2.0  # the system derives creation times from its boot time, which moves with the clock
 
 
-def prepare_local(problem: Problem, plan: Plan, config: Path) -> Prepared:
-    """Make the run directory with all that its sites read; nothing is started.
+def prepare_local(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = False) -> Prepared:
+    """Make the run directory with all that its sites read; nothing is started, of a dry run never.
 
     Raises UsageError for a port that is taken and for two sites without a way, HetrlError where the directory cannot
     be written.
@@ -55,7 +55,7 @@ def prepare_local(problem: Problem, plan: Plan, config: Path) -> Prepared:
     secrets = relay_secrets(site for site in used if links[site.name].relays)
     keys = make_run_keys(plan.site_order)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
-    run = create_run(problem.experiment.name, config.read_text(), plan)
+    run = create_run(problem.experiment.name, config.read_text(), plan, dry=dry_run)
     jobs = commands(render(plan, gpus), run.id, gpus, {site.name: site.prefix for site in used})
     held = held_by_site(plan, problem.topology)
     stage(run, problem.experiment, plan, gpus, held, gateways, keys, links, secrets)

@@ -1,5 +1,7 @@
 """The run directory `runs/<name>-<stamp>/`: where each file of a run lies, made by `create_run`, found by `find_run`.
 
+That of a dry run ends in `-dry`: it is no run, and never the latest.
+
 config.yaml plan.json plan.html report.html events.jsonl metrics.jsonl samples.jsonl state.json summary.json
 slurm.json                            where the run lies at its Slurm sites
 scripts/<site>/{gang,array-*}.json    logs/<site>/<process>.log    checkpoints/
@@ -95,14 +97,14 @@ def runs_directory() -> Path:
     return Path(os.environ.get("HETRL_RUNS") or "runs")
 
 
-def create_run(name: str, config_text: str, plan: Plan) -> Run:
-    """Make the directory of a run that starts now, with its configuration and plan.
+def create_run(name: str, config_text: str, plan: Plan, *, dry: bool = False) -> Run:
+    """Make the directory of a run that starts now, with its configuration and plan; or of a dry one, that never does.
 
     Raises HetrlError where the directory cannot be written.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     try:
-        run = Run(_make_unique(runs_directory(), f"{name}-{stamp}"))
+        run = Run(_make_unique(runs_directory(), f"{name}-{stamp}{'-dry' if dry else ''}"))
         for folder in ("scripts", "logs", "sites"):
             (run.path / folder).mkdir()
         for site in plan.site_order:

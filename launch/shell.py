@@ -2,12 +2,14 @@
 
 Every command of the launcher goes through `Shell.run(argv, timeout)`. ssh takes one connection per site and keeps it
 for a while (ControlMaster), so that a second factor is asked for at most once, and beforehand: BatchMode never asks.
+Where the user's own ssh keeps a connection to the host, that one is taken.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from hetrl.errors import HetrlError, SiteUnreachableError
 LOCAL = "local"
 CONNECT_SECONDS = 10
 PERSIST_SECONDS = 600
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 SSH_FAILED = 255  # ssh's own exit code, EXIT STATUS of ssh(1)
 
 
@@ -104,6 +107,8 @@ class Shell:
             transport = ["--rsh", shlex.join(self._ssh()), f"--rsync-path={make}rsync"]
             argv = ["rsync", *options, *transport, f"{source}/", f"{remote}/"]
         code, stdout, stderr = self._spawn(argv, argv, timeout_seconds, None)
+        if code and (full := _FULL.search(stderr)):
+            raise HetrlError(f"{self.site}: cannot copy {source} to {remote}: {full[0]}; make room there")
         if code:
             said = Done(tuple(argv), code, stdout, stderr).telling
             raise SiteUnreachableError(f"{self.site}: cannot copy {source} to {remote}: {said}")
@@ -115,9 +120,22 @@ class Shell:
             *("-o", f"ConnectTimeout={CONNECT_SECONDS}"),
             # A connection that died is given up after 30 s; the one that is kept would hang every later command.
             *("-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"),
-            *("-o", "ControlMaster=auto", "-o", f"ControlPersist={PERSIST_SECONDS}"),
-            *("-o", f"ControlPath={_control_directory() / '%C'}"),
+            *([] if self._user_is_connected() else _own_connection()),
         ]
+
+    def _user_is_connected(self) -> bool:
+        """Return whether the user's own ssh keeps a connection to the host, as its configuration says."""
+        try:
+            asked = subprocess.run(
+                ["ssh", "-O", "check", self.host],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=CONNECT_SECONDS,
+                check=False,
+            )
+        except (FileNotFoundError, subprocess.TimeoutExpired):
+            return False
+        return asked.returncode == 0
 
     def _through(self, command: Sequence[str]) -> list[str]:
         """Return the words to execute here; the remote shell splits its one word again, so that one is quoted."""
@@ -147,6 +165,14 @@ class Shell:
             process.communicate()
             raise TimedOutError(f"{self.site}: `{_shown(argv)}` did not end within {timeout_seconds:g} s") from None
         return process.returncode, stdout, stderr
+
+
+def _own_connection() -> list[str]:
+    """Return the options by which ssh makes a connection of ours, and keeps it."""
+    return [
+        *("-o", "ControlMaster=auto", "-o", f"ControlPersist={PERSIST_SECONDS}"),
+        *("-o", f"ControlPath={_control_directory() / '%C'}"),
+    ]
 
 
 def final_line(text: str) -> str:

@@ -104,7 +104,13 @@ def refused_line(offences: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def job_standing(job: Mapping[str, Any]) -> str:
-    """Return `RUNNING on alpha-1`, or `PENDING (Resources), starts 14:30 or later`, of an event or record of a job."""
+    """Return `RUNNING on alpha-1`, or `PENDING (Resources), starts 14:30 or later`, of an event or record of a job.
+
+    Of an array whose elements differ, `2 RUNNING, 1 FAILED on alpha-1`.
+    """
+    if job["elements"]:
+        states = ", ".join(f"{count} {state}" for state, count in job["elements"].items())
+        return f"{states} on {job['nodes']}" if job["nodes"] else states
     if job["state"] != "PENDING":
         return f"{job['state']} on {job['nodes']}" if job["nodes"] else f"{job['state']}"
     reason = f" ({job['reason']})" if job["reason"] not in ("None", "") else ""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-ENDED = ("finished", "failed", "cancelled")
+FINISHED = "finished"
+ENDED = (FINISHED, "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class State:
     reward: float | None = None
     members: Mapping[str, str] = field(default_factory=dict)
     processes: tuple[Mapping[str, Any], ...] = ()  # site, name, pid, created, code (None while it runs)
-    jobs: tuple[Mapping[str, Any], ...] = ()  # site, name, key, id, submit_time, state, reason, start, nodes (Slurm)
+    jobs: tuple[Mapping[str, Any], ...] = ()  # of Slurm: site, name, key, id, submit_time and what it says of each
     silent: Mapping[str, str] = field(default_factory=dict)  # site that does not answer -> what was said instead
     refused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # site -> who sent what, how often
     links_out: tuple[str, ...] = ()  # from the site that leads, as alpha-beta
@@ -59,12 +60,13 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             return replace(state, run=event["run"], steps=event["steps"], launcher=event["launcher"])
         case "submitting":
             known = {"id": None, "submit_time": "", "state": "SUBMITTING", "reason": "", "start": None, "nodes": ""}
-            job = {"site": event["site"], "name": event["job"], "key": event["key"], **known}
+            job = {"site": event["site"], "name": event["job"], "key": event["key"], **known, "elements": {}}
             return replace(state, jobs=(*(other for other in state.jobs if not _is(other, event)), job))
         case "job_state":
-            return _with_job(state, event, **{key: event[key] for key in ("state", "reason", "start", "nodes")})
+            changed = ("state", "reason", "start", "nodes", "elements")
+            return _with_job(state, event, **{key: event[key] for key in changed})
         case "withdrawn" if not event["remains"]:
-            return replace(state, jobs=tuple({**job, "state": "CANCELLED"} for job in state.jobs))
+            return replace(state, jobs=tuple({**job, "state": "CANCELLED", "elements": {}} for job in state.jobs))
         case "site_silent":
             return replace(state, silent={**state.silent, event["site"]: event["cause"]})
         case "site_answers":

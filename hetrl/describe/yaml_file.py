@@ -81,7 +81,7 @@ def find(name: str, bases: Sequence[Path], key: str) -> Path:
     for base in bases:
         if (base / name).exists():
             return base / name
-    tried = ", ".join(str(base / name) for base in bases)
+    tried = ", ".join(dict.fromkeys(str(base / name) for base in bases))
     raise UsageError(f'{key}: there is no file "{name}"; looked for {tried}')
 
 

@@ -155,8 +155,9 @@ def remote_jobs(
     jobs = tuple(_jobs(file, executor, wanted, sites, inventory))
     if executor == LOCAL:
         return RemoteJobs(LOCAL, key, shlex.quote(sys.executable), (), jobs)
-    setup = [f"module load {shlex.quote(module)}" for module in file.modules]
-    setup.append(f"export PYTHONPATH={shlex.quote(f'{directory}/code')} PYTHONUNBUFFERED=1")
+    code = f"{directory}/code"
+    setup = [shlex.join([".", f"{code}/launch/remote/load.sh", *file.modules])] if file.modules else []
+    setup.append(f"export PYTHONPATH={shlex.quote(code)} PYTHONUNBUFFERED=1")
     return RemoteJobs(SLURM, key, shlex.join(python_of(file, directory)), tuple(setup), jobs)
 
 

@@ -6,13 +6,16 @@
 # programs       those that are missing
 # controller     UP, in some sentence, where it answers
 # scratch        what df says of the directory, which can be written to
+# modules        those that do not load
 # environment    the versions of packages, as JSON in the last line
+# models         the directories of models that are not there
 # egress         whether the relay or proxy answers, if there is one: the exit code
 
 declare sbatch_seconds
 declare -a jobs # JOB SCRIPT ...
 declare -a programs modules
 declare scratch
+declare -a models # their directories
 declare -a versions # the command that prints them
 declare host port   # of the relay or proxy
 declare -a at       # `-M CLUSTER`, or nothing for that of the login node
@@ -45,11 +48,23 @@ space() {
   { mkdir -p "$scratch" && echo x >"$file" && rm "$file" && df -Pk "$scratch"; } 2>&1
 }
 
+not_loading() {
+  for module in "${modules[@]}"; do
+    module load "$module" >/dev/null 2>&1 || echo "$module"
+  done
+}
+
 environment() {
   {
     for module in "${modules[@]}"; do module load "$module"; done
     "${versions[@]}"
   } 2>&1
+}
+
+without() {
+  for model in "${models[@]}"; do
+    [ -r "$model/config.json" ] || echo "$model"
+  done
 }
 
 knock() {
@@ -64,6 +79,8 @@ part clock date +%s.%N
 part programs missing
 part controller controller
 part scratch space
+part modules not_loading
 part environment environment
+part models without
 [ -z "$port" ] || part egress knock
 exit 0

@@ -9,7 +9,8 @@ declare tasks       # the file that lists them
 declare -a modules
 
 cd "$directory" || exit
-for module in "${modules[@]}"; do module load "$module"; done
+# shellcheck source=launch/remote/load.sh
+. "$code/launch/remote/load.sh" "${modules[@]}"
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 "$python" -m launch.cli remote-task "$tasks" >started 2>start.log </dev/null
 code=$?

@@ -8,6 +8,7 @@ scancel(1).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ class Queued:
     reason: str
     start: float | None  # seconds since the epoch: the start, or Slurm's estimate of it
     nodes: str
+    elements: tuple[tuple[str, int], ...] = ()  # of an array whose elements are in several states: how many in each
 
     @property
     def ended(self) -> bool:
@@ -160,8 +162,15 @@ def parse_rows(text: str) -> list[tuple[str, Queued]]:
         if len(cells) == 7 and re.match(r"\d+", cells[0]):
             element, key, state, submitted, start, nodes, reason = cells
             job_id = re.split(r"[_+]", element)[0]
-            found.append((key, Queued(job_id, submitted, state, reason, _seconds(start), nodes)))
+            elements = ((state, _count(element)),)
+            found.append((key, Queued(job_id, submitted, state, reason, _seconds(start), nodes, elements)))
     return found
+
+
+def _count(element: str) -> int:
+    """Return how many elements of an array a line is about: those that wait share one, as `13_[0-3,7%2]`."""
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", element.partition("[")[2].partition("%")[0])
+    return sum(max(int(last or first) - int(first) + 1, 1) for first, last in ranges) or 1
 
 
 def _seconds(text: str) -> float | None:
@@ -181,9 +190,13 @@ def queued(rows: Iterable[tuple[str, Queued]]) -> dict[str, Queued]:
 
 
 def _whole(elements: Sequence[Queued]) -> Queued:
-    first = min(elements, key=_standing)
+    ordered = sorted(elements, key=_standing)
+    first, counts = ordered[0], Counter[str]()
+    for one in ordered:
+        counts.update(dict(one.elements))
     nodes = ",".join(dict.fromkeys(one.nodes for one in elements if one.nodes))
-    return replace(elements[0], state=first.state, reason=first.reason, start=first.start, nodes=nodes)
+    several = tuple(counts.items()) if len(counts) > 1 else ()
+    return replace(first, job_id=elements[0].job_id, submitted=elements[0].submitted, nodes=nodes, elements=several)
 
 
 def _standing(element: Queued) -> int:

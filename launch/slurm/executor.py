@@ -12,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from hetrl.files import EventLog
+from hetrl.files import EventLog, read_lines
 from launch.executor import Exit, Started
 from launch.run_directory import LAUNCHER, Run
 from launch.slurm.jobs import Jobs, jobs_of
@@ -31,14 +31,19 @@ class SlurmExecutor:
     def __init__(self, run: Run, slurm: SlurmRun, events: EventLog, state: Callable[[], State]) -> None:
         """Look at nothing yet."""
         self.lag_seconds = slurm.poll_seconds
-        lead = slurm.lead
-        self.elsewhere = f"checkpoints of the run, if any, are at {lead.name}: {lead.directory}/checkpoints"
         self._run, self._slurm, self._events, self._state = run, slurm, events, state
         self._jobs: Jobs | None = None
         self._submitted = False
         self._looks: queue.SimpleQueue[tuple[SlurmSite, Look]] = queue.SimpleQueue()
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
+
+    @property
+    def elsewhere(self) -> str:
+        """Return where the run's checkpoints are; nothing while it has none."""
+        if not any(event["kind"] == "checkpoint" for event in read_lines(self._run.events)):
+            return ""
+        return f"checkpoints of the run are at {self._slurm.lead.name}: {self._slurm.lead.directory}/checkpoints"
 
     def start(self, interrupted: Callable[[], int | None]) -> None:
         """Submit the jobs that are not submitted yet; a run that could not be submitted everywhere is nowhere."""

@@ -57,9 +57,9 @@ class Jobs:
         if after is None:
             if before is None:
                 return None  # not submitted
-            after = before if before.ended else replace(before, state=GONE, reason="None", start=None)
+            after = before if before.ended else replace(before, state=GONE, reason="None", start=None, elements=())
         if self.finished and after.state == "CANCELLED" and not (before and before.state == "CANCELLED"):
-            after = replace(after, state="COMPLETED", reason="None")
+            after = replace(after, state="COMPLETED", reason="None", elements=())
         if before is None or _told(after) != _told(before):
             self._write(site, job, after)
         self.seen[job.key] = after
@@ -88,6 +88,7 @@ class Jobs:
             reason=found.reason,
             start=start,
             nodes=found.nodes,
+            elements=dict(found.elements),
         )
 
     def alive(self) -> list[Started]:
@@ -120,9 +121,9 @@ class Jobs:
             )
 
 
-def _told(found: Queued) -> tuple[str, str, str]:
+def _told(found: Queued) -> tuple[object, ...]:
     """Return what makes a change: an estimate of the start moves all the time."""
-    return found.state, found.reason, found.nodes
+    return found.state, found.reason, found.nodes, found.elements
 
 
 def jobs_of(slurm: SlurmRun, events: EventLog, state: State) -> Jobs:
@@ -130,7 +131,8 @@ def jobs_of(slurm: SlurmRun, events: EventLog, state: State) -> Jobs:
     keys = {(site.name, job.name): job.key for site in slurm.sites for job in site.jobs}
     seen = {
         keys[job["site"], job["name"]]: Queued(
-            job["id"], job["submit_time"], job["state"], job["reason"], job["start"], job["nodes"]
+            *(job["id"], job["submit_time"], job["state"], job["reason"], job["start"], job["nodes"]),
+            tuple(job["elements"].items()),
         )
         for job in state.jobs
         if job["id"] is not None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from launch.slurm.text import at_cluster, of_cluster, parse_discovery
 
 CLOCK_OFFSET_SECONDS = 30.0
 SCRATCH_GB = 50.0
+FULL_GB = 0.1  # code, plan and logs of a run need about that
 PROGRAMS = ("sbatch", "squeue", "scancel", "srun", "scontrol", "rsync")
 PACKAGES_OF_ENGINE = {"megatron": ("torch", "megatron-core"), "vllm": ("torch", "vllm")}
 PACKAGES = ("pyzmq", "msgspec", "pydantic", "numpy")
@@ -42,6 +44,7 @@ class Wish:
 
     walltime_seconds: float
     versions: dict[str, str]  # package -> the version that the run was made with
+    models: tuple[str, ...] = ()  # their directories, which every site has at the same path
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,8 @@ class Finding:
     remedy: str = ""
 
 
-def questions(site: SiteFile, jobs: Mapping[str, str] = {}) -> str:
+def questions(site: SiteFile, models: Sequence[str] = (), jobs: Mapping[str, str] = {}) -> str:
     """Return the script that asks a login node everything, and what sbatch would do with these jobs' scripts."""
-    packages = [*PACKAGES, *dict.fromkeys(p for engine in site.engines for p in PACKAGES_OF_ENGINE[engine])]
     target = getattr(site, site.egress) if site.egress in ("relay", "proxy") else None
     host, _, port = (target or "").rpartition(":")
     return script(
@@ -68,10 +70,16 @@ def questions(site: SiteFile, jobs: Mapping[str, str] = {}) -> str:
         programs=PROGRAMS,
         modules=site.modules,
         scratch=site.scratch or "",
-        versions=[*_python(site), "-c", _VERSIONS, *packages],
+        models=models,
+        versions=[*_python(site), "-c", _VERSIONS, *packages_of(site)],
         host=host,
         port=port,
     )
+
+
+def packages_of(site: SiteFile) -> tuple[str, ...]:
+    """Return the packages that the processes of a site need."""
+    return (*PACKAGES, *dict.fromkeys(name for engine in site.engines for name in PACKAGES_OF_ENGINE[engine]))
 
 
 def _python(site: SiteFile) -> list[str]:
@@ -87,7 +95,9 @@ def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at:
         _programs(site, said.get("programs", "")),
         _controller(site, said.get("controller", "")),
         _scratch(site, said.get("scratch", "")),
+        *_modules(site, said.get("modules", "")),
         *_environment(site, said.get("environment", ""), wish),
+        *models_found(site.name, wish, said.get("models", "").splitlines()),
     ]
     try:
         inventory = parse_discovery(answer, site.name, "")
@@ -147,10 +157,22 @@ def _scratch(site: SiteFile, text: str) -> Finding:
         said = final_line(text) or "no answer"
         return Finding(site.name, "scratch", "failed", said, f"make {site.scratch} writable, or set another scratch")
     free_gb = int(rows[-1][3]) * 1024 / 1e9  # `df -P` has the free KiB in the fourth column
+    if free_gb < FULL_GB:
+        remedy = "make room there, or set another scratch"
+        return Finding(site.name, "scratch", "failed", f"{site.scratch} is full: {free_gb:.1f} GB free", remedy)
     if free_gb < SCRATCH_GB:
         remedy = f"make room there, or set another scratch: weights and checkpoints want {SCRATCH_GB:.0f} GB and more"
         return Finding(site.name, "scratch", "warning", f"{free_gb:.1f} GB free in {site.scratch}", remedy)
     return Finding(site.name, "scratch", "ok", f"{free_gb:.0f} GB free in {site.scratch}")
+
+
+def _modules(site: SiteFile, text: str) -> Iterator[Finding]:
+    failing = [line.strip() for line in text.splitlines() if line.strip()]
+    if failing:
+        remedy = "correct modules in the site's file; `module avail` lists them there"
+        yield Finding(site.name, "modules", "failed", f"do not load: {', '.join(failing)}", remedy)
+    elif site.modules:
+        yield Finding(site.name, "modules", "ok", ", ".join(site.modules))
 
 
 def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
@@ -159,12 +181,19 @@ def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
         found: dict[str, Any] = json.loads(said)
     except ValueError:
         remedy = f"set python in the site's file (it is {site.python})"
+        if site.container:
+            remedy = f"make `{shlex.join(_python(site))}` start there, or correct container in the site's file"
         yield Finding(site.name, "python", "failed", said or "no answer", remedy)
         return
+    yield from packages_found(site.name, found, wish)
+
+
+def packages_found(site: str, found: Mapping[str, str | None], wish: Wish) -> Iterator[Finding]:
+    """Judge the versions of a site's packages, None where one is not installed; `python` is among them."""
     missing = sorted(name for name, version in found.items() if version is None)
     if missing:
         remedy = "make the environment of environment.yml there, or take the engine out of `engines`"
-        yield Finding(site.name, "packages", "failed", f"not installed: {', '.join(missing)}", remedy)
+        yield Finding(site, "packages", "failed", f"not installed: {', '.join(missing)}", remedy)
     other = [
         f"{name} {version}, not {wish.versions[name]}"
         for name, version in found.items()
@@ -172,10 +201,19 @@ def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
     ]
     if other:
         remedy = "install the versions of environment.yml: engines of two versions may give two log-probs"
-        yield Finding(site.name, "versions", "warning", "; ".join(other), remedy)
+        yield Finding(site, "versions", "warning", "; ".join(other), remedy)
     if not missing and not other:
         shown = [f"{name} {found[name]}" for name in ("torch", "megatron-core", "vllm") if found.get(name)]
-        yield Finding(site.name, "packages", "ok", ", ".join([f"python {found['python']}", *shown]))
+        yield Finding(site, "packages", "ok", ", ".join([f"python {found['python']}", *shown]))
+
+
+def models_found(site: str, wish: Wish, missing: Sequence[str]) -> Iterator[Finding]:
+    """Judge which of the models' directories are missing at a site."""
+    if missing:
+        remedy = "copy it there, or correct the experiment: every site reads a model at the same path"
+        yield Finding(site, "models", "failed", f"no config.json in {', '.join(missing)}", remedy)
+    elif wish.models:
+        yield Finding(site, "models", "ok", ", ".join(wish.models))
 
 
 def _same_release(version: str, other: str) -> bool:

@@ -24,7 +24,7 @@ from launch.shell import Shell
 from launch.show import moment
 from launch.slurm.commands import last_line
 from launch.slurm.discover import at_every_site, raise_for
-from launch.slurm.doctor import installed_versions
+from launch.slurm.doctor import wish_of
 from launch.slurm.preconditions import Finding, Wish, judge, questions
 from launch.slurm.render import SiteScript
 
@@ -45,7 +45,7 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
 
     Raises SiteUnreachableError where one or its Slurm does not answer, HetrlError with all that stands in the way.
     """
-    wish = Wish(problem.experiment.launch.walltime_seconds, installed_versions())
+    wish = wish_of(problem)
     used = {script.site for script in scripts}
     sites = [site for site in problem.scenario.sites if site.name in used]
 
@@ -64,7 +64,7 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
 
 def _ask(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Answer:
     asked_at = time.time()
-    question = questions(site, {script.name: script.text for script in scripts})
+    question = questions(site, wish.models, {script.name: script.text for script in scripts})
     done = Shell(site.name, site.ssh).run(["bash", "-lc", question], timeout_seconds=PREFLIGHT_SECONDS)
     findings = [_softened(each) for each in judge(site, done.stdout, wish, asked_at, time.time())]
     tested, starts = read_tests(site.name, done.stdout, scripts)

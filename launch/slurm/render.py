@@ -225,7 +225,7 @@ def _script(
         "code": f"{directory}/code",
         "rows": f"scripts/{name}.json",
         "gang_timeout": launch.gang_timeout,
-        "modules": "\n".join(f"module load {shlex.quote(module)}" for module in file.modules),
+        "modules": shlex.join(file.modules),
         "python": shlex.join(python_of(file, directory)),
         **more,
     }

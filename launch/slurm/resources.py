@@ -32,8 +32,8 @@ class Shape:
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs that are charged on each node."""
-        return 0 if self.gpu is None or is_cpu(self.gpu) else self.devices
+        """Return the GPUs that are charged on each node: those that Slurm hands out, whatever they stand for here."""
+        return 0 if self.gpu is None or (is_cpu(self.gpu) and self.gres is None) else self.devices
 
 
 GATEWAY_SHAPE = Shape()
@@ -42,6 +42,8 @@ GATEWAY_SHAPE = Shape()
 def shape_of(site: SiteFile, node: Node, used: int) -> Shape:
     """Return what a job that uses so many devices of a node asks for."""
     gres = next((entry.gres for entry in site.nodes if node.name in entry.node_names), None)
+    if is_cpu(node.gpu):
+        gres = gres or next((name for name, gpu in site.gres.items() if gpu == node.gpu), None)
     if site.allocation == "node":
         return Shape(node.gpu, node.gpus, None, whole=True, gres=gres)
     return Shape(node.gpu, used, node.host_memory_gb * used / node.gpus, gres=gres)

@@ -55,7 +55,7 @@ def stage_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = F
     folder = find(templates, [Path(), config.parent], f"{config}: launch.templates") if templates else None
     scratch = {site.name: scratch_of(site, dry_run) for site in used}
     keys = make_run_keys(plan.site_order)
-    run = create_run(problem.experiment.name, config.read_text(), plan)
+    run = create_run(problem.experiment.name, config.read_text(), plan, dry=dry_run)
     directories = {site: f"{parent}/hetrl/{run.id}/{site}" for site, parent in scratch.items()}
     links = {site: with_endpoint_files(one, directories) for site, one in links.items()}
     scripts = site_scripts(plan, problem, run.id, directories, inventories_of(used), folder)
@@ -174,4 +174,4 @@ def dry_run_text(staged: Staged, files: Mapping[str, SiteFile]) -> str:
 def _size(script: SiteScript) -> str:
     """Say how large a job is: `2 nodes, 8 GPUs`."""
     count, what = (script.array_tasks, "task") if script.array_tasks else (script.nodes, "node")
-    return f"{count} {what}{'' if count == 1 else 's'}, {script.gpus} GPUs"
+    return f"{count} {what}{'' if count == 1 else 's'}, {script.gpus} GPU{'' if script.gpus == 1 else 's'}"

@@ -10,7 +10,7 @@ from functools import partial
 
 from rich.console import Console
 
-from hetrl.errors import PartialError, UsageError
+from hetrl.errors import HetrlError, PartialError, UsageError
 from hetrl.files import EventLog
 from hetrl.plan.document import read_plan
 from launch.collect import Collector
@@ -21,7 +21,7 @@ from launch.show import columns, from_here, refused_line
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere, cancel_jobs, job_rows, living_jobs, refresh
-from launch.state import State
+from launch.state import FINISHED, State
 
 LAUNCHER_SECONDS = 20.0  # how long `cancel` waits for a launcher that follows the run to end
 
@@ -36,8 +36,7 @@ def status_command(arguments: argparse.Namespace) -> int:
     else:
         print(columns(status_rows(run, state, living=len(processes_of(state.processes)))))
     if slurm is not None and state.ended and living_jobs(state):
-        print("the run has ended, and jobs of it live on; they are cancelled", file=sys.stderr)
-        print(cancel_jobs(run, slurm), file=sys.stderr)
+        print(f"the run has ended, and jobs of it live on; `hetrl cancel {run.id}` ends them", file=sys.stderr)
     return 0
 
 
@@ -87,11 +86,14 @@ def resume_command(arguments: argparse.Namespace) -> int:
 
 
 def _finish_off(run: Run, slurm: SlurmRun, state: State) -> int:
-    """Cancel what may be left of a run that has ended."""
+    """Cancel what may be left of a run that has ended; raises HetrlError where it did not end well."""
     count, remains = cancel_everywhere(slurm)
-    print(f"{run.id} is {state.phase} already; {count} job{'' if count == 1 else 's'} left, cancelled")
+    ended = f"{run.id} is {state.phase} already; {count} job{'' if count == 1 else 's'} left, cancelled"
     if remains:
-        raise PartialError("\n".join(remains))
+        raise PartialError("\n".join([ended, *remains]))
+    if state.phase != FINISHED:
+        raise HetrlError(f"{ended}; a run that has ended cannot be resumed, submit its experiment again")
+    print(ended)
     return 0
 
 

@@ -36,21 +36,23 @@ def submit_command(arguments: argparse.Namespace) -> int:
         from launch.slurm.prepare import dry_run
 
         return dry_run(problem, plan, arguments.config, console)
-    prepared = prepare(problem, plan, arguments.config, executor, console)
+    prepared = prepare(problem, plan, arguments.config, executor, console, dry_run=arguments.dry_run)
     if arguments.dry_run:
         say(console, f"nothing was started; what would be lies in {from_here(prepared.run.path / 'scripts')}")
         return 0
     return begin(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
 
 
-def prepare(problem: Problem, plan: Plan, config: Path, executor: str, console: Console) -> Prepared:
+def prepare(
+    problem: Problem, plan: Plan, config: Path, executor: str, console: Console, *, dry_run: bool = False
+) -> Prepared:
     """Make the run directory with all that its sites read, its plan's page and first event; nothing is started."""
     if executor == SLURM:
         from launch.slurm.prepare import prepare_slurm
 
         prepared = prepare_slurm(problem, plan, config)
     else:
-        prepared = prepare_local(problem, plan, config)
+        prepared = prepare_local(problem, plan, config, dry_run=dry_run)
     write_plan_page(prepared.run, plan, problem)
     log_planned(prepared.run, plan, problem.experiment)
     say(console, f"run {prepared.run.id} in {from_here(prepared.run.path)}")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -105,7 +106,7 @@ def test_verbs_load_no_engine(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["plan"], ["fly"], ["plan", "x.yaml", "--budget", "0"], ["logs", "-n", "-1"], ["status", "a", "b"]]
+    "words", [["plan"], ["fly"], ["plan", "x.yaml", "--budget", "0"], ["logs", "-n", "-1"], ["status", "a", "b"]]
 )
 def test_wrong_words_are_usage_errors(words, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -233,6 +234,13 @@ def test_plan_refuses_what_does_not_go_together(hetrl, words, message):
     assert message in done.stderr
 
 
+def test_without_a_verb_all_are_listed(hetrl):
+    done = hetrl()
+    assert (done.returncode, done.stdout) == (2, "")
+    for verb in ("plan", "submit", "status"):
+        assert re.search(rf"^ +{verb} +\w", done.stderr, re.MULTILINE)
+
+
 def test_plan_prints_a_table_of_80_columns(hetrl):
     done = hetrl("plan", QUICKSTART, "--solver", "verl", "--budget", 1)
     assert done.returncode == 0, done.stderr
@@ -256,7 +264,8 @@ def test_dry_run_writes_the_run_directory_and_starts_nothing(hetrl, tmp_path):
         "gamma/array-cpu.json",
         "gamma/gang.json",
     ]
-    status = hetrl("status", "--json")
+    assert "there is no run yet" in hetrl("cancel").stderr
+    status = hetrl("status", run.name, "--json")
     state = json.loads(status.stdout)
     assert (state["run"], state["phase"], state["steps"], state["processes"]) == (run.name, "planned", 40, [])
     assert max(map(len, done.stdout.splitlines())) <= 100
@@ -301,15 +310,16 @@ def test_logs_are_merged_prefixed_and_chosen_by_site_and_process(hetrl, tmp_path
     logs = only_run(tmp_path) / "logs"
     (logs / "alpha" / "gateway.log").write_text("one\ntwo\n")
     (logs / "beta" / "actor_generation-0.log").write_text("three\nfour")
-    assert hetrl("logs").stdout.splitlines() == [
+    run = only_run(tmp_path).name
+    assert hetrl("logs", run).stdout.splitlines() == [
         "alpha/gateway           | one",
         "alpha/gateway           | two",
         "beta/actor_generation-0 | three",
         "beta/actor_generation-0 | four",
     ]
-    assert hetrl("logs", "-n", 1, "--site", "alpha").stdout == "alpha/gateway | two\n"
-    assert hetrl("logs", "--process", "actor_generation-0", "-n", 1).stdout == "beta/actor_generation-0 | four\n"
-    wrong = hetrl("logs", "--site", "alpa")
+    assert hetrl("logs", run, "-n", 1, "--site", "alpha").stdout == "alpha/gateway | two\n"
+    assert hetrl("logs", run, "--process", "actor_generation-0", "-n", 1).stdout == "beta/actor_generation-0 | four\n"
+    wrong = hetrl("logs", run, "--site", "alpa")
     assert wrong.returncode == 2
     assert 'no log of site "alpa"; did you mean "alpha"?' in wrong.stderr
 
@@ -317,6 +327,7 @@ def test_logs_are_merged_prefixed_and_chosen_by_site_and_process(hetrl, tmp_path
 def test_logs_follow_ends_with_the_run(hetrl, tmp_path):
     plan = write_plan(tmp_path / "plan.json", quickstart_plan())
     assert hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run").returncode == 0
-    (only_run(tmp_path) / "logs" / "alpha" / "gateway.log").write_text("one\n")
-    assert hetrl("cancel").returncode == 0
-    assert hetrl("logs", "-f").stdout == "alpha/gateway | one\n"
+    run = only_run(tmp_path)
+    (run / "logs" / "alpha" / "gateway.log").write_text("one\n")
+    assert hetrl("cancel", run.name).returncode == 0
+    assert hetrl("logs", run.name, "-f").stdout == "alpha/gateway | one\n"

@@ -36,11 +36,20 @@ def test_scripts_pass_shellcheck():
 
 
 def test_every_script_is_sent():
-    sent = {"prelude"}
+    sent = {"prelude", "load"}  # which others read
     for path in (ROOT / "launch").rglob("*.py"):
         for words in re.findall(r"\bscript\(\s*\*?\(?((?:\"\w+\"[,)]?\s*)+)", path.read_text()):
             sent |= set(re.findall(r"\w+", words))
     assert sent == {path.stem for path in SCRIPTS.glob("*.sh")}
+
+
+def test_a_module_that_does_not_load_ends_the_shell():
+    known = 'module() { [ "$2" = gcc ]; }\n'
+    assert bash(f"{known} . {SCRIPTS}/load.sh gcc gcc; echo on") == "on\n"
+    command = ["bash", "-c", f"{known} . {SCRIPTS}/load.sh gcc cuda/9 gcc; echo on"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: module load cuda/9 failed on ")
 
 
 @given(TEXT, st.lists(TEXT, max_size=3))

@@ -16,10 +16,13 @@ from launch.shell import Shell, TimedOutError
 FAKE_SSH = f"""#!{sys.executable}
 import os, subprocess, sys
 words = sys.argv[1:]
+if words[:2] == ["-O", "check"]:
+    sys.exit(words[2] != "connected")
 host = next(i for i, word in enumerate(words) if not word.startswith("-") and words[i - 1] not in ("-o", "-F"))
 if words[host] == "dead":
     print("ssh: connect to host dead port 22: Connection refused", file=sys.stderr)
     sys.exit(255)
+os.environ["SSH_OPTIONS"] = " ".join(words[:host])
 sys.exit(subprocess.call(["sh", "-c", " ".join(words[host + 1:])]))
 """
 
@@ -55,6 +58,13 @@ def test_environment_reaches_the_command():
     assert done.stdout == "x y\n"
 
 
+@pytest.mark.parametrize(("host", "ours"), [("connected", False), ("login", True)])
+def test_a_connection_that_the_user_keeps_is_taken(host: str, ours: bool):
+    options = Shell("alps", host).run(["sh", "-c", "echo $SSH_OPTIONS"], timeout_seconds=20).stdout
+    assert "BatchMode=yes" in options
+    assert ("ControlPath" in options) == ours
+
+
 def test_site_that_cannot_be_reached_is_named_with_what_ssh_said():
     with pytest.raises(SiteUnreachableError, match=r"alps: ssh dead failed: .*Connection refused; try `ssh dead true`"):
         Shell("alps", "dead").run(["true"], timeout_seconds=20)
@@ -88,6 +98,15 @@ def test_copies_that_make_the_same_directories_at_the_same_time(tmp_path: Path, 
     with ThreadPoolExecutor(len(targets)) as pool:
         list(pool.map(copy, targets))
     assert all((target / "file").read_text() == "x" for target in targets)
+
+
+def test_a_site_without_room_is_not_taken_for_one_that_is_out_of_reach(tmp_path: Path, monkeypatch):
+    (tmp_path / "rsync").write_text("#!/bin/sh\necho 'write failed: No space left on device (28)' >&2; exit 11\n")
+    (tmp_path / "rsync").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(HetrlError, match="alps: cannot copy .* No space left on device; make room") as caught:
+        Shell("alps").copy_to(tmp_path, str(tmp_path / "there"), timeout_seconds=20)
+    assert caught.value.exit_code == 1
 
 
 def test_directory_arrives_and_what_is_extra_goes(tmp_path: Path):

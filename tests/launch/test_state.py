@@ -55,6 +55,7 @@ JOB = {"site": "alpha", "job": "gang"}
 SUBMITTING = event("submitting", key="k", **JOB)
 ACCEPTED = event("submitted", job_id="17", submit_time="T", **JOB)
 RUNS = event("job_state", job_id="17", submit_time="T", state="RUNNING", reason="None", start=9, nodes="n1", **JOB)
+RUNS |= {"elements": {}}
 SILENT, ANSWERS = event("site_silent", site="beta", cause="no"), event("site_answers", site="beta")
 WITHDRAWN = event("withdrawn", jobs=1, remains=[])
 

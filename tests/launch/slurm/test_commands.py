@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from launch.run_directory import Run
+from launch.show import job_standing
 from launch.slurm.commands import (
     MANIFEST,
     Queued,
@@ -82,7 +83,24 @@ def test_a_listing_with_the_name_of_its_cluster_above_it():
 def test_a_job_is_what_its_elements_are():
     found = queued(parse_rows("Welcome to alps\n" + LISTED))
     assert found[GANG.key] == Queued("12", "2026-11-21T12:00:00", "RUNNING", "None", 1795262460.0, "n[1-2]")
+    assert found[ARRAY.key].elements == (("RUNNING", 1), ("PENDING", 3))
     assert (found[ARRAY.key].job_id, found[ARRAY.key].state, found[ARRAY.key].nodes) == ("13", "RUNNING", "n7")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "count"), [("13_4", 1), ("13_[4-7]", 4), ("13_[4,6-7%2]", 3), ("13_[9]", 1), ("13+1", 1), ("13_[2-", 1)]
+)
+def test_elements_are_counted_by_state(waiting, count):
+    lines = ["13_0|k|FAILED|t|N/A||None", "13_1|k|RUNNING|t|N/A|n7|None", "13_2|k|RUNNING|t|N/A|n8|None"]
+    found = queued(parse_rows("\n".join([f"{waiting}|k|PENDING|t|N/A||Resources", *lines])))["k"]
+    assert found.elements == (("RUNNING", 2), ("PENDING", count), ("FAILED", 1))
+    standing = f"2 RUNNING, {count} PENDING, 1 FAILED on n7,n8"
+    assert job_standing({"elements": dict(found.elements), "nodes": found.nodes, "state": found.state}) == standing
+
+
+def test_elements_that_are_all_alike_are_not_counted():
+    rows = parse_rows("13_0|k|RUNNING|t|N/A|n7|None\n13_1|k|RUNNING|t|N/A|n8|None")
+    assert queued(rows)["k"].elements == ()
 
 
 def test_components_of_a_heterogeneous_job_are_one_job():

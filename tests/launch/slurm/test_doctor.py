@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetrl.describe.sites import SiteFile
+from hetrl.runtime.weights.tiny_model import write_tiny_model
+from lab.lab import ROOT
+from lab.quickstart import QUICKSTART, changed
+from launch.cli import main
 from launch.remote import parse
 from launch.slurm.preconditions import Finding, Wish, judge, questions
 from tests.launch.remote_cases import part
@@ -59,6 +64,8 @@ def test_a_site_where_all_holds():
         ({"controller": "Slurmctld(primary) at a is DOWN"}, "slurmctld", "failed", "DOWN", "`sinfo`"),
         ({"scratch": "mkdir: cannot create '/scratch': Permission denied"}, "scratch", "failed", "denied", "writable"),
         ({"scratch": "F 1 2 3 4 M\n/dev/x 9 0 1000000 1% /s"}, "scratch", "warning", "1.0 GB free", "room"),
+        ({"scratch": "F 1 2 3 4 M\n/dev/x 9 9 40 100% /s"}, "scratch", "failed", "is full: 0.0 GB free", "room"),
+        ({"modules": "gcc/13.2\ncuda/9"}, "modules", "failed", "do not load: gcc/13.2, cuda/9", "`module avail`"),
         ({"environment": "bash: python3: command not found"}, "python", "failed", "not found", "set python"),
         ({"environment": '{"python": "3.11.7", "vllm": null}'}, "packages", "failed", "vllm", "environment.yml"),
         ({"environment": '{"python": "3.11.7", "vllm": "0.9.0"}'}, "versions", "warning", "not 0.32.0", "log-probs"),
@@ -69,6 +76,30 @@ def test_each_thing_that_may_be_wrong(changes, what, verdict, found, remedy):
     assert finding.verdict == verdict
     assert found in finding.found
     assert remedy in finding.remedy
+
+
+def test_models_that_are_not_there():
+    wish = replace(WISH, models=("/data/actor", "/data/reward"))
+    assert examined(wish=wish)["models"].found == "/data/actor, /data/reward"
+    finding = examined(wish=wish, models="/data/reward")["models"]
+    assert (finding.verdict, finding.found) == ("failed", "no config.json in /data/reward")
+
+
+def test_an_interpreter_that_does_not_start_in_a_container_is_not_blamed_on_python():
+    site = SITE.model_copy(update={"container": "/images/it's.sif"})
+    remedy = examined(site, environment="bash: apptainer: command not found")["python"].remedy
+    assert remedy.startswith("make `apptainer exec '/images/it'\"'\"'s.sif' python3` start there, or correct container")
+
+
+def test_a_local_run_needs_no_slurm_but_its_models(tmp_path, capsys):
+    assert main(["doctor", str(QUICKSTART), "--json"]) == 0
+    found = {(each["site"], each["what"]): each["verdict"] for each in json.loads(capsys.readouterr().out)}
+    assert found == {(site, "packages"): "ok" for site in ("alpha", "beta", "gamma")}
+    write_tiny_model(tmp_path / "model")
+    config = changed(tmp_path, model={"architecture": str(tmp_path / "model"), "weights": "/nowhere/model"})
+    (tmp_path / "topology").symlink_to(ROOT / "topology")
+    assert main(["doctor", str(config)]) == 1
+    assert capsys.readouterr().out.count("/nowhere/model") == 3
 
 
 def test_walltime_above_the_partitions_limit():
@@ -110,7 +141,8 @@ def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
     site = SITE.model_copy(
         update={"scratch": str(tmp_path / "it's here"), "egress": "relay", "relay": "127.0.0.1:1", "modules": ("a b",)}
     )
-    script = questions(site)
+    (tmp_path / "config.json").touch()
+    script = questions(site, (str(tmp_path), "/no where/model"))
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
     parts = parse(answer)
@@ -118,6 +150,8 @@ def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
     assert parts["scratch"].text.strip().splitlines()[-1].split()[3].isdigit()
     assert parts["egress"].code == 1
     assert "environment" in parts
+    assert parts["modules"].text == "a b\n"
+    assert parts["models"].text == "/no where/model\n"
     with socket.create_server(("127.0.0.1", 0)) as relay:
         target = f"127.0.0.1:{relay.getsockname()[1]}"
         script = questions(site.model_copy(update={"relay": target}))

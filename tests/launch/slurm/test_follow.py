@@ -165,8 +165,19 @@ def test_cancel_says_what_it_could_not_reach_and_comes_back_for_it(clusters, run
     assert phase(run) == "cancelled"
     assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["RUNNING"]}
     clusters.cut("gamma", False)
-    assert main(["status"]) == 0  # what only a launcher can do is done by the next one
+    assert main(["status"]) == 0
+    assert f"jobs of it live on; `hetrl cancel {run.id}` ends them" in capsys.readouterr().err
+    assert clusters.states()["gamma"] == ["RUNNING"]
+    assert main(["cancel"]) == 0
     assert clusters.states()["gamma"] == ["CANCELLED"]
+
+
+def test_a_run_that_failed_is_not_resumed(clusters, run, capsys):
+    assert main(["cancel"]) == 0
+    assert main(["resume"]) == 1
+    assert "is cancelled already; 0 jobs left, cancelled; a run that has ended cannot be resumed" in (
+        capsys.readouterr().err
+    )
 
 
 def test_cancel_when_nobody_answers(clusters, run):

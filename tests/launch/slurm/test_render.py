@@ -59,6 +59,16 @@ def test_scripts_pass_shellcheck(case, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("name", ["alps/gang", "alps/array-a100-80gb-4x1"])
+def test_a_job_ends_where_a_module_does_not_load(name):
+    beginning = scripts(*two_node_types())[name].text.partition("export PYTHONPATH")[0]
+    for loads, code in (("true", 0), ('[ "$2" != cuda/12.8 ]', 1)):
+        command = ["bash", "-c", f"module() {{ {loads}; }}\n{beginning}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert ("error: module load cuda/12.8 failed on " in done.stderr) == bool(code)
+
+
 def options(script) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in script.text.splitlines() if line.startswith("#SBATCH")]
 

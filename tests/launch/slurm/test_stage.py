@@ -107,11 +107,11 @@ def test_a_dry_run_needs_neither_scratch_nor_secrets_and_says_what_it_assumes(ca
     lines = dry_run_text(prepared, {site.name: site for site in sites}).splitlines()
     at = f"/scratch/hetrl/{prepared.run.id}"
     assert [line for line in lines if line.startswith("sbatch")] == [
-        f"sbatch --parsable {at}/alpha/scripts/gang.sbatch  # 1 node, 0 GPUs",
+        f"sbatch --parsable {at}/alpha/scripts/gang.sbatch  # 1 node, 2 GPUs",
         f"sbatch --parsable {at}/beta/scripts/gang.sbatch  # 1 node, 0 GPUs",
-        f"sbatch --parsable {at}/beta/scripts/array-cpu.sbatch  # 1 task, 0 GPUs",
+        f"sbatch --parsable {at}/beta/scripts/array-cpu.sbatch  # 1 task, 1 GPU",
         f"sbatch --parsable {at}/gamma/scripts/gang.sbatch  # 1 node, 0 GPUs",
-        f"sbatch --parsable {at}/gamma/scripts/array-cpu.sbatch  # 1 task, 0 GPUs",
+        f"sbatch --parsable {at}/gamma/scripts/array-cpu.sbatch  # 1 task, 1 GPU",
     ]
     assert "# alpha, on alpha" in lines
 
