@@ -138,6 +138,7 @@ def site_file(site: str, name: str) -> dict[str, object]:
         "gres": {GRES[site]: "cpu"},
         "nodes": [{"name": f"{site}-0", "gpu": "cpu", "gpus": 4, "host_memory_gb": 8}],
         "allocation": "gpu" if site == "beta" else "node",  # so that its replica is an array
+        "gpu_request": "gpus-per-node" if site == "gamma" else "gres",
     }
 
 

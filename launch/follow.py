@@ -13,10 +13,12 @@ repeat:
 from __future__ import annotations
 
 import math
+import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hetrl.files import EventLog
@@ -32,6 +34,8 @@ POLL_SECONDS = 0.1
 WORD_SECONDS = 5.0  # how long a failed member waits for the controller's own explanation
 LEAVE_SECONDS = 15.0  # how long members have to leave by themselves after the end
 CANCELLED = 128 + signal.SIGINT
+
+_FIRST = re.compile(r"the job ends with exit code (\d+), for (\S+) failed first")  # slurm_templates/gang.sbatch.j2
 
 Show = Callable[[Mapping[str, Any], State], None]
 
@@ -150,11 +154,26 @@ def explain(run: Run, gone: Exit) -> str:
     return f"{site}: {gone.what.spoken} {how}{f': {told}' if told else ''}; see {from_here(log)}"
 
 
+def _first_to_fail(logs: Iterable[Path], job: str) -> tuple[str, int] | None:
+    """Return the process of a job that failed before the others, and its exit code, where the job's log says so."""
+    found = (_FIRST.search(log_tail(log)) for log in logs if log.name.startswith(f"{job}-"))
+    return next(((match[2], int(match[1])) for match in found if match), None)
+
+
 def _explain_job(run: Run, gone: Exit) -> str:
-    """Return how a job ended, with the line of the site's logs that tells why: a member's before the job's own."""
+    """Return how a job ended, with the line of the site's logs that tells why.
+
+    That is one of the process that failed first, where the job's own log names it; else a member's before the job's.
+    """
     site, job = gone.what.site, gone.what.name
     logs = sorted((run.path / "logs" / site).glob("*.log"), key=lambda log: log.name.startswith(job))
     said = f"{site}: {job} ({gone.how})"
+    if first := _first_to_fail(logs, job):
+        name, code = first
+        log = run.log(site, name)
+        told = telling_line(log_tail(log))
+        how = f"exited with code {code}" if code <= 128 else f"was ended by {signal_name(code - 128)}"
+        return f"{said}: {name} {how}{f': {told}' if names_error(told) else ''}; see {from_here(log)}"
     for log in logs:
         line = telling_line(log_tail(log))
         if names_error(line):

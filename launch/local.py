@@ -33,7 +33,7 @@ from launch.executor import Exit, Prepared, Started
 from launch.interrupts import signal_name
 from launch.ports import gateway_endpoints
 from launch.render import VISIBLE, Command, Job, commands, render
-from launch.run_directory import Run, create_run, stage, write_scripts
+from launch.run_directory import Run, create_run, stage, with_absolute_paths, write_scripts
 from launch.site_ways import links_of, relay_secrets
 from launch.state import State
 
@@ -58,7 +58,8 @@ def prepare_local(problem: Problem, plan: Plan, config: Path, *, dry_run: bool =
     run = create_run(problem.experiment.name, config.read_text(), plan, dry=dry_run)
     jobs = commands(render(plan, gpus), run.id, gpus, {site.name: site.prefix for site in used})
     held = held_by_site(plan, problem.topology)
-    stage(run, problem.experiment, plan, gpus, held, gateways, keys, links, secrets)
+    experiments = dict.fromkeys(plan.site_order, with_absolute_paths(problem.experiment))
+    stage(run, experiments, plan, gpus, held, gateways, keys, links, secrets)
     write_scripts(run, jobs)
     return Prepared(run, partial(LocalExecutor, run, jobs))
 

@@ -175,7 +175,7 @@ def write_scripts(run: Run, jobs: Sequence[Job[Command]]) -> None:
 
 def stage(
     run: Run,
-    experiment: Experiment,
+    experiments: Mapping[str, Experiment],
     plan: Plan,
     gpu_by_device: Mapping[str, str],
     held: Mapping[str, int],
@@ -187,14 +187,15 @@ def stage(
 ) -> None:
     """Put into every site's directory what its processes read.
 
-    `held` counts the devices that the jobs hold at each site. `gateways` are the endpoints (tcp://host:port); one that
-    is None is found by the gateway itself, which `listen` tells interface and port. `links` are the ways of each site;
-    of `relay_secrets` (by relay) a site gets the keys of this run alone, for the relays that it uses.
+    `experiments` are the experiment as each site reads it, with paths of its own. `held` counts the devices that the
+    jobs hold at each site. `gateways` are the endpoints (tcp://host:port); one that is None is found by the gateway
+    itself, which `listen` tells interface and port. `links` are the ways of each site; of `relay_secrets` (by relay) a
+    site gets the keys of this run alone, for the relays that it uses.
     """
-    document = yaml.safe_dump(with_absolute_paths(experiment).model_dump(mode="json"), sort_keys=False)
     members = everyone(plan)
     for site in plan.site_order:
-        directory = run.site(site)
+        directory, experiment = run.site(site), experiments[site]
+        document = yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
         (directory / "config.yaml").write_text(document)
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}

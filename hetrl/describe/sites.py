@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from hetrl.describe.container import ContainerEntry
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.describe.slices import refusal
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
@@ -39,6 +41,7 @@ def _is_one_cluster(name: str) -> str:
 
 Address = Annotated[str, AfterValidator(_is_address)]
 Cluster = Annotated[str, AfterValidator(_is_one_cluster)]
+Absolute = Annotated[str, Field(pattern=r"^/.*[^/]$")]
 Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[^\n]+)?$")]  # of sbatch
 
 
@@ -100,14 +103,19 @@ class SiteFile(Strict):
     gpus: dict[str, GpuEntry] = Field(default_factory=dict)  # types that the catalogue does not have, by name
     gres: dict[str, str] = Field(default_factory=dict)  # Slurm's GRES (or feature) name -> GPU
     allocation: Literal["node", "gpu"] = "node"
+    gpu_request: Literal["gres", "gpus-per-node", "none"] = "gres"  # how jobs ask for GPUs
     modules: tuple[str, ...] = ()
-    container: str | None = None
+    setup: tuple[str, ...] = ()  # lines of bash that a job runs first, after the modules
+    container: ContainerEntry | None = None
     python: str = "python3"  # the interpreter of the environment with the engines
     prefix: tuple[str, ...] = ()  # words before every command: a container runtime, a network namespace
+    paths: dict[Absolute, Absolute] = Field(default_factory=dict)  # what the experiment names -> where it is here
     scratch: str | None = None
     mpi: Literal["none", "pmi2", "pmix"] = "none"  # as srun's --mpi, of the training ranks
+    cpu_bind: Annotated[str, Field(pattern=r"^[a-z_]+(:[0-9A-Za-z,x]+)?$")] = "none"  # as srun's --cpu-bind
     cpus_per_gpu: AtLeastOne = 4  # asked for where allocation is gpu
     sbatch: tuple[Option, ...] = ()  # more options of every job, as --reservation=rl
+    gateway_sbatch: tuple[Option, ...] = ()  # and of a job that is a gateway alone, as --partition=cpu
     egress: Way = "direct"  # how the site's gateway gets out ...
     ingress: WayIn | None = None  # ... and how the others get in; see `way_in`
     ways: dict[str, Way] = Field(default_factory=dict)  # the way to a site by its name, instead of what follows
@@ -150,12 +158,30 @@ class SiteFile(Strict):
         return self
 
     @model_validator(mode="after")
+    def _whole_nodes_where_slurm_knows_no_gpus(self) -> SiteFile:
+        if self.gpu_request == "none" and self.allocation == "gpu":
+            raise ValueError("gpu_request: none needs allocation: node: Slurm hands out no GPUs that it does not know")
+        return self
+
+    @model_validator(mode="after")
     def _mapped_to_what_they_are(self) -> SiteFile:
         for gres, name in self.gres.items():
             gpu = self.described(name) or gpu_catalogue().get(name)
             if gpu and (message := refusal(gres, gpu)):
                 raise ValueError(message)
         return self
+
+    @property
+    def setup_lines(self) -> tuple[str, ...]:
+        """Return what a job's shell runs before anything else: what loads the modules, and `setup`."""
+        return (*(f"module load {shlex.quote(module)}" for module in self.modules), *self.setup)
+
+    def place(self, name: str) -> str:
+        """Return where a file or directory of the experiment is here: the longest beginning in `paths` is replaced."""
+        path = PurePosixPath(name)
+        fitting = [beginning for beginning in self.paths if path.is_relative_to(beginning)]
+        longest = max(fitting, key=len, default=None)
+        return name if longest is None else str(PurePosixPath(self.paths[longest]) / path.relative_to(longest))
 
     @property
     def way_in(self) -> WayIn:
@@ -251,9 +277,10 @@ def with_measured_nodes(site: SiteFile) -> SiteFile:
 
     A relative name is of the working directory, where `hetrl discover` writes. What Slurm does not know (networks, the
     memory where it counts none) is that of the entry under `nodes` with the same GPU, else the default. Raises
-    UsageError where the file is not there, is of another site, or has GPUs that `gres` does not map.
+    UsageError where the file is not there, is of another site, or has GPUs that `gres` does not map. A site whose Slurm
+    knows of no GPUs keeps the nodes that are written.
     """
-    if site.inventory is None:
+    if site.inventory is None or site.gpu_request == "none":
         return site
     path = Path(site.inventory)
     if not path.is_file():

@@ -28,11 +28,11 @@ def start_script(site: ProbeSite) -> str:
 
     Where jobs run in a container, the login node's own python3 starts them: sbatch is outside.
     """
-    modules, code = site.file.modules, f"{site.there}/code"
+    setup, code = site.file.setup_lines, f"{site.there}/code"
     python = site.file.python if site.file.container is None else "python3"
     if site.executor == LOCAL:
-        modules, code, python = (), str(Path(hetrl.__file__).resolve().parent.parent), sys.executable
-    return script("probe_start", directory=site.there, python=python, code=code, tasks=TASKS_FILE, modules=modules)
+        setup, code, python = (), str(Path(hetrl.__file__).resolve().parent.parent), sys.executable
+    return script("probe_start", directory=site.there, python=python, code=code, tasks=TASKS_FILE, setup=setup)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, Remo
 from launch.ports import gateway_endpoints
 from launch.shell import Shell
 from launch.site_ways import links_of, relay_secrets, write_relay_keys
-from launch.slurm.render import python_of
+from launch.slurm.container import python_of, srun_options
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, resource_options, shape_of
 from launch.slurm.stage import fixed_endpoint, inventories_of, scratch_of, with_endpoint_files
 
@@ -153,10 +153,13 @@ def remote_jobs(
 ) -> RemoteJobs:
     """Return the jobs of one of so many sites: its probe, two of its nodes, and one per type of GPU."""
     jobs = tuple(_jobs(file, executor, wanted, sites, inventory))
+    inside = srun_options(file, directory)
+    jobs = tuple(replace(job, srun=(*job.srun, *inside)) for job in jobs) if executor == SLURM else jobs
     if executor == LOCAL:
         return RemoteJobs(LOCAL, key, shlex.quote(sys.executable), (), jobs)
     code = f"{directory}/code"
-    setup = [shlex.join([".", f"{code}/launch/remote/load.sh", *file.modules])] if file.modules else []
+    lines = file.setup_lines
+    setup = [shlex.join([".", f"{code}/launch/remote/setup.sh", *lines])] if lines else []
     setup.append(f"export PYTHONPATH={shlex.quote(code)} PYTHONUNBUFFERED=1")
     return RemoteJobs(SLURM, key, shlex.join(python_of(file, directory)), tuple(setup), jobs)
 

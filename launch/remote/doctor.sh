@@ -6,17 +6,17 @@
 # programs       those that are missing
 # controller     UP, in some sentence, where it answers
 # scratch        what df says of the directory, which can be written to
-# modules        those that do not load
+# setup          the lines that fail, those that load modules first
 # environment    the versions of packages, as JSON in the last line
 # models         the directories of models that are not there
 # egress         whether the relay or proxy answers, if there is one: the exit code
 
 declare sbatch_seconds
 declare -a jobs # JOB SCRIPT ...
-declare -a programs modules
+declare -a programs setup
 declare scratch
 declare -a models # their directories
-declare -a versions # the command that prints them
+declare -a versions # the command that prints them, none where only jobs can
 declare host port   # of the relay or proxy
 declare -a at       # `-M CLUSTER`, or nothing for that of the login node
 
@@ -48,15 +48,16 @@ space() {
   { mkdir -p "$scratch" && echo x >"$file" && rm "$file" && df -Pk "$scratch"; } 2>&1
 }
 
-not_loading() {
-  for module in "${modules[@]}"; do
-    module load "$module" >/dev/null 2>&1 || echo "$module"
+# In order, as one line may need another.
+failing() {
+  for line in "${setup[@]}"; do
+    eval "$line" >/dev/null 2>&1 </dev/null || echo "$line"
   done
 }
 
 environment() {
   {
-    for module in "${modules[@]}"; do module load "$module"; done
+    for line in "${setup[@]}"; do eval "$line" </dev/null; done
     "${versions[@]}"
   } 2>&1
 }
@@ -79,8 +80,8 @@ part clock date +%s.%N
 part programs missing
 part controller controller
 part scratch space
-part modules not_loading
-part environment environment
+part setup failing
+[ ${#versions[@]} -eq 0 ] || part environment environment
 part models without
 [ -z "$port" ] || part egress knock
 exit 0

@@ -6,11 +6,11 @@
 declare directory
 declare python code # the interpreter that starts the tasks, and where it finds hetrl
 declare tasks       # the file that lists them
-declare -a modules
+declare -a setup
 
 cd "$directory" || exit
-# shellcheck source=launch/remote/load.sh
-. "$code/launch/remote/load.sh" "${modules[@]}"
+# shellcheck source=launch/remote/setup.sh
+. "$code/launch/remote/setup.sh" "${setup[@]}"
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 "$python" -m launch.cli remote-task "$tasks" >started 2>start.log </dev/null
 code=$?

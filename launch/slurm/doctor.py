@@ -61,7 +61,9 @@ def examine(site: SiteFile, wish: Wish) -> list[Finding]:
     """Ask one site; raises SiteUnreachableError where it does not answer."""
     shell = Shell(site.name, site.ssh)
     asked_at = time.time()
-    done = shell.run(["bash", "-lc", questions(site, wish.models)], timeout_seconds=DOCTOR_SECONDS)
+    done = shell.run(
+        ["bash", "-lc", questions(site, [site.place(model) for model in wish.models])], timeout_seconds=DOCTOR_SECONDS
+    )
     answered_at = time.time()
     reached = Finding(site.name, "ssh", "ok", f"{site.ssh} answers in {answered_at - asked_at:.1f} s")
     return [reached, *judge(site, done.stdout, wish, asked_at, answered_at)]

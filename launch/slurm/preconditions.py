@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from hetrl.errors import HetrlError
 from launch.remote import Part, parse, script
 from launch.shell import final_line
 from launch.slurm.commands import SBATCH_SECONDS
+from launch.slurm.container import login_python_of
 from launch.slurm.text import at_cluster, of_cluster, parse_discovery
 
 CLOCK_OFFSET_SECONDS = 30.0
@@ -44,7 +45,7 @@ class Wish:
 
     walltime_seconds: float
     versions: dict[str, str]  # package -> the version that the run was made with
-    models: tuple[str, ...] = ()  # their directories, which every site has at the same path
+    models: tuple[str, ...] = ()  # their directories, at the same path everywhere, or where a site's `paths` say
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,17 @@ def questions(site: SiteFile, models: Sequence[str] = (), jobs: Mapping[str, str
     """Return the script that asks a login node everything, and what sbatch would do with these jobs' scripts."""
     target = getattr(site, site.egress) if site.egress in ("relay", "proxy") else None
     host, _, port = (target or "").rpartition(":")
+    python = login_python_of(site)
     return script(
         *("discover", "doctor"),
         at=of_cluster(site.cluster),
         sbatch_seconds=SBATCH_SECONDS,
         jobs=[word for job in jobs.items() for word in job],
         programs=PROGRAMS,
-        modules=site.modules,
+        setup=site.setup_lines,
         scratch=site.scratch or "",
         models=models,
-        versions=[*_python(site), "-c", _VERSIONS, *packages_of(site)],
+        versions=[*python, "-c", _VERSIONS, *packages_of(site)] if python else [],
         host=host,
         port=port,
     )
@@ -80,10 +82,6 @@ def questions(site: SiteFile, models: Sequence[str] = (), jobs: Mapping[str, str
 def packages_of(site: SiteFile) -> tuple[str, ...]:
     """Return the packages that the processes of a site need."""
     return (*PACKAGES, *dict.fromkeys(name for engine in site.engines for name in PACKAGES_OF_ENGINE[engine]))
-
-
-def _python(site: SiteFile) -> list[str]:
-    return ["apptainer", "exec", site.container, site.python] if site.container else [site.python]
 
 
 def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at: float) -> list[Finding]:
@@ -95,9 +93,9 @@ def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at:
         _programs(site, said.get("programs", "")),
         _controller(site, said.get("controller", "")),
         _scratch(site, said.get("scratch", "")),
-        *_modules(site, said.get("modules", "")),
+        *_setup(site, said.get("setup", "")),
         *_environment(site, said.get("environment", ""), wish),
-        *models_found(site.name, wish, said.get("models", "").splitlines()),
+        *models_found(site.name, wish, said.get("models", "").splitlines(), site.place),
     ]
     try:
         inventory = parse_discovery(answer, site.name, "")
@@ -166,23 +164,28 @@ def _scratch(site: SiteFile, text: str) -> Finding:
     return Finding(site.name, "scratch", "ok", f"{free_gb:.0f} GB free in {site.scratch}")
 
 
-def _modules(site: SiteFile, text: str) -> Iterator[Finding]:
+def _setup(site: SiteFile, text: str) -> Iterator[Finding]:
     failing = [line.strip() for line in text.splitlines() if line.strip()]
     if failing:
-        remedy = "correct modules in the site's file; `module avail` lists them there"
-        yield Finding(site.name, "modules", "failed", f"do not load: {', '.join(failing)}", remedy)
-    elif site.modules:
-        yield Finding(site.name, "modules", "ok", ", ".join(site.modules))
+        remedy = "correct modules and setup in the site's file; `module avail` lists the modules there"
+        yield Finding(site.name, "setup", "failed", f"fails: {'; '.join(failing)}", remedy)
+    elif site.setup_lines:
+        yield Finding(site.name, "setup", "ok", "; ".join(site.setup_lines))
 
 
 def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
+    words = login_python_of(site)
+    if words is None:
+        remedy = "run `hetrl profile` once: its job shows whether the container starts and what it has"
+        yield Finding(site.name, "python", "warning", "not looked at: only jobs start the container", remedy)
+        return
     said = final_line(text)  # modules may print above it
     try:
         found: dict[str, Any] = json.loads(said)
     except ValueError:
         remedy = f"set python in the site's file (it is {site.python})"
         if site.container:
-            remedy = f"make `{shlex.join(_python(site))}` start there, or correct container in the site's file"
+            remedy = f"make `{shlex.join(words)}` start there, or correct container in the site's file"
         yield Finding(site.name, "python", "failed", said or "no answer", remedy)
         return
     yield from packages_found(site.name, found, wish)
@@ -207,13 +210,13 @@ def packages_found(site: str, found: Mapping[str, str | None], wish: Wish) -> It
         yield Finding(site, "packages", "ok", ", ".join([f"python {found['python']}", *shown]))
 
 
-def models_found(site: str, wish: Wish, missing: Sequence[str]) -> Iterator[Finding]:
-    """Judge which of the models' directories are missing at a site."""
+def models_found(site: str, wish: Wish, missing: Sequence[str], place: Callable[[str], str] = str) -> Iterator[Finding]:
+    """Judge which of the models' directories are missing at a site; `place` says where one of the experiment's is."""
     if missing:
-        remedy = "copy it there, or correct the experiment: every site reads a model at the same path"
+        remedy = "copy it there, correct the experiment, or say under paths in the site's file where it is there"
         yield Finding(site, "models", "failed", f"no config.json in {', '.join(missing)}", remedy)
     elif wish.models:
-        yield Finding(site, "models", "ok", ", ".join(wish.models))
+        yield Finding(site, "models", "ok", ", ".join(map(place, wish.models)))
 
 
 def _same_release(version: str, other: str) -> bool:
@@ -249,6 +252,9 @@ def _partitions(site: SiteFile, inventory: Inventory, wish: Wish) -> Iterator[Fi
 
 
 def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
+    if site.gpu_request == "none":
+        yield Finding(site.name, "gpus", "ok", "Slurm knows of none; the nodes of the site's file count")
+        return
     try:
         groups = node_groups(inventory, site.gres, site.partitions)
     except HetrlError as error:

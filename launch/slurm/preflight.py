@@ -64,7 +64,9 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
 
 def _ask(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Answer:
     asked_at = time.time()
-    question = questions(site, wish.models, {script.name: script.text for script in scripts})
+    question = questions(
+        site, [site.place(model) for model in wish.models], {script.name: script.text for script in scripts}
+    )
     done = Shell(site.name, site.ssh).run(["bash", "-lc", question], timeout_seconds=PREFLIGHT_SECONDS)
     findings = [_softened(each) for each in judge(site, done.stdout, wish, asked_at, time.time())]
     tested, starts = read_tests(site.name, done.stdout, scripts)

@@ -27,6 +27,7 @@ from hetrl.report.text import ranges
 from hetrl.runtime.run.step import StepProcess
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from launch.render import ARRAY, GANG, Process, argv_of, environment_of
+from launch.slurm.container import python_of, srun_options
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
 from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
 
@@ -153,6 +154,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
     values = {
         "head": _head(run, f"{job}: {_contents(gang.steps)}."),
         "resources": "\n#SBATCH hetjob\n".join(blocks),
+        "unmanaged": _unmanaged(run.files[gang.site], [one.shape for one in gang.components]),
         "heterogeneous": heterogeneous,
         "steps": steps,
         "array_tasks": array_tasks,
@@ -183,6 +185,7 @@ def _array(run: _Run, array: ArrayLayout) -> SiteScript:
     values = {
         "head": _head(run, f"{job}: {_ranges(replicas)}."),
         "resources": sbatch_lines(run.options(array.site, array.shape, 1)),
+        "unmanaged": _unmanaged(run.files[array.site], [array.shape]),
         "processes": per_task,
         "last": tasks - 1,
     }
@@ -225,8 +228,10 @@ def _script(
         "code": f"{directory}/code",
         "rows": f"scripts/{name}.json",
         "gang_timeout": launch.gang_timeout,
-        "modules": shlex.join(file.modules),
+        "setup": _lines(file.setup_lines),
+        "cpu_bind": file.cpu_bind,
         "python": shlex.join(python_of(file, directory)),
+        "container": _lines(srun_options(file, directory)),
         **more,
     }
     try:
@@ -238,11 +243,15 @@ def _script(
     return SiteScript(site, name, kind, key, text, rows)
 
 
-def python_of(file: SiteFile, directory: str) -> tuple[str, ...]:
-    """Return the words that start the site's interpreter, inside its container where it has one."""
-    if file.container is None:
-        return (*file.prefix, file.python)
-    return (*file.prefix, "apptainer", "exec", "--nv", "--bind", directory, file.container, file.python)
+def _lines(lines: Sequence[str]) -> str:
+    """Return the elements of an array of bash, one on each line where there are several."""
+    return shlex.join(lines) if len(lines) < 2 else "".join(f"\n    {shlex.quote(line)}" for line in lines) + "\n"
+
+
+def _unmanaged(file: SiteFile, shapes: Sequence[Shape]) -> str:
+    """Return the GPUs of the largest of these nodes, as CUDA_VISIBLE_DEVICES has them, where Slurm knows of none."""
+    most = max(shape.gpus for shape in shapes)
+    return ",".join(map(str, range(most))) if file.gpu_request == "none" else ""
 
 
 def _head(run: _Run, contents: str) -> str:

@@ -62,7 +62,9 @@ def resource_options(
     options = [f"--nodes={nodes}", f"--time={walltime}"]
     options += [f"--clusters={site.cluster}"] if site.cluster else []
     options += [f"--{key}={value}" for key in ("account", "qos") if (value := getattr(site, key))]
-    if partitions := _partitions(site, shape, inventory):
+    gateway_alone = site.gateway_sbatch if shape.gpu is None else ()
+    named = any(option.startswith("--partition=") for option in gateway_alone)
+    if (partitions := _partitions(site, shape, inventory)) and not named:
         options.append(f"--partition={','.join(partitions)}")
     if shape.whole:
         options += ["--exclusive", "--mem=0"]  # 0: all memory of the node (sbatch(1))
@@ -71,11 +73,12 @@ def resource_options(
         memory_mib = math.floor((shape.memory_gb or GATEWAY_MEMORY_GB) * 1e9 / 2**20)
         options += [f"--cpus-per-task={_cpus(site, shape)}", f"--mem={memory_mib}M"]
     gres, feature = _gres(site, shape, group)
-    if gres is not None:
-        options.append(f"--gres={gres}")
+    if gres is not None and site.gpu_request != "none":
+        per_node = f"--gpus-per-node={gres.removeprefix('gpu:')}"
+        options.append(per_node if site.gpu_request == "gpus-per-node" else f"--gres={gres}")
     if feature is not None:
         options.append(f"--constraint={feature}")
-    return (*options, *site.sbatch)
+    return (*options, *site.sbatch, *gateway_alone)
 
 
 def sbatch_lines(options: Iterable[str]) -> str:
@@ -109,7 +112,7 @@ def _gres(site: SiteFile, shape: Shape, group: NodeGroup | None) -> tuple[str | 
 
 def _group_of(site: SiteFile, shape: Shape, inventory: Inventory | None) -> NodeGroup | None:
     """Return the nodes of the cluster that a shape fits on; raises UsageError where there are none."""
-    if inventory is None or shape.gpu is None or is_cpu(shape.gpu):
+    if inventory is None or shape.gpu is None or is_cpu(shape.gpu) or site.gpu_request == "none":
         return None
     groups = node_groups(inventory, site.gres, site.partitions)
     for group in sorted(groups, key=lambda group: group.gpus):

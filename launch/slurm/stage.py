@@ -15,12 +15,12 @@ from hetrl.describe.yaml_file import find
 from hetrl.errors import UsageError
 from hetrl.files import replace_json, replace_text
 from hetrl.plan.plan import Plan
-from hetrl.problem import Problem
+from hetrl.problem import Problem, with_places
 from hetrl.runtime.gateway.ways import SiteLinks, Way
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, peer_endpoint
 from hetrl.runtime.wire.keys import make_run_keys
 from launch.ports import LOOPBACK
-from launch.run_directory import Run, create_run, stage
+from launch.run_directory import Run, create_run, stage, with_absolute_paths
 from launch.shell import LOCAL
 from launch.site_ways import links_of, relay_secrets
 from launch.slurm.render import SiteScript, site_scripts
@@ -62,7 +62,9 @@ def stage_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = F
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     listen = {site.name: {"interface": site.interface, "port": site.gateway_port} for site in used}
     held = held_by_site(plan, problem.topology)
-    stage(run, problem.experiment, plan, gpus, held, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
+    experiment = with_absolute_paths(problem.experiment)
+    experiments = {site.name: with_places(experiment, site.place) for site in used}
+    stage(run, experiments, plan, gpus, held, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
     write_site_scripts(run, scripts)
     return Staged(run, scripts, directories, tuple(carried_files(links, directories)))
 

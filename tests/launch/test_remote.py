@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,17 +37,19 @@ def test_scripts_pass_shellcheck():
 
 
 def test_every_script_is_sent():
-    sent = {"prelude", "load"}  # which others read
+    sent = {"prelude", "setup"}  # which others read
     for path in (ROOT / "launch").rglob("*.py"):
         for words in re.findall(r"\bscript\(\s*\*?\(?((?:\"\w+\"[,)]?\s*)+)", path.read_text()):
             sent |= set(re.findall(r"\w+", words))
     assert sent == {path.stem for path in SCRIPTS.glob("*.sh")}
 
 
-def test_a_module_that_does_not_load_ends_the_shell():
+def test_a_line_that_fails_ends_the_shell(tmp_path):
     known = 'module() { [ "$2" = gcc ]; }\n'
-    assert bash(f"{known} . {SCRIPTS}/load.sh gcc gcc; echo on") == "on\n"
-    command = ["bash", "-c", f"{known} . {SCRIPTS}/load.sh gcc cuda/9 gcc; echo on"]
+    (tmp_path / "activate").write_text('echo "$# arguments"; here=on\n')
+    lines = shlex.join(["module load gcc", f". {tmp_path}/activate"])
+    assert bash(f'{known} . {SCRIPTS}/setup.sh {lines}; echo "$here"') == "0 arguments\non\n"
+    command = ["bash", "-c", f"{known} . {SCRIPTS}/setup.sh 'module load gcc' 'module load cuda/9' 'echo off'; echo on"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: module load cuda/9 failed on ")

@@ -47,7 +47,8 @@ def staged(**gamma):
     keys = make_run_keys(plan.site_order)
     sites = [SiteFile(name="alpha"), SiteFile(name="beta"), SiteFile(name="gamma", **gamma)]
     links = links_of(sites, GATEWAYS)
-    stage(run, quick_experiment(), plan, quick_gpus(plan), HELD, GATEWAYS, keys, links, {RELAY: SECRET})
+    experiments = dict.fromkeys(plan.site_order, quick_experiment())
+    stage(run, experiments, plan, quick_gpus(plan), HELD, GATEWAYS, keys, links, {RELAY: SECRET})
     return run, plan, keys
 
 

@@ -31,15 +31,14 @@ said = {"host": socket.gethostname(), "words": sys.argv[1:]}
 print(json.dumps({**said, **{name: os.environ.get(name) for name in names}}))
 """
 SLEEP = "import time; time.sleep(99)"
-# srun gives the highest exit code of a step's tasks: of a rank that it has to end, that of the signal.
-FAIL_LAST = """
-import time
+# srun itself gives the highest exit code of a step's tasks: of a rank that it has to end, that of the signal.
+STAY = f"print('here', flush=True); {SLEEP}"
+FAIL = """
+import os, time
 from pathlib import Path
 log = Path("logs/actor_training-0.log")
-while not (log.exists() and log.read_text().strip()):
+while not (log.exists() and log.read_text()):
     time.sleep(0.1)
-time.sleep(1)
-raise SystemExit(3)
 """
 
 
@@ -125,12 +124,16 @@ def test_ranks_of_a_heterogeneous_job_stand_on_their_nodes_with_their_gpus(stran
     assert alpha.log("gateway") == "told\n"
 
 
-def test_a_step_that_fails_ends_the_others_and_gives_its_exit_code(strangers: Lab) -> None:
-    programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training-1": FAIL_LAST}
+@pytest.mark.parametrize(("how", "code"), [("raise SystemExit(3)", 3), ("os.kill(os.getpid(), 9)", 137)])
+def test_a_process_that_fails_ends_the_others_and_gives_the_job_its_exit_code(
+    strangers: Lab, how: str, code: int
+) -> None:
+    programs = {"gateway": GATEWAY, "controller": SLEEP, "actor_training-0": STAY, "actor_training-1": FAIL + how}
     alpha = cluster(strangers, ["alpha/a100-0/0", "alpha/a100-0/1"], [["other/x/0"]], programs)
     job = alpha.submit("gang")
-    assert alpha.exit_code(job) == "3:0", alpha.logs()
-    assert "actor_training ended with exit code 3" in alpha.log(f"gang-{job}")
+    assert alpha.exit_code(job) == f"{code}:0", alpha.logs()
+    said = f"the job ends with exit code {code}, for actor_training-1 failed first"
+    assert said in alpha.log(f"gang-{job}")
     assert "controller ended with exit code 143" in alpha.log(f"gang-{job}")
 
 

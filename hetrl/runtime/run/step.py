@@ -1,26 +1,35 @@
-"""Become one process of a Slurm step: `srun ... python -m hetrl.runtime.run.step scripts/gang.json actor_training`.
+"""Run one process of a Slurm step: `srun ... python -m hetrl.runtime.run.step scripts/gang.json actor_training`.
 
-The file lists the processes of each step; task i of a step (SLURM_PROCID) becomes the i-th of them:
+The file lists the processes of each step; task i of a step (SLURM_PROCID) runs the i-th of them:
 
     print to logs/<process>.log
     take the GPUs that Slurm granted: the file counts them from 0
-    execute its command
+    execute its command, and wait
+    where it fails and nobody of the job has before: write `EXIT-CODE PROCESS` to the file HETRL_FAILURE
+
+srun itself returns the highest exit code of all tasks, which is that of one that it ended because another had failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from hetrl.errors import HetrlError, UsageError
+from hetrl.runtime.parent_death import end_with_parent
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_VISIBLE, _FAILURE = "CUDA_VISIBLE_DEVICES", "HETRL_FAILURE"
+# Slurm sends these to the whole process group of a task: the process gets them, and says what came of it.
+_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -83,20 +92,40 @@ def environment_of(process: StepProcess, inherited: Mapping[str, str]) -> dict[s
 
 
 def main() -> int:
-    """Become the process; returns an exit code only where that fails."""
+    """Run the process; returns its exit code as a shell counts it, 128 and the number of the signal that ended it."""
     parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.run.step", description=main.__doc__)
     parser.add_argument("rows", type=Path, help="scripts/<job>.json")
     parser.add_argument("step", help="a step of the gang, or the index of an array's task")
     arguments = parser.parse_args()
+    name = arguments.step
     try:
         process = process_of(read_processes(arguments.rows), arguments.step, os.environ)
-        _print_to(Path("logs") / f"{process.name}.log")
+        name = process.name
+        _print_to(Path("logs") / f"{name}.log")
         environment = environment_of(process, os.environ)
     except HetrlError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    argv = [sys.executable if word == "python" else word for word in process.argv]
-    os.execve(argv[0], argv, environment)
+        code = error.exit_code
+    else:
+        code = _run([sys.executable if word == "python" else word for word in process.argv], environment)
+    if code and (failure := os.environ.get(_FAILURE)):
+        with suppress(FileExistsError), Path(failure).open("x") as file:
+            file.write(f"{code} {name}\n")
+    return code
+
+
+def _run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a command to its end; it ends with this process, however that ends."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    code = subprocess.Popen(argv, env=environment, preexec_fn=_become).wait()
+    return code if code >= 0 else 128 - code
+
+
+def _become() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    end_with_parent()
 
 
 def _print_to(path: Path) -> None:

@@ -231,7 +231,7 @@ def test_slurm_is_asked_by_submitit_and_the_ids_are_said(tmp_path: Path, monkeyp
     for option in ("--account=physics", "--partition=gpu", "--reservation=rl", "--clusters=alps"):
         assert lines.count(f"#SBATCH {option}") == 3
     assert [line.split("=")[1] for line in lines if line.startswith("#SBATCH --nodes=")] == ["1", "2", "1"]
-    assert lines.count(f". {tmp_path}/code/launch/remote/load.sh cuda/12.8") == 3
+    assert lines.count(f". {tmp_path}/code/launch/remote/setup.sh 'module load cuda/12.8'") == 3
     runs = [line for line in lines if line.startswith("srun ")]
     assert all("/envs/hetrl/bin/python -u -m submitit.core._submit" in line for line in runs)
     assert ["--mpi=pmi2" in line for line in runs] == [False, True, False]

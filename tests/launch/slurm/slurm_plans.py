@@ -104,4 +104,86 @@ def single_gpus() -> tuple[Plan, Problem]:
     return plan(trainers, rollouts), problem(alps, jsc)
 
 
-CASES = {"lab": lab, "two_node_types": two_node_types, "single_gpus": single_gpus}
+def university() -> tuple[Plan, Problem]:
+    """A cluster whose Slurm knows of no GPUs: whole nodes of a partition, and an environment of conda."""
+    site = {
+        "name": "campus",
+        "partitions": ["rl"],
+        "gpu_request": "none",
+        "setup": [
+            "module use /opt/campus/modules  # the group's own",
+            "module load cuda",
+            "source /home/ada/miniforge3/etc/profile.d/conda.sh",
+            "conda activate hetrl",
+            "export HF_HOME='/work/ada/hf cache'",
+        ],
+        "cpu_bind": "rank_ldom",
+        "gateway_sbatch": ["--partition=cpu", "--mem-per-cpu=2G"],
+        "nodes": [
+            {"name": "old", "gpu": "v100", "gpus": 2, "count": 2},
+            {"name": "big", "gpu": "a100-80gb", "gpus": 4},
+        ],
+    }
+    trainers = [f"campus/big/{gpu}" for gpu in range(4)]
+    return plan(trainers, [["campus/old-0/0", "campus/old-0/1"], ["campus/old-1/1"]]), problem(site)
+
+
+def cray() -> tuple[Plan, Problem]:
+    """Whole nodes of GH200 behind x86 login nodes; srun starts the processes in a container (pyxis)."""
+    site = {
+        "name": "alps",
+        "account": "a-rl",
+        "gres": {"gh200": "gh200"},
+        "container": {
+            "image": "/capstor/scratch/ada/hetrl-aarch64.sqsh",
+            "runtime": "pyxis",
+            "binds": ["/capstor", "/iopsstor/ada/hf:/root/hf:ro"],
+            "options": ["--no-container-mount-home"],
+        },
+        "setup": ["export NCCL_NET='AWS Libfabric' FI_CXI_DEFAULT_CQ_SIZE=131072"],
+        "interface": "hsn0",
+        "mpi": "pmix",
+        "nodes": [{"name": "gh", "gpu": "gh200", "gpus": 4, "count": 3}],
+    }
+    trainers = [f"alps/gh-{node}/{gpu}" for node in (0, 1) for gpu in range(4)]
+    return plan(trainers, [[f"alps/gh-2/{gpu}"] for gpu in range(4)]), problem(site)
+
+
+def accounts() -> tuple[Plan, Problem]:
+    """Whole nodes by account and QoS, asked for as GPUs per node; and a site whose gateway is a job of its own."""
+    centre = {
+        "name": "centre",
+        "account": "phys042_g",
+        "qos": "regular",
+        "gpu_request": "gpus-per-node",
+        "gres": {"a100": "a100-80gb"},
+        "cpu_bind": "rank_ldom",
+        "sbatch": ["--constraint=gpu&hbm80g", "--licenses=scratch"],
+        "nodes": [{"name": "gpu", "gpu": "a100-80gb", "gpus": 4, "count": 2}],
+    }
+    rented = {
+        "name": "rented",
+        "allocation": "gpu",
+        "partitions": ["gpu"],
+        "gateway_sbatch": ["--partition=cpu"],
+        "setup": ["source /opt/conda/etc/profile.d/conda.sh", "conda activate base"],
+        "container": {
+            "image": "/images/it's hetrl.sif",
+            "binds": ["/datasets:/datasets:ro"],
+            "options": ["--no-home", "--env=HF_HOME=/datasets/hf"],
+        },
+        "gres": {"l40s": "l40s"},
+        "nodes": [{"name": "l40s", "gpu": "l40s", "gpus": 8, "host_memory_gb": 960}],
+    }
+    trainers = [f"centre/gpu-{node}/{gpu}" for node in (0, 1) for gpu in range(4)]
+    return plan(trainers, [["rented/l40s/0"], ["rented/l40s/1"]]), problem(centre, rented)
+
+
+CASES = {
+    "lab": lab,
+    "two_node_types": two_node_types,
+    "single_gpus": single_gpus,
+    "university": university,
+    "accounts": accounts,
+    "cray": cray,
+}

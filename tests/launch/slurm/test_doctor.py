@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrl.describe.container import Container
 from hetrl.describe.sites import SiteFile
 from hetrl.runtime.weights.tiny_model import write_tiny_model
 from lab.lab import ROOT
@@ -65,7 +66,7 @@ def test_a_site_where_all_holds():
         ({"scratch": "mkdir: cannot create '/scratch': Permission denied"}, "scratch", "failed", "denied", "writable"),
         ({"scratch": "F 1 2 3 4 M\n/dev/x 9 0 1000000 1% /s"}, "scratch", "warning", "1.0 GB free", "room"),
         ({"scratch": "F 1 2 3 4 M\n/dev/x 9 9 40 100% /s"}, "scratch", "failed", "is full: 0.0 GB free", "room"),
-        ({"modules": "gcc/13.2\ncuda/9"}, "modules", "failed", "do not load: gcc/13.2, cuda/9", "`module avail`"),
+        ({"setup": "module load gcc\nconda x"}, "setup", "failed", "fails: module load gcc; conda x", "`module avail`"),
         ({"environment": "bash: python3: command not found"}, "python", "failed", "not found", "set python"),
         ({"environment": '{"python": "3.11.7", "vllm": null}'}, "packages", "failed", "vllm", "environment.yml"),
         ({"environment": '{"python": "3.11.7", "vllm": "0.9.0"}'}, "versions", "warning", "not 0.32.0", "log-probs"),
@@ -85,8 +86,19 @@ def test_models_that_are_not_there():
     assert (finding.verdict, finding.found) == ("failed", "no config.json in /data/reward")
 
 
+def test_models_are_looked_for_where_the_sites_file_says(tmp_path):
+    site = SITE.model_copy(update={"paths": {"/data": str(tmp_path), "/data/old": "/nowhere"}})
+    assert [site.place(name) for name in ("/data/actor/7b", "/data", "/database/x", "/data/old/x", "qwen3-8b")] == [
+        *(str(tmp_path / "actor" / "7b"), str(tmp_path), "/database/x", "/nowhere/x", "qwen3-8b")
+    ]
+    wish = replace(WISH, models=("/data/actor",))
+    assert examined(site, wish=wish)["models"].found == str(tmp_path / "actor")
+    missing = examined(site, wish=wish, models="/x/actor")["models"]
+    assert (missing.verdict, "paths in the site's file" in missing.remedy) == ("failed", True)
+
+
 def test_an_interpreter_that_does_not_start_in_a_container_is_not_blamed_on_python():
-    site = SITE.model_copy(update={"container": "/images/it's.sif"})
+    site = SITE.model_copy(update={"container": Container(image="/images/it's.sif")})
     remedy = examined(site, environment="bash: apptainer: command not found")["python"].remedy
     assert remedy.startswith("make `apptainer exec '/images/it'\"'\"'s.sif' python3` start there, or correct container")
 
@@ -138,9 +150,9 @@ def test_relay_that_does_not_answer():
 
 
 def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
-    site = SITE.model_copy(
-        update={"scratch": str(tmp_path / "it's here"), "egress": "relay", "relay": "127.0.0.1:1", "modules": ("a b",)}
-    )
+    where = {"scratch": str(tmp_path / "it's here"), "egress": "relay", "relay": "127.0.0.1:1"}
+    lines = ("here=1", '[ "$here" = 1 ]  # an earlier line counts', "not_there")
+    site = SITE.model_copy(update={**where, "modules": ("a b",), "setup": lines})
     (tmp_path / "config.json").touch()
     script = questions(site, (str(tmp_path), "/no where/model"))
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
@@ -150,7 +162,7 @@ def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
     assert parts["scratch"].text.strip().splitlines()[-1].split()[3].isdigit()
     assert parts["egress"].code == 1
     assert "environment" in parts
-    assert parts["modules"].text == "a b\n"
+    assert parts["setup"].text == "module load 'a b'\nnot_there\n"
     assert parts["models"].text == "/no where/model\n"
     with socket.create_server(("127.0.0.1", 0)) as relay:
         target = f"127.0.0.1:{relay.getsockname()[1]}"

@@ -90,6 +90,17 @@ def test_job_that_fails_ends_its_siblings_everywhere_and_says_why(clusters, run,
     assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["FAILED"]}
 
 
+def test_the_process_that_failed_first_is_the_cause(clusters, run, capsys):
+    there = clusters.directory(run, "gamma") / "logs"
+    (there / "actor_generation-1.log").write_text("RuntimeError: connection lost\n")
+    (there / "actor_training-1.log").write_text("loading\nINFO: step 3 begins\n")
+    (there / "gang-1.log").write_text("... the job ends with exit code 137, for actor_training-1 failed first\n")
+    clusters.turn("gamma", "FAILED", reason="NonZeroExitCode")
+    assert main(["resume"]) == 1
+    said = "gamma: gang (job 1 ended: FAILED (NonZeroExitCode)): actor_training-1 was ended by SIGKILL; see"
+    assert said in capsys.readouterr().err
+
+
 def test_lead_job_that_is_gone_without_a_word_ends_the_run(clusters, run, capsys):
     clusters.turn("alpha", "FORGOTTEN")
     assert main(["resume"]) == 1

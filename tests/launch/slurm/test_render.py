@@ -18,7 +18,17 @@ from hetrl.errors import UsageError
 from hetrl.runtime.run.step import environment_of as step_environment, read_processes
 from launch.render import render
 from launch.slurm.render import TEMPLATES
-from tests.launch.slurm.slurm_plans import CASES, RUN, plan, problem, scripts, single_gpus, two_node_types
+from tests.launch.slurm.slurm_plans import (
+    CASES,
+    RUN,
+    accounts,
+    plan,
+    problem,
+    scripts,
+    single_gpus,
+    two_node_types,
+    university,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm_scripts"
 SHELLCHECK = Path(sys.executable).parent / "shellcheck"
@@ -67,6 +77,36 @@ def test_a_job_ends_where_a_module_does_not_load(name):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == code
         assert ("error: module load cuda/12.8 failed on " in done.stderr) == bool(code)
+
+
+@pytest.mark.parametrize("name", ["campus/gang", "campus/array-v100-x2"])
+def test_lines_of_a_sites_setup_see_each_other_and_unset_variables(name):
+    text = scripts(*university())[name].text
+    beginning = text.partition("export PYTHONPATH")[0]
+    stand_ins = (
+        'module() { :; }; source() { conda() { [ -z "$NOT_SET" ] && export CONDA="$2"; }; }\n'
+        "trap 'echo \"$CONDA, $HF_HOME\"' EXIT\n"
+    )
+    done = subprocess.run(["bash", "-c", stand_ins + beginning], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hetrl, /work/ada/hf cache\n", "")
+
+
+def test_a_cluster_whose_slurm_knows_of_no_gpus_is_asked_for_nodes():
+    for name, script in scripts(*university()).items():
+        assert "gres=gpu" not in script.text and "gpus-per-node" not in script.text
+        assert f"export CUDA_VISIBLE_DEVICES={'0,1,2,3' if name == 'campus/gang' else '0,1'} " in script.text
+        assert "--cpu-bind=rank_ldom" in script.text
+    assert scripts(*university())["campus/gang"].gpus == 4
+    with pytest.raises(ValueError, match="needs allocation: node"):
+        problem({"name": "campus", "allocation": "gpu", "gpu_request": "none"})
+
+
+def test_the_gateways_own_job_has_options_of_its_own():
+    jobs = scripts(*accounts())
+    assert {"--partition=cpu", "--cpus-per-task=1"} <= set(options(jobs["rented/gang"]))
+    assert "--partition=gpu" not in options(jobs["rented/gang"])
+    assert "--partition=gpu" in options(jobs["rented/array-l40s"])
+    assert "--gpus-per-node=a100:4" in options(jobs["centre/gang"])
 
 
 def options(script) -> list[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.describe.experiment import Launch
+from hetrl.describe.experiment import Experiment, Launch, Model
 from hetrl.describe.inventory import write_inventory
+from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import GangTimeoutError, UsageError
 from hetrl.runtime.gateway import ssh_tunnel, ways
 from hetrl.runtime.gateway.link_report import LinkReport
@@ -62,6 +63,15 @@ def test_a_sites_directory_holds_scripts_rows_and_what_its_processes_read():
         0o600,
     )
     assert all(f"#SBATCH --chdir={prepared.directories[one.site]}\n" in one.text for one in prepared.scripts)
+
+
+def test_each_site_reads_models_and_data_where_they_are_there():
+    sites, given = two_sites(paths={"/data": "/p/shared"})
+    model = {"architecture": "tiny-qwen3", "weights": "/data/actor"}
+    files = replace(sites.files, experiment=sites.files.experiment.model_copy(update={"model": Model(**model)}))
+    run = stage_slurm(replace(sites, files=files), given, Path("config.yaml")).run
+    weights = {site: read_yaml(run.site(site) / "config.yaml", Experiment).model.weights for site in ("a", "b")}
+    assert weights == {"a": "/data/actor", "b": "/p/shared/actor"}
 
 
 def test_a_site_without_a_shared_directory_is_refused_before_anything_is_written():

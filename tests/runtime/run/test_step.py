@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from hetrl.runtime.transport.rendezvous import (
     read_endpoint,
     wait_for_endpoint,
 )
+from tests.launch.launch_cases import until
 
 ROOT = Path(__file__).parents[3]
 JOB = JobProcesses(
@@ -165,7 +167,7 @@ def site_directory(directory: Path, code: str, **more: str) -> Path:
         for number in range(2)
     ]
     for folder in ("scripts", "logs"):
-        (directory / folder).mkdir()
+        (directory / folder).mkdir(parents=True)
     document = {"steps": {"train": rows}}
     (directory / "scripts" / "gang.json").write_text(json.dumps(document))
     return directory
@@ -178,6 +180,31 @@ def test_a_task_becomes_its_process_with_its_log_and_exit_code(tmp_path):
         done = run_step(directory, "train", SLURM_PROCID=str(number), SLURM_NTASKS="2")
         assert (done.returncode, done.stdout, done.stderr) == (5, "", "")
         assert (directory / "logs" / f"train-{number}.log").read_text() == f"{number}\n"
+
+
+@pytest.mark.parametrize(("end", "code"), [("sys.exit(5)", 5), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(0)", 0)])
+def test_the_first_task_that_fails_is_noted(tmp_path, end, code):
+    directory = site_directory(tmp_path, f"import os, sys; {end}")
+    for number in (1, 0):
+        task = {"SLURM_PROCID": str(number), "SLURM_NTASKS": "2"}
+        assert run_step(directory, "train", **task, HETRL_FAILURE="logs/failure").returncode == code
+    failure = directory / "logs" / "failure"
+    assert (failure.read_text() if failure.exists() else "") == (f"{code} train-1\n" if code else "")
+
+
+@pytest.mark.parametrize(("send", "number", "code"), [(os.killpg, signal.SIGTERM, 143), (os.kill, signal.SIGKILL, -9)])
+def test_a_signal_for_the_group_ends_the_process_and_one_for_its_parent_too(tmp_path, send, number, code):
+    directory = site_directory(tmp_path, "import os, time; print(os.getppid(), flush=True); time.sleep(99)")
+    command = [sys.executable, "-m", "hetrl.runtime.run.step", "scripts/gang.json", "train"]
+    task = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "PYTHONPATH": str(ROOT)}
+    log = directory / "logs" / "train-0.log"
+    with subprocess.Popen(command, cwd=directory, env={**os.environ, **task}, start_new_session=True) as step:
+        until(lambda: log.exists() and log.read_text(), "its parent's number")
+        assert int(log.read_text()) == step.pid
+        (child,) = psutil.Process(step.pid).children()
+        send(step.pid, number)
+        assert step.wait(20) == code
+    child.wait(20)
 
 
 def test_what_keeps_a_task_from_starting_is_in_its_log(tmp_path):
