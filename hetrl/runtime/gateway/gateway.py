@@ -296,7 +296,7 @@ class Gateway:
     async def _tick_until_stopped(self) -> None:
         while not self._stop.is_set():
             for link in self._links.values():
-                link.tick(self._echo)
+                link.tick(self._to_gateway)
             destinations: list[PeerLink | Seat] = [*self._links.values(), *self._seats.values()]
             for destination in destinations:
                 parcels, cause = destination.overdue()
@@ -306,8 +306,8 @@ class Gateway:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
 
-    def _echo(self, peer: str, seconds: float) -> list[bytes]:
-        return wire.encode(self._header(gateway_of(peer)), wire.Echo(seconds=seconds))
+    def _to_gateway(self, peer: str, message: wire.Message) -> Sequence[Any]:
+        return wire.encode(self._header(gateway_of(peer)), message)
 
     async def _drain(self) -> float:
         """Let the lanes empty themselves; return what is left of `LINGER_SECONDS` for the sockets."""

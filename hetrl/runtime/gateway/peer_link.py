@@ -9,6 +9,7 @@ Each stream comes back by itself:
 Whether the other gateway is there is told by its answers to an echo every second:
 
     silent for OUT_SECONDS      the link is out, as members are told; what is sent waits
+    silent for REDIAL_SECONDS   its streams are dialled again: TCP knows only the next hop, a relay, proxy or tunnel
     silent beyond its patience  the link gives up what it holds; what is sent then is refused, unless the link is back
                                 within KNOCK_SECONDS
 """
@@ -32,6 +33,8 @@ from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
 ECHO_SECONDS, OUT_SECONDS = 1.0, 10.0
+REDIAL_SECONDS = 15.0
+STILL_SECONDS = 15.0  # a stream that carries nothing says so, before what lies between takes it for dead
 KNOCK_SECONDS = 10.0  # a link that carries again is noticed within 5 s of pause and some round trips
 # Of our own: ZeroMQ resets its pause at each connection that is taken, be it by a tunnel that leads nowhere.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
@@ -58,7 +61,7 @@ class PeerLink:
         self._bulk = Lane(lambda parcel: self._attempt(parcel, self._streams[1:]), lane_bytes)
         self._counts: Counter[str] = Counter()
         self._round_trip_seconds: float | None = None
-        self._echoed_seconds = self._echo_seconds = 0.0
+        self._echoed_seconds = self._echo_seconds = self._dialled_seconds = 0.0
 
     def open(
         self,
@@ -131,12 +134,23 @@ class PeerLink:
         """
         self._streams[0].send(frames)
 
-    def tick(self, echo: Callable[[str, float], Sequence[Any]]) -> None:
-        """Send an echo when it is time; see whether the link is out, or has been for too long."""
+    def tick(self, to_gateway: Callable[[str, wire.Message], Sequence[Any]]) -> None:
+        """Send signs of life when it is time; see whether the link is out, or has been for too long.
+
+        `to_gateway` makes the frames of a message to the gateway of a site.
+        """
         seconds = now()
-        if seconds - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo(self.peer, seconds)):
+        echo = to_gateway(self.peer, wire.Echo(seconds=seconds))
+        if seconds - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo):
             self._echo_seconds = seconds
+        for stream in self._streams[1:]:
+            if seconds - stream.sent_seconds >= STILL_SECONDS:
+                stream.send(to_gateway(self.peer, wire.Heartbeat()))
         known, silent_seconds = self._round_trip_seconds is not None, seconds - self._echoed_seconds
+        if min(silent_seconds, seconds - self._dialled_seconds) > REDIAL_SECONDS:
+            self._dialled_seconds = seconds
+            for stream in self._streams:
+                stream.redial()
         if known and not self.out and self.gone is None and silent_seconds > OUT_SECONDS:
             self.out = True
             _log.warning("%s -> %s: no answer for %g s; what is sent waits", self._site, self.peer, OUT_SECONDS)
@@ -216,18 +230,31 @@ class Stream:
     ) -> None:
         """Connect; `pump` is called when there may be room, `restored` when a connection that was up is up again."""
         self._socket, self._endpoint, self._report, self._restored = socket, endpoint, report, restored
+        self.sent_seconds = 0.0
         self._is_up = self._was_up = self._troubled = False
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._attempt: asyncio.TimerHandle | None = None
         self._port = Port(socket, lambda frames: None, pump, changed=self._changed, failed=failed)
-        self.send = self._port.send
         socket.connect(endpoint)
+
+    def send(self, frames: Sequence[Any]) -> bool:
+        """Hand a message to the connection if it can take it now."""
+        sent = self._port.send(frames)
+        if sent:
+            self.sent_seconds = now()
+        return sent
+
+    def redial(self) -> None:
+        """Leave a connection that is up, with what it holds, for another one."""
+        if self._is_up:
+            self._is_up = False
+            self._trouble("the other gateway does not answer")
+            self._dial_again()
 
     def close(self, linger_seconds: float) -> None:
         """Close; what the connection holds may still go for `linger_seconds`."""
         if self._attempt is not None:
             self._attempt.cancel()
-
         self._port.close(linger_seconds)
 
     def _changed(self, event: int) -> None:
@@ -243,10 +270,14 @@ class Stream:
             self._trouble("the connection was lost")
         elif event == DOWN and self._attempt is None:
             self._trouble("connections end before the other gateway answers")
-            self._socket.disconnect(self._endpoint)
-            self._port.look()
-            self._attempt = asyncio.get_running_loop().call_later(self._pause_seconds, self._try_again)
-            self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
+            self._dial_again()
+
+    def _dial_again(self) -> None:
+        """Disconnect now, and connect after a pause."""
+        self._socket.disconnect(self._endpoint)
+        self._port.look()
+        self._attempt = asyncio.get_running_loop().call_later(self._pause_seconds, self._try_again)
+        self._pause_seconds = min(2 * self._pause_seconds, LONGEST_PAUSE_SECONDS)
 
     def _trouble(self, what: str) -> None:
         self._troubled = True

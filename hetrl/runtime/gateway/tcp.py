@@ -17,18 +17,28 @@ from contextlib import contextmanager
 from typing import Any
 
 from hetrl.errors import SiteUnreachableError, UsageError
+from hetrl.runtime.transport.sockets import (
+    KEEP_ALIVE_COUNT,
+    KEEP_ALIVE_IDLE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    UNACKNOWLEDGED_MS,
+)
 from hetrl.text import printable
 
 BUFFER_BYTES = 256 * 1024  # per direction of a splice, and all that it holds
 CONNECT_SECONDS = 10.0
 ANSWER_BYTES = 16 * 1024  # of a proxy
 ANSWER_SECONDS = 20.0  # the proxy connects before it answers
-IDLE_SECONDS = 120.0  # ZeroMQ's heartbeats cross a living link every 2 s
+IDLE_SECONDS = 120.0  # something crosses each stream of a living link every 15 s
 _BACKLOG = 1024  # the kernel has its own limit (net.core.somaxconn)
 _PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED}  # accept(2)
 _ACCEPT_PAUSE_SECONDS = 1.0
-# A peer whose host vanished is noticed after 15 + 3 x 5 s (tcp(7)).
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": KEEP_ALIVE_IDLE_SECONDS,
+    "TCP_KEEPINTVL": KEEP_ALIVE_SECONDS,
+    "TCP_KEEPCNT": KEEP_ALIVE_COUNT,
+    "TCP_USER_TIMEOUT": UNACKNOWLEDGED_MS,
+}
 
 _PROXY_REMEDIES = {
     403: "the proxy forbids it: ask for that host and port, or move the other end to a port it allows (often 443)",

@@ -27,7 +27,7 @@ class Go(Tagged, frozen=True, tag=True):
 
 
 class Heartbeat(Tagged, frozen=True, tag=True):
-    """A member lives."""
+    """A member lives; or, from a gateway, a stream of its link does that carries nothing else."""
 
 
 class Abort(Tagged, frozen=True, tag=True):

@@ -298,6 +298,36 @@ def test_a_cut_that_is_mended_loses_and_doubles_nothing(how: str, seconds: float
 
 
 @pytest.mark.usefixtures("_hasty")
+def test_connections_that_stay_open_and_carry_nothing_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_link, "REDIAL_SECONDS", 1.0)
+
+    async def scenario() -> None:
+        async with _cabled() as (run, cable), members(run, TRAINER, BETA) as (trainer, rollout):
+            sending = asyncio.create_task(_stream(trainer, BETA, 10, 2_000_000))
+            taking = asyncio.create_task(_take(rollout, 10))
+            await until(lambda: run.gateways["alpha"].stats().links["beta"].bytes_sent > 4_000_000)
+            cable.strand()
+            await asyncio.gather(sending, taking)
+            assert cable.accepted == 2 * (1 + STREAMS)
+
+    asyncio.run(scenario())
+
+
+def test_each_stream_of_a_link_says_something_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_link, "STILL_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        async with _cabled() as (run, _):
+            streams = run.gateways["alpha"]._links["beta"]._streams
+            await until(lambda: all(stream.sent_seconds for stream in streams))
+            first = [stream.sent_seconds for stream in streams]
+            await until(lambda: all(map(float.__lt__, first, (stream.sent_seconds for stream in streams))))
+            assert not run.gateways["beta"].stats().malformed
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("_hasty")
 def test_while_a_link_is_out_members_know_and_no_clock_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_link, "OUT_SECONDS", 0.5)
 

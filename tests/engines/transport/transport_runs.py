@@ -168,6 +168,12 @@ class Cable:
     def mend(self) -> None:
         self._whole.set()
 
+    def strand(self) -> None:
+        """Leave every connection of now open and silent for good; those made later carry."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks.clear()
+
     def snap(self) -> None:
         """End every connection; whatever they held is lost."""
         for writer in self._writers:
