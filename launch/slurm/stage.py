@@ -161,10 +161,13 @@ def dry_run_text(staged: Staged, files: Mapping[str, SiteFile]) -> str:
     """Return what would be run at every site: the copy of its directory, and its sbatch lines."""
     lines = []
     for site, directory in staged.directories.items():
-        host = files[site].ssh
-        target = directory if host == LOCAL else f"{host}:{directory}"
-        source = staged.run.site(site)
-        lines += [f"# {site}{'' if host == LOCAL else f', on {host}'}", f"rsync -a {source}/ {shlex.quote(target)}/"]
+        host, make = files[site].ssh, f"mkdir -p -- {shlex.quote(directory)}"
+        source = shlex.quote(f"{staged.run.site(site)}/")
+        if host == LOCAL:
+            lines += [f"# {site}", f"{make} && rsync -a {source} {shlex.quote(f'{directory}/')}"]
+        else:
+            option, target = shlex.quote(f"--rsync-path={make} && rsync"), shlex.quote(f"{host}:{directory}/")
+            lines += [f"# {site}, on {host}", f"rsync -a {option} {source} {target}"]
         lines += [
             f"{shlex.join(sbatch_argv(directory, script))}  # {_size(script)}"
             for script in staged.scripts
