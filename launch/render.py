@@ -19,7 +19,6 @@ from hetrl.errors import UsageError
 from hetrl.gpus import is_cpu
 from hetrl.plan.plan import Plan, TaskPlan, node_of, site_of, worlds
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
-from hetrl.workload import TRAININGS
 
 GANG = "gang"
 ARRAY = "array"
@@ -170,19 +169,12 @@ def index_of(device: str) -> int:
 def check_startable(plan: Plan) -> None:
     """Raise UsageError for a legal plan that cannot be started.
 
-    That is a training over several sites, a site without devices, or weights that are sent as differences.
+    That is a site without devices, or weights that are sent as differences.
     """
     if plan.weight_sync.encoding != "full":
         raise UsageError(
             f"plan: weight_sync.encoding is {plan.weight_sync.encoding}; runs send all weights of a version: take full"
         )
-    for name, task in plan.tasks.items():
-        sites = sorted({site_of(device) for device in task.devices})
-        if name in TRAININGS and len(sites) > 1:
-            raise UsageError(
-                f"plan: {name} has devices in {' and '.join(sites)}; a task that spans sites cannot be started yet: "
-                "list megatron under `engines` in the file of one site only, and plan again"
-            )
     used = {site_of(device) for task in plan.tasks.values() for device in task.devices}
     for site in plan.site_order:
         if site not in used:

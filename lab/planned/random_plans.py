@@ -123,8 +123,9 @@ def _task(name: str, hand: Sequence[str], problem: Problem, rng: random.Random) 
     """Draw a task on some devices of a hand."""
     micro_batch, layers = rng.choice((1, 2, 4)), _layers(problem, name)
     if name in TRAININGS:
-        site = site_of(rng.choice(hand))
-        grids = _replicas([device for device in hand if site_of(device) == site], layers, rng, alike=True)
+        sites = sorted({site_of(device) for device in hand})
+        sites = rng.sample(sites, rng.randint(1, len(sites)))
+        grids = _replicas([device for device in hand if site_of(device) in sites], layers, rng, alike=True)
         return TaskPlan(
             "megatron",
             _shared(grids, micro_batch, rng),

@@ -87,12 +87,13 @@ def test_replicas_of_an_inference_are_worlds_of_their_own_wherever_they_are():
     assert [sites[name] for name in sorted(sites)] == ["beta", "alpha", "alpha"]
 
 
-def test_training_that_spans_sites_is_refused_by_name():
+def test_each_site_starts_its_ranks_of_a_training_that_spans_sites():
     plan = quick_plan()
     replicas = tuple(Replica(8, (Stage((device,), (0, 2)),)) for device in ("alpha/alpha-0/0", "beta/beta-0/0"))
     plan = replace(plan, tasks={**plan.tasks, "actor_training": TaskPlan("megatron", replicas)})
-    with pytest.raises(UsageError, match="actor_training has devices in alpha and beta.*one site only"):
-        rendered(plan, quick_gpus(plan))
+    jobs = render(plan, quick_gpus(plan))
+    ranks = {one.name: (job.site, one.rank) for job in jobs for one in job.tasks if one.world}
+    assert ranks == {"actor_training-0": ("alpha", 0), "actor_training-1": ("beta", 1)}
 
 
 def test_weights_as_differences_are_refused():

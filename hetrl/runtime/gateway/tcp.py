@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hetrl.errors import SiteUnreachableError, UsageError
-from hetrl.runtime.transport.sockets import (
+from hetrl.runtime.transport.liveness import (
     KEEP_ALIVE_COUNT,
     KEEP_ALIVE_IDLE_SECONDS,
     KEEP_ALIVE_SECONDS,

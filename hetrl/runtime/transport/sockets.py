@@ -10,6 +10,12 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from hetrl.runtime.transport.chunks import CHUNK_BYTES
+from hetrl.runtime.transport.liveness import (
+    KEEP_ALIVE_COUNT,
+    KEEP_ALIVE_IDLE_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    UNACKNOWLEDGED_MS,
+)
 from hetrl.runtime.wire.keys import SiteKeys
 
 LINGER_SECONDS = 2.0  # from closing a socket to losing what it still holds
@@ -19,11 +25,6 @@ QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES = 16, 1
 
 # A header names its receivers; 64 KiB is room for a thousand.
 _FRAME_BYTES = CHUNK_BYTES + 2**16
-# TCP notices a peer whose host is gone: one that has not acknowledged what was sent for so long, and, where nothing is
-# sent, after 15 + 3 x 5 s (tcp(7): TCP_USER_TIMEOUT, TCP_KEEPIDLE, ...). ZeroMQ's own heartbeats are not used: libzmq
-# 4.3.5 aborts the process where one is due on a connection that broke while the queue was full (its pull request 4852).
-UNACKNOWLEDGED_MS = 15_000
-KEEP_ALIVE_IDLE_SECONDS, KEEP_ALIVE_SECONDS, KEEP_ALIVE_COUNT = 15, 5, 3
 # Whoever connects and does not finish the handshake is hung up on: a scan of ports must not hold connections open.
 _CONNECT_MS, _HANDSHAKE_MS = 5_000, 10_000
 _RECONNECT_MS, _RECONNECT_MAX_MS = 100, 2_000
@@ -61,7 +62,11 @@ def server_socket(context: zmq.Context[Any], keys: SiteKeys) -> zmq.Socket[bytes
 
 
 def _bound(socket: zmq.Socket[bytes], queue_messages: int) -> None:
-    """Limit how long a peer may be silent, and how much it may make us hold."""
+    """Limit how long a peer may be silent, and how much it may make us hold.
+
+    ZeroMQ's own heartbeats are not used: libzmq 4.3.5 aborts the process where one is due on a connection that broke
+    while the queue was full (its pull request 4852).
+    """
     # The kernel's buffers are left as they are: asking for a size (ZMQ_SNDBUF) switches off their tuning.
     socket.setsockopt(zmq.TCP_MAXRT, UNACKNOWLEDGED_MS)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)

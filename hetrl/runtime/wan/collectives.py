@@ -9,9 +9,11 @@ all_reduce    `hetrl.runtime.wan.all_reduce`
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy
 import torch
 
 from hetrl.runtime.wan.communicator import Communicator, Operation
@@ -87,5 +89,14 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def view_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a flat CPU tensor, which share its memory."""
-    return memoryview(tensor.view(torch.uint8).numpy())  # type: ignore[arg-type]  # torch's stubs know no Buffer
+    """Return the bytes of a flat CPU tensor, which share its memory and keep it.
+
+    `tensor.numpy()` would do it and fix the size of the tensor's storage for good: a model that leaves its device
+    (`hetrl.runtime.megatron.offload`) could not free it any more.
+    """
+    if not tensor.nbytes:
+        return memoryview(b"")
+    held = (ctypes.c_uint8 * tensor.nbytes).from_address(tensor.data_ptr())
+    held.tensor = tensor  # type: ignore[attr-defined]
+    # The format of a memoryview of ctypes is another one, that takes no other bytes.
+    return memoryview(numpy.frombuffer(held, dtype=numpy.uint8))  # type: ignore[call-overload]

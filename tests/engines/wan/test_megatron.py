@@ -32,7 +32,7 @@ _TWO_EACH = (
 
 
 def _train(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
-    """Return the metrics of two steps and the weights after them, which rank 0 has."""
+    """Return the metrics of two steps, each before a sleep, and the weights after them, which rank 0 has."""
     from hetrl.runtime.megatron.engine import MegatronEngine
 
     sites, job = argument
@@ -42,7 +42,11 @@ def _train(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[list[dict
             job.config, job.layout, rank=rank, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
         )
         engine.load(weights(job.config))
-        metrics = [engine.train_step(job.batch, job.settings) for _ in range(job.steps)]
+        metrics = []
+        for _ in range(job.steps):
+            metrics.append(engine.train_step(job.batch, job.settings))
+            engine.sleep(offload=True)
+            engine.wake()
         exported = dict(engine.export())
         engine.close()
         return metrics, exported
