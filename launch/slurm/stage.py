@@ -161,13 +161,13 @@ def dry_run_text(staged: Staged, files: Mapping[str, SiteFile]) -> str:
     """Return what would be run at every site: the copy of its directory, and its sbatch lines."""
     lines = []
     for site, directory in staged.directories.items():
-        host, make = files[site].ssh, f"mkdir -p -- {shlex.quote(directory)}"
-        source = shlex.quote(f"{staged.run.site(site)}/")
+        host, make, source = files[site].ssh, ("mkdir", "-p", directory), f"{staged.run.site(site)}/"
         if host == LOCAL:
-            lines += [f"# {site}", f"{make} && rsync -a {source} {shlex.quote(f'{directory}/')}"]
+            lines += [f"# {site}", shlex.join(make), shlex.join(("rsync", "-a", source, f"{directory}/"))]
         else:
-            option, target = shlex.quote(f"--rsync-path={make} && rsync"), shlex.quote(f"{host}:{directory}/")
-            lines += [f"# {site}, on {host}", f"rsync -a {option} {source} {target}"]
+            there = ("ssh", host, shlex.join(make))
+            copy = ("rsync", "-a", source, f"{host}:{directory}/")
+            lines += [f"# {site}, on {host}", shlex.join(there), shlex.join(copy)]
         lines += [
             f"{shlex.join(sbatch_argv(directory, script))}  # {_size(script)}"
             for script in staged.scripts

@@ -123,7 +123,9 @@ def test_a_dry_run_needs_neither_scratch_nor_secrets_and_says_what_it_assumes(ca
         f"sbatch --parsable {at}/gamma/scripts/gang.sbatch  # 1 node, 0 GPUs",
         f"sbatch --parsable {at}/gamma/scripts/array-cpu.sbatch  # 1 task, 1 GPU",
     ]
-    assert "# alpha, on alpha" in lines
+    first = lines.index("# alpha, on alpha")
+    copied = f"rsync -a {prepared.run.site('alpha')}/ alpha:{at}/alpha/"
+    assert lines[first + 1 : first + 3] == [f"ssh alpha 'mkdir -p {at}/alpha'", copied]
 
 
 def test_dry_run_of_64_gpus_in_eight_clusters_needs_no_cluster(tmp_path, capsys):
