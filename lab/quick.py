@@ -41,7 +41,7 @@ say() {
 sequence=0
 echo "tcp://$(hostname):7001" >gateway.endpoint
 echo "up on $(hostname)" >>logs/gateway.log
-if [ {{ site }} = alpha ]; then say '"kind": "go", "epoch": 1, "members": ["m"]'; fi
+if [ {{ site }} = alpha ]; then say '"kind": "go", "members": ["m"]'; fi
 for ((i = 0; i < 3000; i++)); do
   if [ -e fail ]; then echo 'RuntimeError: told to fail' >>logs/gateway.log; exit 3; fi
   if [ -e end ]; then break; fi

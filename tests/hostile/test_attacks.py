@@ -173,7 +173,7 @@ def test_a_member_that_offends_time_and_again_is_cut_off_and_named() -> None:
         async with broken_into(CONTROLLER, GAMMA) as (_, burglar, (controller, gamma)):
             asking = asyncio.create_task(controller.request(BETA, _GENERATE, timeout_seconds=300, doing="step 12"))
             for _ in range(MOST_OFFENCES):
-                await burglar.say(wire.Go(epoch=1, members=()))
+                await burglar.say(wire.Go())
             with pytest.raises(HetrlError, match=f"{CONTROLLER} cut {BETA} off after {MOST_OFFENCES} messages"):
                 await asking
             with pytest.raises(HetrlError, match="cut .* off"):

@@ -36,7 +36,7 @@ GOOD_CONTROLLER = (
     CONTROLLER_HEAD
     + """
 events.append("member_ready", member="alpha/actor_training/0", engines={"megatron-core": "0.16.1"})
-events.append("go", epoch=1, members=["alpha/actor_training/0"])
+events.append("go", members=["alpha/actor_training/0"])
 events.append("warm_start", steps=20, reward=0.24)
 for number in (1, 2):
     events.append("weights_published", version=number, bytes=8, seconds=0.1, digest="d", to=[])
@@ -45,7 +45,7 @@ append_line(__import__("pathlib").Path("summary.json"), {"run": "r", "steps": 2}
 events.append("finished")
 """
 )
-ENDLESS_CONTROLLER = CONTROLLER_HEAD + "events.append('go', epoch=1, members=['m']); step(1, 9, 0.5); time.sleep(600)"
+ENDLESS_CONTROLLER = CONTROLLER_HEAD + "events.append('go', members=['m']); step(1, 9, 0.5); time.sleep(600)"
 
 
 def quick_gpus(plan: Plan) -> dict[str, str]:

@@ -17,7 +17,7 @@ def event(kind, **fields):
 
 PLANNED = event("planned", run="r", steps=9, launcher={"pid": 1, "created": 2.0})
 SUBMITTED = event("submitted", site="alpha", processes=[{"name": "controller", "pid": 7, "created": 3.0}])
-GO = event("go", epoch=1, members=["alpha/actor_training/0"])
+GO = event("go", members=["alpha/actor_training/0"])
 STEP = event("step", step=4, of=9, reward=0.5, seconds={})
 FINISHED = event("finished")
 FAILED = event("failed", cause="no", exit_code=6)

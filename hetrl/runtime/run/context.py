@@ -103,6 +103,12 @@ class Context:
         """Return everyone that the controller waits for."""
         return tuple(address for task in self.plan.tasks for address in self.addresses(task))
 
+    @cached_property
+    def ranks(self) -> tuple[str, ...]:
+        """Return the addresses of all ranks of the Megatron tasks."""
+        tasks = (task for task in self.plan.tasks if task != GENERATION)
+        return tuple(rank for task in tasks for world in self.worlds(task) for rank in world.ranks)
+
     def takes_turns(self, task: str) -> bool:
         """Return whether other tasks of the plan compute on the devices of this one."""
         return any(task in group for group in self.shared_groups)

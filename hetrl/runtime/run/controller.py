@@ -222,10 +222,10 @@ async def control(context: Context) -> None:
     record = Record(context.directory, context.site)
     async with context.member(wire.CONTROLLER) as member:
         try:
-            membership = Membership(member, context.members, record.ready)
+            membership = Membership(member, context.members, record.ready, context.ranks)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
             await membership.gather(context.experiment.launch.gang_timeout_seconds, turns)
-            record.events.append("go", epoch=1, members=context.members)
+            record.events.append("go", members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)
                 with member.links.told(run.link_changed):
@@ -233,7 +233,7 @@ async def control(context: Context) -> None:
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)
-            await member.send(context.members, wire.Abort(cause=str(error)))
+            await member.send((*context.members, *context.ranks), wire.Abort(cause=str(error)))
             raise
 
 

@@ -11,7 +11,8 @@ from hetrl.runtime import wire
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.transport.member import DeadlineError, Member
 
-SILENCE_SECONDS = 60.0
+# A rank that stands still holds up all others of its world, and nobody takes its place.
+SILENCE_SECONDS, RANK_SILENCE_SECONDS = 60.0, 12.0
 POLL_SECONDS = 1.0
 LAST_WORD_SECONDS = 5.0  # a member that gives up at the deadline says why
 
@@ -25,10 +26,17 @@ class _MemberLost(Exception):  # noqa: N818 - it says what happened to the membe
 
 
 class Membership:
-    """The members that a controller waits for and watches."""
+    """The members that a controller waits for and watches, and the `ranks` behind them, which it watches only."""
 
-    def __init__(self, member: Member, expected: Sequence[str], on_ready: Callable[[str, wire.Join], None]) -> None:
+    def __init__(
+        self,
+        member: Member,
+        expected: Sequence[str],
+        on_ready: Callable[[str, wire.Join], None],
+        ranks: Sequence[str] = (),
+    ) -> None:
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
+        self._ranks = frozenset(ranks)
         self._last_seen = dict.fromkeys(expected, time.monotonic())
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
@@ -54,7 +62,8 @@ class Membership:
             raise lost.error from None
         finally:
             starting.cancel()
-        await self._member.send(self._expected, wire.Go(epoch=1, members=self._expected))
+        self._last_seen |= dict.fromkeys(self._ranks, time.monotonic())
+        await self._member.send(self._expected, wire.Go())
 
     async def connected(self, name: str) -> None:
         """Wait for the first word of a member."""
@@ -77,10 +86,11 @@ class Membership:
     def _check_silence(self) -> None:
         now = time.monotonic()
         for name, seen in self._last_seen.items():
+            limit_seconds = RANK_SILENCE_SECONDS if name in self._ranks else SILENCE_SECONDS
             if self._member.links.are_out(name):  # how long that may last, the gateways know
                 self._last_seen[name] = now
-            elif now - seen > SILENCE_SECONDS:
-                silent = f"{name} has been silent for {SILENCE_SECONDS:g} s; look into its log"
+            elif now - seen > limit_seconds:
+                silent = f"{name} has been silent for {limit_seconds:g} s; look into its log"
                 raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}"))
 
     async def _hear(self) -> None:

@@ -64,6 +64,7 @@ def join_world(context: Context, world: World, rank: int, device: int) -> None:
         rank,
         timeout_seconds=launch.gang_timeout_seconds,
         collective_seconds=launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
+        watcher=context.controller,
     )
 
 

@@ -179,10 +179,6 @@ class Member:
         """Count what another member should not have said; after several times nothing of it is heard any more."""
         self._offences.add(source, what)
 
-    def forget(self, address: str) -> None:
-        """Give up a member that was declared dead: what is under way to it fails, what it still says is not heard."""
-        self._exchange.forget(address, f"{address} was declared dead")
-
     def abandon(self, address: str, priority: wire.Priority, cause: str) -> None:
         """Drop what is under way to a member in one channel; requests to it fail with the cause."""
         self._exchange.abandon(address, priority, cause, self._loop.time())

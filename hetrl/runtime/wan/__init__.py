@@ -1,1 +1,1 @@
-"""Process groups of torch.distributed over several sites, their store, and the run group."""
+"""Process groups of torch.distributed over several sites, and their store."""

@@ -50,10 +50,10 @@ class Endpoint:
     Methods are for the loop's thread, but for `submit`, `call`, `handle` and `close`, which are for every other one.
     """
 
-    def __init__(self, member: Member, ranks: Sequence[str]) -> None:
-        """Connect a member; of the others, it hears the `ranks` of its world alone."""
+    def __init__(self, member: Member, ranks: Sequence[str], watcher: str | None = None) -> None:
+        """Connect a member; of the others, it hears the `ranks` of its world alone, and tells a `watcher` it lives."""
         self.member, self.address = member, member.address
-        self._ranks = frozenset(ranks)
+        self._ranks, self._watcher = frozenset(ranks), watcher
         self.inbox, self.outbox = Inbox(), Outbox()
         self._handlers: dict[type[Any], Callable[[Envelope], None]] = {}
         self._unhandled: deque[Envelope] = deque(maxlen=_UNHANDLED)
@@ -190,6 +190,8 @@ class Endpoint:
         """Hear what arrives until `close`."""
         try:
             async with self.member:
+                if self._watcher is not None:
+                    self.member.start_heartbeat(self._watcher)
                 reading = self._loop.create_task(self._read())
                 self._up.set_result(None)
                 await self._closing.wait()
@@ -239,10 +241,6 @@ class Endpoint:
                 self._give_up(source, name, cause)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self.lost(receiver, f"{receiver} cannot be reached: {cause}")
-            case wire.Go(left=left):
-                for address, why in left.items():
-                    self.lost(address, f"{address} left the run: {why}")
-                self._dispatch(envelope)
             case _:
                 self._dispatch(envelope)
 

@@ -64,19 +64,21 @@ def start_wan_world(
     *,
     timeout_seconds: float,
     collective_seconds: float | None = None,
+    watcher: str | None = None,
 ) -> None:
     """Join a world whose rank i is the member `ranks[i]`; `member` is this rank's own, not yet connected.
 
     `timeout_seconds` bounds the meeting, `collective_seconds` (None: the same) every operation of the default group:
-    ranks that idle between requests wait in one. Raises GangTimeoutError when the world is not complete in time, naming
-    who did not come; UsageError when `member` is not `ranks[rank]`.
+    ranks that idle between requests wait in one. The member `watcher`, if any, hears that the rank lives. Raises
+    GangTimeoutError when the world is not complete in time, naming who did not come; UsageError when `member` is not
+    `ranks[rank]`.
     """
     global _world
     if member.address != ranks[rank]:
         raise UsageError(f"rank {rank} of the world is {ranks[rank]}, and this member is {member.address}")
     if _world is not None:
         raise UsageError(f"{member.address}: this process is in a world already; stop it with stop_wan_world")
-    endpoint = Endpoint(member, ranks)
+    endpoint = Endpoint(member, ranks, watcher)
     try:
         store = GatewayStore(endpoint, ranks[0], timeout_seconds)
         first_here = next(other for other in ranks if wire.site_of(other) == wire.site_of(member.address))

@@ -44,10 +44,7 @@ from hetrl.runtime.wire.control import (
     Undeliverable as Undeliverable,
 )
 from hetrl.runtime.wire.group import (
-    Arrive as Arrive,
     GroupMessage,
-    Leave as Leave,
-    Share as Share,
     StoreAnswer as StoreAnswer,
     StoreAsk as StoreAsk,
     WanFailed as WanFailed,

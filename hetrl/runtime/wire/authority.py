@@ -99,9 +99,6 @@ AUTHORITY: Mapping[type[Tagged], tuple[Say, ...]] = {
     wire.WanProbed: _BETWEEN_RANKS,
     wire.StoreAsk: _BETWEEN_RANKS,
     wire.StoreAnswer: _BETWEEN_RANKS,
-    wire.Leave: _TO_GROUP,
-    wire.Arrive: _TO_GROUP,
-    wire.Share: (*_TO_GROUP, *_FROM_GROUP),
 }
 
 # What is asked, and what answers it; so does `Failed`.
@@ -120,9 +117,6 @@ ANSWERS: Mapping[type[Tagged], tuple[type[Tagged], ...]] = {
     wire.Wake: (wire.Done,),
     wire.WanProbe: (wire.WanProbed,),
     wire.StoreAsk: (wire.StoreAnswer,),
-    wire.Leave: (wire.Done,),
-    wire.Arrive: (wire.Done,),
-    wire.Share: (wire.Done,),
 }
 _ANSWERS_ONLY = frozenset(answer for answers in ANSWERS.values() for answer in answers)
 _EITHER = frozenset({wire.Failed, wire.Undeliverable})

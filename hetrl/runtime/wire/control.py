@@ -19,11 +19,7 @@ class Join(Tagged, frozen=True, tag=True):
 
 
 class Go(Tagged, frozen=True, tag=True):
-    """The run goes on with these members; `epoch` counts changes of membership, `left` says who went and why."""
-
-    epoch: int
-    members: tuple[str, ...]
-    left: dict[str, str] = msgspec.field(default_factory=dict)
+    """Everyone is ready: the run begins."""
 
 
 class Heartbeat(Tagged, frozen=True, tag=True):

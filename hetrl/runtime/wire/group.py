@@ -1,4 +1,4 @@
-"""What process groups across sites and the run group say (`hetrl.runtime.wan.world`, `hetrl.runtime.wan.run_group`)."""
+"""What process groups across sites say (`hetrl.runtime.wan.world`)."""
 
 from __future__ import annotations
 
@@ -65,28 +65,4 @@ class StoreAnswer(Tagged, frozen=True, tag=True):
     values: tuple[bytes, ...] | None
 
 
-# ---- run group
-
-
-class Leave(Tagged, frozen=True, tag=True):
-    """To the controller: the next epoch is without me; answered by `Done`."""
-
-    epoch: int
-
-
-class Arrive(Tagged, frozen=True, tag=True):
-    """To the controller: I am at this barrier; answered by `Done` when every member of the epoch is, or `Failed`."""
-
-    epoch: int
-    barrier: str
-
-
-class Share(Tagged, frozen=True, tag=True):
-    """A value for every member of the epoch, under this name."""
-
-    epoch: int
-    name: str
-    value: bytes
-
-
-GroupMessage = WanPiece | WanReady | WanFailed | WanProbe | WanProbed | StoreAsk | StoreAnswer | Leave | Arrive | Share
+GroupMessage = WanPiece | WanReady | WanFailed | WanProbe | WanProbed | StoreAsk | StoreAnswer

@@ -186,9 +186,9 @@ def test_destroying_the_world_ends_what_it_does_and_leaves_nothing(worlds: World
     assert run_sites(worlds, "2x2", "wan", _destroyed) == [([], True)] * 4
 
 
-def test_a_member_that_is_declared_dead_ends_the_groups_it_is_in(worlds: Worlds) -> None:
-    for said in run_sites(worlds, "2x1", "wan", _declared_dead):
-        assert "beta/actor_training.rank/0 left the run: silent for 60 s" in said
+def test_a_member_that_is_aborted_ends_the_groups_it_is_in(worlds: Worlds) -> None:
+    for said in run_sites(worlds, "2x1", "wan", _aborted):
+        assert "beta/actor_training.rank/0 has been silent for 12 s" in said
 
 
 async def _say(member: Member, message: wire.Message) -> None:
@@ -196,13 +196,13 @@ async def _say(member: Member, message: wire.Message) -> None:
         await member.send(LAYOUTS["2x1"], message)
 
 
-def _declared_dead(rank: int, size: int) -> str:
+def _aborted(rank: int, size: int) -> str:
     endpoint = wan._world.endpoint
     pending = dist.irecv(torch.empty(3), (rank + 1) % size)
     dist.barrier()
     if rank == 0:
-        go = wire.Go(epoch=2, members=(_OWNER,), left={_ASKER: "silent for 60 s"})
-        asyncio.run(_say(Member(CONTROLLER, "run", endpoint.member._gateway, endpoint.member._keys), go))
+        end = wire.Abort(cause=f"beta: {_ASKER} has been silent for 12 s")
+        asyncio.run(_say(Member(CONTROLLER, "run", endpoint.member._gateway, endpoint.member._keys), end))
     try:
         pending.wait()
     except GroupError as error:

@@ -80,7 +80,7 @@ class Clusters:
         """Let the controller go through two steps to the end, and the jobs end."""
         there = self.directory(run, "alpha")
         seconds = {"generation_wait": 1.2, "iteration": 3.1}
-        self.control(run, "go", epoch=1, members=["alpha/actor_training/0"])
+        self.control(run, "go", members=["alpha/actor_training/0"])
         for step in (1, 2):
             append_line(there / "metrics.jsonl", {"step": step, "reward": 0.5})
             self.control(run, "step", step=step, of=2, reward=0.5, seconds=seconds)

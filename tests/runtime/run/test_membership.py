@@ -70,7 +70,7 @@ def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everyone_hears_go_when_all_are_ready() -> None:
     _, member = _gathered(*((name, JOIN) for name in MEMBERS))
-    assert member.sent == [(MEMBERS, wire.Go(epoch=1, members=MEMBERS))]
+    assert member.sent == [(MEMBERS, wire.Go())]
 
 
 def test_who_fails_before_go_ends_the_run() -> None:
@@ -95,6 +95,24 @@ def test_a_run_goes_on_without_whom_it_can_spare(last: wire.Message, monkeypatch
     (first, cause), *rest = told
     assert (first, "out of memory" in cause) == (REPLICA, True)
     assert REPLICA not in [member for member, _ in rest]  # it is not watched any more
+
+
+def test_a_rank_that_stands_still_is_named_before_a_member_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "RANK_SILENCE_SECONDS", 0.2)
+    rank, other = f"{TRAINER.rpartition('/')[0]}.rank/0", f"{TRAINER.rpartition('/')[0]}.rank/1"
+    member = _Member([])
+
+    async def watch() -> None:
+        found = Membership(member, (), lambda name, join: None, (rank, other))  # type: ignore[arg-type]
+        await found.gather(1.0, _Turns())  # type: ignore[arg-type]
+        watching = asyncio.ensure_future(found.watch(lambda member, error: False))
+        while not watching.done():
+            member.heard.append((other, wire.Heartbeat()))
+            await asyncio.sleep(0.05)
+        await watching
+
+    with pytest.raises(HetrlError, match=f"alpha: {rank} has been silent for 0.2 s; look into its log"):
+        asyncio.run(watch())
 
 
 def test_who_is_behind_a_link_that_is_out_is_not_silent_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
