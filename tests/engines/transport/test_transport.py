@@ -363,6 +363,7 @@ def test_what_is_sent_over_a_link_that_was_given_up_and_is_coming_back_is_not_re
             cable.cut()
             link = run.gateways["alpha"]._links["beta"]
             await until(lambda: link.gone is not None)
+            await asyncio.sleep(0.5)  # what is under way when members are told so is refused, as it was sent before
             sending = asyncio.create_task(controller.send(BETA, wire.Done()))
             await asyncio.sleep(0.5)
             assert link.gone is not None
