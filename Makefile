@@ -69,8 +69,8 @@ $(DONE)/dev: requirements/dev.lock | $(DONE)/rollout
 
 # --- use --------------------------------------------------------------------------------------------------------------
 
-# The clusters of this one are the lab's: the launcher runs on one of their heads, not here.
-IN_LAB := $(filter configs/lab.yaml,$(CONFIG))
+# The clusters of these are the lab's: the launcher runs on one of their heads, not here.
+IN_LAB := $(filter configs/lab.yaml configs/lab-training.yaml,$(CONFIG))
 LAB := $(BIN)/python -m lab
 
 .PHONY: submit plan status logs cancel need-config
@@ -79,7 +79,7 @@ need-config:
 	@if [ ! -f '$(CONFIG)' ]; then echo 'CONFIG=$(CONFIG): no such file; see configs/' >&2; exit 2; fi
 
 submit: need-config $(if $(IN_LAB),setup-dev lab-setup,setup) ## plan CONFIG=..., start it on every site and follow it
-	@$(if $(IN_LAB),$(LAB) submit,$(BIN)/hetrl submit '$(CONFIG)') $(ARGS)
+	@$(if $(IN_LAB),$(LAB) submit $(IN_LAB),$(BIN)/hetrl submit '$(CONFIG)') $(ARGS)
 
 plan: need-config setup-planner ## print the plan of CONFIG=...
 	@$(BIN)/hetrl plan '$(CONFIG)' $(ARGS)

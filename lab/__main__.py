@@ -1,6 +1,6 @@
 """A lab by hand: `python -m lab up`, then `status`, `run NODE COMMAND...`, `link`, `cut`, ..., `down`.
 
-`submit` runs configs/lab.yaml on its clusters.
+`submit` runs an experiment on its clusters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.lab import Accounting, Lab
 from lab.processes import LabError, enter, environment_of, wait_until
 from lab.shape import JOB_USER, RUN_SITES, SITES, Link, Site
 from lab.state import BASE, LABS, keeper_of
-from lab.submission import submit
+from lab.submission import CONFIG, submit
 
 LAB = LABS / "by-hand"
 LOG = BASE / "by-hand.log"
@@ -65,7 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--user", default=JOB_USER)
     run.add_argument("node")
     run.add_argument("argv", nargs=argparse.REMAINDER)
-    verbs.add_parser("submit", help="run configs/lab.yaml, in a lab that it starts if none is up; takes more arguments")
+    ran = verbs.add_parser(
+        "submit", help="run an experiment, in a lab that it starts if none is up; takes more arguments"
+    )
+    ran.add_argument("config", nargs="?", default=CONFIG, help=f"of this directory (default: {CONFIG})")
     for verb, text in (("link", "shape a link"), ("cut", "let nothing pass"), ("heal", "undo cut")):
         link = verbs.add_parser(verb, help=text)
         link.add_argument("a")
@@ -167,7 +170,7 @@ def _submit(options: argparse.Namespace) -> None:
     lab = Lab.attach(LAB)
     if not lab.slurm:
         raise LabError("the lab that is up has no Slurm; `make lab-down` ends it")
-    submit(lab, options.more, _terminal())
+    submit(lab, options.config, options.more, _terminal())
 
 
 def _terminal() -> dict[str, str]:

@@ -18,8 +18,9 @@ from lab.available import skip_unless_available
 from lab.lab import ROOT, Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, RUN_SITES as SITES
-from lab.submission import CONFIG, SITE_FILES
+from lab.submission import CHECKOUT, SITE_FILES
 
+CONFIG, ACROSS = f"{CHECKOUT}/configs/lab.yaml", f"{CHECKOUT}/configs/lab-training.yaml"
 STEPS = 12
 RUN_SECONDS = 600
 
@@ -90,6 +91,22 @@ def test_tasks_that_share_devices_take_turns_in_one_job(lab: Lab) -> None:
     assert rows[1]["kl"] > 0
     submitted = [event for event in lines(run / "events.jsonl") if event["kind"] == "submitted"]
     assert [(each["site"], each["job_kind"]) for each in submitted] == [("alpha", "gang")]
+
+
+def test_one_training_over_two_clusters_learns_as_over_one(lab: Lab) -> None:
+    """Three replicas, at alpha and at beta."""
+    home = lab.home("alpha")
+    assert (home / "plan.json").exists(), "the run over three clusters plans first"
+    planned = hetrl(lab, "plan", ACROSS, "--output", "across.json")
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads((home / "across.json").read_text())
+    assert devices_of(plan["tasks"]["actor_training"]) == ["alpha/cpu/0", "alpha/cpu/1", "beta/cpu/0"]
+    done = hetrl(lab, "submit", ACROSS, "--plan", "across.json", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(home)
+    run = max((home / "runs").iterdir())
+    assert_trained(run)
+    moved_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
+    assert moved_bytes["beta-alpha"] > 1_000_000, "gradients come back"
 
 
 def write_shared(home: Path) -> None:
