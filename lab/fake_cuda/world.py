@@ -33,7 +33,7 @@ class LoneStore(dist.Store):
 class LoneEndpoint:
     """A member that is connected to nobody."""
 
-    def __init__(self, member: Any, ranks: Sequence[str]) -> None:
+    def __init__(self, member: Any, ranks: Sequence[str], watcher: str | None = None) -> None:
         self.address = member.address
 
     def close(self) -> None:
