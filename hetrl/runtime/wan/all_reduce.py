@@ -29,14 +29,15 @@ from hetrl.runtime.wan.streams import PIECE_BYTES, Arrivals, cuts
 SMALL_BYTES = 256 * 1024  # up to here one trip matters more than the bytes
 _SUM, _TOTAL = 0, 1  # tags of the streams
 
-_COMBINE: dict[Any, Callable[..., torch.Tensor]] = {
+# How two tensors become one under each reduction; an average is a sum first.
+COMBINE: dict[Any, Callable[..., torch.Tensor]] = {
     dist.ReduceOp.SUM: torch.add,
     dist.ReduceOp.AVG: torch.add,
     dist.ReduceOp.PRODUCT: torch.mul,
     dist.ReduceOp.MIN: torch.minimum,
     dist.ReduceOp.MAX: torch.maximum,
 }
-REDUCTIONS = tuple(_COMBINE)
+REDUCTIONS = tuple(COMBINE)
 
 
 async def all_reduce(group: Communicator, operation: Operation, total: torch.Tensor, reduction: Any) -> None:
@@ -57,7 +58,7 @@ class _AllReduce:
         self.begun = asyncio.Event()
         self.average = reduction == dist.ReduceOp.AVG
         self.inside = dist.ReduceOp.SUM if self.average else reduction  # what gloo does
-        self.combine = _COMBINE[reduction]
+        self.combine = COMBINE[reduction]
         self.leaders = group.placement.leaders
         width = total.element_size()
         self.cuts = cuts(total.nbytes, min(PIECE_BYTES, -(-total.numel() // self.shares()) * width))

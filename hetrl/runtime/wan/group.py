@@ -21,6 +21,7 @@ from hetrl.runtime.wan.all_reduce import REDUCTIONS, all_reduce
 from hetrl.runtime.wan.collectives import receive, send, spread
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.endpoint import GroupError
+from hetrl.runtime.wan.reduce_scatter import reduce_scatter
 from hetrl.runtime.wan.streams import Key
 from hetrl.runtime.wan.work import Staged, WanWork
 
@@ -186,14 +187,7 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _reduced(self, tensor: torch.Tensor, reduction: Any) -> _Coroutine:
         """Return the work that reduces a flat tensor in place."""
-        kind = next((known for known in REDUCTIONS if reduction == known), None)
-        if kind is None:
-            raise _unsupported(f"all_reduce with {getattr(reduction, 'op', reduction).name}")
-        if kind == dist.ReduceOp.AVG and not tensor.is_floating_point():
-            raise UsageError(f"wan: the average of {tensor.dtype} is not one; use SUM, or a floating-point type")
-        carrier = _CARRIERS.get(tensor.dtype, tensor.dtype)
-        if tensor.dtype == torch.bool:
-            kind = _OF_BOOLEANS.get(kind, kind)
+        kind, carrier = _carried(tensor, reduction)
 
         async def work(operation: Operation) -> None:
             carried = tensor.to(carrier)
@@ -214,13 +208,12 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return work
 
     def _scattered(self, place: torch.Tensor, whole: torch.Tensor, reduction: Any) -> _Coroutine:
-        """Return the work that reduces a flat tensor and keeps this rank's share."""
-        share = self._shares(whole, place.numel(), "reduce_scatter")[self.rank()]
-        reduced = self._reduced(whole, reduction)
+        """Return the work that reduces a flat tensor, which is used up, and keeps this rank's share."""
+        self._shares(whole, place.numel(), "reduce_scatter")
+        kind, carrier = _carried(whole, reduction)
 
         async def work(operation: Operation) -> None:
-            await reduced(operation)
-            place.copy_(share)
+            await reduce_scatter(self._group, operation, whole.to(carrier), place, kind)
 
         return work
 
@@ -246,6 +239,18 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
                     staged.write_back()
 
         return WanWork(operation.title, self._group.endpoint.submit(run()), results)
+
+
+def _carried(tensor: torch.Tensor, reduction: Any) -> tuple[Any, torch.dtype]:
+    """Return the reduction, and the type in which the elements travel; raises UsageError where there is none."""
+    kind = next((known for known in REDUCTIONS if reduction == known), None)
+    if kind is None:
+        raise _unsupported(f"a reduction with {getattr(reduction, 'op', reduction).name}")
+    if kind == dist.ReduceOp.AVG and not tensor.is_floating_point():
+        raise UsageError(f"wan: the average of {tensor.dtype} is not one; use SUM, or a floating-point type")
+    if tensor.dtype == torch.bool:
+        kind = _OF_BOOLEANS.get(kind, kind)
+    return kind, _CARRIERS.get(tensor.dtype, tensor.dtype)
 
 
 def _one_after_the_other(parts: Sequence[_Coroutine]) -> _Coroutine:

@@ -126,7 +126,7 @@ def test_what_is_not_supported_says_so(worlds: Worlds) -> None:
         assert [line.split(";")[0] for line in said] == [
             "wan: all_to_all is not supported across sites",
             "wan: gather is not supported across sites",
-            "wan: all_reduce with BAND is not supported across sites",
+            "wan: a reduction with BAND is not supported across sites",
             "wan: the average of torch.int32 is not one",
             "wan: recv from any source is not supported across sites",
         ]

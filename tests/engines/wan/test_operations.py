@@ -25,8 +25,9 @@ def _filled(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tens
     return values.reshape(shape).to(dtype)
 
 
-def _expected(size: int, shape: tuple[int, ...], dtype: torch.dtype, reduction: str) -> torch.Tensor:
-    each = torch.stack([_filled(rank, shape, dtype) for rank in range(size)])
+def _expected(size: int, shape: tuple[int, ...], dtype: torch.dtype, reduction: str, share: int = 0) -> torch.Tensor:
+    """Reduce what each rank fills in; of a share, each begins so many numbers later."""
+    each = torch.stack([_filled(rank + share, shape, dtype) for rank in range(size)])
     wide = each.to(torch.float64 if dtype.is_floating_point else torch.int64)
     match reduction:
         case "SUM":
@@ -66,6 +67,42 @@ def _matrix(rank: int, size: int) -> list[str]:
 @pytest.mark.parametrize(("layout", "backend"), [("2x2", "gloo"), ("2x2", "wan"), ("2+1+1", "wan"), ("2x1", "wan")])
 def test_every_operation_of_every_type_and_shape(worlds: Worlds, layout: str, backend: str) -> None:
     assert run_sites(worlds, layout, backend, _matrix) == [[]] * len(LAYOUTS[layout])
+
+
+def _scatters(rank: int, size: int) -> list[str]:
+    """Return what went wrong."""
+    wrong = []
+    for dtype in (*_FLOATS, torch.int16, *_WHOLE):
+        for shape in (*_SHAPES[1:], *([_LARGE] if dtype in (torch.float32, torch.bfloat16) else [])):
+            for reduction in _REDUCTIONS if dtype.is_floating_point else _REDUCTIONS[:1] + _REDUCTIONS[2:]:
+                whole = torch.stack([_filled(rank + share, shape, dtype) for share in range(size)])
+                before, share = whole.clone(), torch.empty(shape, dtype=dtype)
+                dist.reduce_scatter_single(share, whole, getattr(dist.ReduceOp, reduction))
+                if not torch.equal(share, _expected(size, shape, dtype, reduction, rank)):
+                    wrong.append(f"{reduction} {dtype} {shape}")
+                if not torch.equal(whole, before):
+                    wrong.append(f"{reduction} {dtype} {shape} changes what it is given")
+    return wrong
+
+
+@pytest.mark.parametrize("layout", ["2x2", "2+1+1", "2x1"])
+def test_reduce_scatter_of_every_type_and_shape(worlds: Worlds, layout: str) -> None:
+    assert run_sites(worlds, layout, "wan", _scatters) == [[]] * len(LAYOUTS[layout])
+
+
+def _large_scatter(rank: int, size: int) -> int:
+    whole = torch.ones(6_000_000)
+    dist.reduce_scatter_single(torch.empty(len(whole) // size), whole)
+    return whole.nbytes
+
+
+@pytest.mark.parametrize(("layout", "of_a_site"), [("2x2", 0.5), ("3x1", 1 / 3), ("2+1+1", 0.25)])
+def test_reduce_scatter_sends_a_site_the_shares_of_its_ranks(worlds: Worlds, layout: str, of_a_site: float) -> None:
+    crossed: dict[str, int] = {}
+    size_bytes = run_sites(worlds, layout, "wan", _large_scatter, crossed)[0]
+    to_the_last = [sent for link, sent in crossed.items() if link.endswith(max(link.split("-")[1] for link in crossed))]
+    assert all(of_a_site <= sent / size_bytes < of_a_site + 0.01 for sent in to_the_last)
+    assert len(to_the_last) == len({rank.split("/")[0] for rank in LAYOUTS[layout]}) - 1
 
 
 def _other_calls(rank: int, size: int) -> list[str]:

@@ -66,8 +66,8 @@ class Sites:
 
 
 @contextmanager
-def sites_of(ranks: tuple[str, ...], backend: str = "wan") -> Iterator[Sites]:
-    """Start a gateway per site."""
+def sites_of(ranks: tuple[str, ...], backend: str = "wan", crossed: dict[str, int] | None = None) -> Iterator[Sites]:
+    """Start a gateway per site; in the end `crossed` gets the bytes that went over each link, as `from-to`."""
     names = tuple(dict.fromkeys(wire.site_of(rank) for rank in ranks))
     if backend == "gloo":
         yield Sites(ranks, backend)
@@ -89,6 +89,9 @@ def sites_of(ranks: tuple[str, ...], backend: str = "wan") -> Iterator[Sites]:
         for gateway in gateways:
             loop.call_soon_threadsafe(gateway.stop)
         thread.join()
+        if crossed is not None:
+            links = {(gateway.site, peer): link for gateway in gateways for peer, link in gateway.stats().links.items()}
+            crossed |= {f"{here}-{there}": link.bytes_sent for (here, there), link in links.items()}
         loop.close()
 
 
@@ -97,9 +100,15 @@ def leftovers() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("wan ")]
 
 
-def run_sites(worlds: Worlds, layout: str, backend: str, work: Callable[[int, int], Any]) -> list[Any]:
+def run_sites(
+    worlds: Worlds,
+    layout: str,
+    backend: str,
+    work: Callable[[int, int], Any],
+    crossed: dict[str, int] | None = None,
+) -> list[Any]:
     """Return what `work(rank, size)` returns on each rank of a world of this layout."""
-    with sites_of(LAYOUTS[layout], backend) as sites:
+    with sites_of(LAYOUTS[layout], backend, crossed) as sites:
         return worlds.run(_rank, len(sites.ranks), (sites, work))
 
 
