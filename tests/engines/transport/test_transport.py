@@ -23,6 +23,7 @@ from hetrl.runtime.gateway import peer_link
 from hetrl.runtime.gateway.peer_link import STREAMS
 from hetrl.runtime.transport import channel, exchange
 from hetrl.runtime.transport.member import DeadlineError, Envelope, Member
+from hetrl.runtime.transport.offences import MOST_OFFENCES
 from hetrl.runtime.transport.sockets import Port
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from tests.engines.transport.transport_runs import (
@@ -202,13 +203,14 @@ def test_a_receiver_that_restarts_ends_what_was_under_way_to_it() -> None:
     asyncio.run(scenario())
 
 
-def test_who_waits_for_a_member_that_was_declared_dead_is_told() -> None:
+def test_who_waits_for_a_member_that_is_cut_off_is_told() -> None:
     async def scenario() -> None:
         async with running("alpha") as run, members(run, CONTROLLER, TRAINER) as (controller, trainer):
             asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
             await trainer.receive(20)
-            controller.forget(TRAINER)
-            with pytest.raises(HetrlError, match=f"{TRAINER} was declared dead"):
+            for _ in range(MOST_OFFENCES):
+                controller.offended(TRAINER, "an answer that nobody asked for")
+            with pytest.raises(HetrlError, match=f"cut {TRAINER} off after 8 messages .*: an answer that nobody"):
                 await asking
 
     asyncio.run(scenario())
