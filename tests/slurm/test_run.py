@@ -101,12 +101,14 @@ def test_one_training_over_two_clusters_learns_as_over_one(lab: Lab) -> None:
     assert planned.returncode == 0, planned.stderr
     plan = json.loads((home / "across.json").read_text())
     assert devices_of(plan["tasks"]["actor_training"]) == ["alpha/cpu/0", "alpha/cpu/1", "beta/cpu/0"]
+    came_before = lab.stats()["beta", "alpha"].bytes
     done = hetrl(lab, "submit", ACROSS, "--plan", "across.json", "--yes")
     assert done.returncode == 0, done.stdout + done.stderr + logs(home)
     run = max((home / "runs").iterdir())
     assert_trained(run)
     moved_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
-    assert moved_bytes["beta-alpha"] > 1_000_000, "gradients come back"
+    assert moved_bytes["alpha-beta"] > 1_000_000
+    assert lab.stats()["beta", "alpha"].bytes - came_before > 1_000_000, "gradients come back"
 
 
 def write_shared(home: Path) -> None:
