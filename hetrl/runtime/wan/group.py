@@ -17,18 +17,16 @@ import torch
 import torch.distributed as dist
 
 from hetrl.errors import UsageError
-from hetrl.runtime.wan.all_reduce import REDUCTIONS, all_reduce
+from hetrl.runtime.wan.all_reduce import all_reduce
 from hetrl.runtime.wan.collectives import receive, send, spread
 from hetrl.runtime.wan.communicator import Communicator, Operation
+from hetrl.runtime.wan.element_types import carried, unsupported
 from hetrl.runtime.wan.endpoint import GroupError
 from hetrl.runtime.wan.reduce_scatter import reduce_scatter
 from hetrl.runtime.wan.streams import Key
 from hetrl.runtime.wan.work import Staged, WanWork
 
 _CLOSE_SECONDS = 5.0
-# gloo sums no int16, and nothing sums booleans: these travel as a type that both can, with the same result.
-_CARRIERS = {torch.bool: torch.uint8, torch.int16: torch.int32}
-_OF_BOOLEANS = {dist.ReduceOp.SUM: dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT: dist.ReduceOp.MIN}
 
 _Coroutine = Callable[[Operation], Awaitable[None]]
 
@@ -43,6 +41,7 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         placement = group.placement
         super().__init__(placement.rank, len(placement.addresses))
         self._group, self._timeout, self._on_shutdown = group, timeout, on_shutdown
+        self._name = self._description = ""  # torch gives both
         # One count per direction, peer and tag: messages between two ranks are matched in their order.
         self._sent: defaultdict[tuple[int, int], itertools.count[int]] = defaultdict(itertools.count)
         self._received: defaultdict[tuple[int, int], itertools.count[int]] = defaultdict(itertools.count)
@@ -50,6 +49,32 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802
         """Return "wan"."""
         return "wan"
+
+    # What torch knows a group by: functional collectives, DeviceMesh and FSDP2 look it up under its name. ProcessGroup
+    # keeps both in its backends, of which this group has none.
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name under which torch keeps the group."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name under which torch keeps the group."""
+        return self._name
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Take what the group is for."""
+        self._description = description
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return what the group is for."""
+        return self._description
+
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Bound every later operation that does not bring a timeout of its own."""
+        self._timeout = timeout
 
     def shutdown(self) -> None:
         """End the group; what it still does fails."""
@@ -167,27 +192,27 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def alltoall(self, *_: Any) -> NoReturn:
         """Raise UsageError."""
-        raise _unsupported("all_to_all")
+        raise unsupported("all_to_all")
 
     alltoall_base = all_to_all_single = alltoall
 
     def gather(self, *_: Any) -> NoReturn:
         """Raise UsageError."""
-        raise _unsupported("gather")
+        raise unsupported("gather")
 
     def scatter(self, *_: Any) -> NoReturn:
         """Raise UsageError."""
-        raise _unsupported("scatter")
+        raise unsupported("scatter")
 
     def recv_anysource(self, *_: Any) -> NoReturn:
         """Raise UsageError."""
-        raise _unsupported("recv from any source")
+        raise unsupported("recv from any source")
 
     # ---- how an operation starts
 
     def _reduced(self, tensor: torch.Tensor, reduction: Any) -> _Coroutine:
         """Return the work that reduces a flat tensor in place."""
-        kind, carrier = _carried(tensor, reduction)
+        kind, carrier = carried(tensor, reduction)
 
         async def work(operation: Operation) -> None:
             carried = tensor.to(carrier)
@@ -210,7 +235,7 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _scattered(self, place: torch.Tensor, whole: torch.Tensor, reduction: Any) -> _Coroutine:
         """Return the work that reduces a flat tensor, which is used up, and keeps this rank's share."""
         self._shares(whole, place.numel(), "reduce_scatter")
-        kind, carrier = _carried(whole, reduction)
+        kind, carrier = carried(whole, reduction)
 
         async def work(operation: Operation) -> None:
             await reduce_scatter(self._group, operation, whole.to(carrier), place, kind)
@@ -241,18 +266,6 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return WanWork(operation.title, self._group.endpoint.submit(run()), results)
 
 
-def _carried(tensor: torch.Tensor, reduction: Any) -> tuple[Any, torch.dtype]:
-    """Return the reduction, and the type in which the elements travel; raises UsageError where there is none."""
-    kind = next((known for known in REDUCTIONS if reduction == known), None)
-    if kind is None:
-        raise _unsupported(f"a reduction with {getattr(reduction, 'op', reduction).name}")
-    if kind == dist.ReduceOp.AVG and not tensor.is_floating_point():
-        raise UsageError(f"wan: the average of {tensor.dtype} is not one; use SUM, or a floating-point type")
-    if tensor.dtype == torch.bool:
-        kind = _OF_BOOLEANS.get(kind, kind)
-    return kind, _CARRIERS.get(tensor.dtype, tensor.dtype)
-
-
 def _one_after_the_other(parts: Sequence[_Coroutine]) -> _Coroutine:
     """Return the work of one operation on several tensors."""
 
@@ -266,12 +279,5 @@ def _one_after_the_other(parts: Sequence[_Coroutine]) -> _Coroutine:
 def _only(tensors: Sequence[Any]) -> Any:
     """Return the one element; c10d's lists are of the devices of a process, which is one."""
     if len(tensors) != 1:
-        raise _unsupported(f"a list of {len(tensors)} tensors")
+        raise unsupported(f"a list of {len(tensors)} tensors")
     return tensors[0]
-
-
-def _unsupported(what: str) -> UsageError:
-    return UsageError(
-        f"wan: {what} is not supported across sites; use a group inside one site, or send, recv, broadcast, "
-        "all_reduce, all_gather, reduce_scatter and barrier"
-    )

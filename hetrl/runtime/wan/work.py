@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
+from hetrl.runtime.wan.element_types import check_carried
 from hetrl.runtime.wan.endpoint import GroupError
 
 _NO_TIMEOUT = timedelta(0)
@@ -19,10 +20,12 @@ class Staged:
     """A tensor of the caller and `host`, its elements as a flat CPU tensor.
 
     `host` is the tensor's own memory where that is contiguous on the CPU, and a copy otherwise: in pinned memory for a
-    tensor on a GPU, made on the current stream. Without `fill` only its size counts.
+    tensor on a GPU, made on the current stream. Without `fill` only its size counts. Raises UsageError for a tensor
+    that has no plain memory.
     """
 
     def __init__(self, tensor: torch.Tensor, fill: bool = True) -> None:
+        check_carried(tensor)
         self.tensor = tensor.detach()
         self.on_device = tensor.device.type != "cpu"
         self._copied = self.on_device or not tensor.is_contiguous()
