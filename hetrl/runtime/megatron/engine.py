@@ -37,7 +37,13 @@ from hetrl.runtime.megatron import (
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.offload import Offload, release
-from hetrl.runtime.megatron.optimizer import OptimizerSettings, build_optimizer, detach_hooks, gather_parameters
+from hetrl.runtime.megatron.optimizer import (
+    OptimizerSettings,
+    build_optimizer,
+    detach_hooks,
+    gather_changes,
+    gather_parameters,
+)
 from hetrl.runtime.megatron.outputs import check_loss, check_scores, output_of
 from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of, scores_on_rank_0
 from hetrl.runtime.megatron.shards import Shards
@@ -144,9 +150,7 @@ class MegatronEngine:
             if name in self.shards.homes:
                 self.shards.take(name, self.shards.homes[name], full)
         hf_weights.missing_and_surplus(arrived, self.shards.homes)
-        if self.optimizer is not None:
-            self.optimizer.reload_model_params()
-        self._loaded = True
+        self._take_weights()
 
     def load_files(self, source: Path, *, head_seed: int | None = None) -> None:
         """Take the weights of a Hugging Face directory or safetensors file, as `load` does.
@@ -157,8 +161,13 @@ class MegatronEngine:
         self._loaded = False
         head = None if head_seed is None else hf_weights.random_head(self.architecture, head_seed)
         megatron_restore.load_files(self.shards, source, head)
+        self._take_weights()
+
+    def _take_weights(self) -> None:
+        """Let the optimiser know of weights that it has not made."""
         if self.optimizer is not None:
             self.optimizer.reload_model_params()
+        gather_changes(self.model)
         self._loaded = True
 
     def sleep(self, *, offload: bool) -> None:
@@ -294,6 +303,7 @@ class MegatronEngine:
         """
         self._loaded = False
         state = megatron_restore.restore(self.shards, self.optimizer, directory)
+        gather_changes(self.model)
         self.steps, self._loaded = int(state["steps"]), True
         extra: dict[str, Any] = state["extra"]
         return extra

@@ -14,6 +14,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
 from hetrl.runtime.megatron.checkpoint_files import WEIGHTS
+from hetrl.runtime.wan.group import WanProcessGroup
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,20 @@ def gather_parameters(model: torch.nn.Module) -> None:
         for bucket in model.bucket_groups:
             if not bucket.param_gather_dispatched:
                 bucket.start_param_sync(force_sync=True)
+
+
+def gather_changes(model: torch.nn.Module) -> None:
+    """Gather over sites what the next steps change alone, beginning with all values once (collective).
+
+    Megatron's parameter buffer holds, between two gathers, what the first one left: that is what changes refer to. So
+    this is called whenever weights come from elsewhere than a step.
+    """
+    if isinstance(model, DistributedDataParallel) and model.ddp_config.use_distributed_optimizer:
+        for buckets in model.bucket_groups:
+            ranks = buckets.intra_distributed_optimizer_instance_group
+            if isinstance(ranks, WanProcessGroup):  # others lie in one site
+                for bucket in buckets.buckets:
+                    ranks.gather_changes(bucket.param_data)
 
 
 def detach_hooks(model: torch.nn.Module) -> None:

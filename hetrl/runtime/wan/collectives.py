@@ -12,6 +12,7 @@ import asyncio
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy
 import torch
@@ -20,22 +21,49 @@ from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.streams import Arrivals, Key, cuts
 
 
+class Way(Protocol):
+    """How a rank's flat tensor gets to the leaders of other sites."""
+
+    async def send(self, group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:
+        """Send it."""
+
+    def begin(self, group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> Arrivals:
+        """Begin to receive it, in the pieces that `cuts` makes of it."""
+
+
+class AsItIs:
+    """All values, each piece copied, so that the tensor may change afterwards."""
+
+    async def send(self, group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:
+        """Send a flat tensor to some ranks."""
+        place = view_of(tensor)
+        for number, cut in enumerate(cuts(place.nbytes)):
+            await group.endpoint.send(to, key, number, (place.nbytes, dtype_name(tensor)), bytes(place[cut]))
+        group.endpoint.outbox.end(to, key)
+
+    def begin(self, group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> Arrivals:
+        """Begin to receive a flat tensor from one rank."""
+        return group.receive(key, source, view_of(tensor), dtype_name(tensor), cuts(tensor.nbytes))
+
+
+AS_IT_IS: Way = AsItIs()
+
+
 async def send(group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:
-    """Send a flat tensor to some ranks; each piece is copied, so that the tensor may change afterwards."""
-    place = view_of(tensor)
-    for number, cut in enumerate(cuts(place.nbytes)):
-        await group.endpoint.send(to, key, number, (place.nbytes, dtype_name(tensor)), bytes(place[cut]))
-    group.endpoint.outbox.end(to, key)
+    """Send a flat tensor to some ranks."""
+    await AS_IT_IS.send(group, key, to, tensor)
 
 
 async def receive(group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> None:
     """Receive a flat tensor from one rank."""
-    arrivals = _begin(group, key, source, tensor)
+    arrivals = AS_IT_IS.begin(group, key, source, tensor)
     await arrivals.all()
     group.endpoint.inbox.end(arrivals)
 
 
-async def spread(group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]) -> None:
+async def spread(
+    group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]], way: Way = AS_IT_IS
+) -> None:
     """Give every rank each block (root, flat tensor) of its root: broadcast is one block, all_gather one per rank."""
     placement = group.placement
     passed: list[asyncio.Future[None]] = []
@@ -43,27 +71,23 @@ async def spread(group: Communicator, operation: Operation, blocks: Sequence[tup
         for tag, (root, tensor) in enumerate(blocks):
             if root == placement.rank:
                 key = replace(operation.key, tag=tag)
-                tasks.create_task(send(group, key, placement.other_leaders, tensor))
-        for (root, tensor), arrivals in zip(blocks, _foreign(group, operation, blocks), strict=True):
+                tasks.create_task(way.send(group, key, placement.other_leaders, tensor))
+        for (root, tensor), arrivals in zip(blocks, _foreign(group, operation, blocks, way), strict=True):
             passed += await _pass_on(group, root, tensor, arrivals)
         await asyncio.gather(*passed)
 
 
 def _foreign(
-    group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]]
+    group: Communicator, operation: Operation, blocks: Sequence[tuple[int, torch.Tensor]], way: Way
 ) -> list[Arrivals | None]:
     """Begin to receive the blocks of other sites, if this rank leads its own; None for the others."""
     placement = group.placement
     return [
-        _begin(group, replace(operation.key, tag=tag), root, tensor)
+        way.begin(group, replace(operation.key, tag=tag), root, tensor)
         if placement.leads and root not in placement.local
         else None
         for tag, (root, tensor) in enumerate(blocks)
     ]
-
-
-def _begin(group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> Arrivals:
-    return group.receive(key, source, view_of(tensor), dtype_name(tensor), cuts(tensor.nbytes))
 
 
 async def _pass_on(

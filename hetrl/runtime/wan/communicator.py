@@ -132,8 +132,11 @@ class Communicator:
 
     def receive(self, key: Key, source: int, place: memoryview, dtype: str, pieces: Sequence[slice]) -> Arrivals:
         """Begin to receive the stream `key` of a rank, cut into `pieces`."""
-        arrivals = Arrivals(key, self.addresses[source], place, pieces, dtype)
-        if place.nbytes:
+        return self.begin(Arrivals(key, self.addresses[source], place, pieces, dtype))
+
+    def begin(self, arrivals: Arrivals) -> Arrivals:
+        """Begin to receive a stream, and return it."""
+        if arrivals.size_bytes:
             self.endpoint.begin(arrivals)
         return arrivals
 

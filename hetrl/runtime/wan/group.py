@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hetrl.errors import UsageError
 from hetrl.runtime.wan.all_reduce import all_reduce
-from hetrl.runtime.wan.collectives import receive, send, spread
+from hetrl.runtime.wan.collectives import AS_IT_IS, Way, receive, send, spread
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.element_types import carried, unsupported
 from hetrl.runtime.wan.endpoint import GroupError
+from hetrl.runtime.wan.gathered_changes import GatheredChanges
 from hetrl.runtime.wan.reduce_scatter import reduce_scatter
 from hetrl.runtime.wan.streams import Key
 from hetrl.runtime.wan.work import Staged, WanWork
@@ -41,6 +43,7 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         placement = group.placement
         super().__init__(placement.rank, len(placement.addresses))
         self._group, self._timeout, self._on_shutdown = group, timeout, on_shutdown
+        self._changing: MutableMapping[torch.Tensor, Way] = WeakTensorKeyDictionary()  # outputs of `gather_changes`
         self._name = self._description = ""  # torch gives both
         # One count per direction, peer and tag: messages between two ranks are matched in their order.
         self._sent: defaultdict[tuple[int, int], itertools.count[int]] = defaultdict(itertools.count)
@@ -152,12 +155,23 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any
     ) -> WanWork:
         """Do several `all_gather_single`."""
-        staged = [Staged(output, fill=False) for output in outputs]
+        ways, leads = [self._changing.get(output, AS_IT_IS) for output in outputs], self._group.placement.leads
+        staged = [Staged(output, fill=leads and way is not AS_IT_IS) for output, way in zip(outputs, ways, strict=True)]
         parts = [
-            self._gathered(self._shares(one.host, tensor.numel(), "all_gather"), tensor)
-            for one, tensor in zip(staged, inputs, strict=True)
+            self._gathered(self._shares(one.host, tensor.numel(), "all_gather"), tensor, way)
+            for one, tensor, way in zip(staged, inputs, ways, strict=True)
         ]
         return self._collective("all_gather", opts, _one_after_the_other(parts), staged)
+
+    def gather_changes(self, output: torch.Tensor) -> None:
+        """Let every later `all_gather_single` into this very tensor send what changed since the one before.
+
+        The first sends all values; then a rank keeps a copy of its share in host memory. Nothing else than its owner
+        writes a share in between: where something does (weights are loaded), call this again, and the next gather sends
+        all. What some rank holds must be what the last gather left, else the next one raises GroupError. Raises
+        UsageError for elements that have not 2 or 4 bytes.
+        """
+        self._changing[output] = GatheredChanges(output)
 
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> WanWork:
         """Reduce the inputs over all ranks; each rank keeps the one of its number."""
@@ -222,13 +236,13 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
         return work
 
-    def _gathered(self, places: list[torch.Tensor], tensor: torch.Tensor) -> _Coroutine:
+    def _gathered(self, places: list[torch.Tensor], tensor: torch.Tensor, way: Way = AS_IT_IS) -> _Coroutine:
         """Return the work that fills one flat place per rank."""
         mine = Staged(tensor).host
 
         async def work(operation: Operation) -> None:
             places[self.rank()].copy_(mine)
-            await spread(self._group, operation, list(enumerate(places)))
+            await spread(self._group, operation, list(enumerate(places)), way)
 
         return work
 

@@ -68,6 +68,11 @@ class Arrivals:
             await self.piece(number)
 
     @property
+    def size_bytes(self) -> int:
+        """Return how many bytes the stream fills."""
+        return self._place.nbytes
+
+    @property
     def waiting(self) -> bool:
         """Whether somebody waits, or waited until a deadline, for a piece that has not landed."""
         return any(not future.done() or future.cancelled() for future in self._landed.values())
@@ -80,9 +85,14 @@ class Arrivals:
         if error := self._mismatch(message, buffer):
             future.set_exception(error)
             return
-        place = self._place[self._cuts[message.number]]
-        np.frombuffer(place, np.uint8)[:] = np.frombuffer(buffer, np.uint8)
+        self._put(message.number, buffer)
         future.set_result(None)
+
+    def _put(self, number: int, buffer: memoryview) -> None:
+        np.frombuffer(self._place[self._cuts[number]], np.uint8)[:] = np.frombuffer(buffer, np.uint8)
+
+    def _fits(self, number: int, size_bytes: int) -> bool:
+        return self._place[self._cuts[number]].nbytes == size_bytes
 
     def _mismatch(self, message: wire.WanPiece, buffer: memoryview) -> HetrlError | None:
         """Return what is wrong with a piece."""
@@ -91,8 +101,7 @@ class Arrivals:
                 f"{self.key}: {self.source} sends {message.size_bytes} bytes of {message.dtype}, expected are "
                 f"{self._place.nbytes} bytes of {self._dtype}; every rank must call it with the same sizes"
             )
-        number = message.number
-        if not 0 <= number < len(self._cuts) or self._place[self._cuts[number]].nbytes != buffer.nbytes:
+        if not 0 <= message.number < len(self._cuts) or not self._fits(message.number, buffer.nbytes):
             return HetrlError(f"{self.key}: {self.source} cuts the tensor differently; is hetrl the same everywhere?")
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 from hetrl.runtime.megatron.checkpoint_files import read_state
+from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.wan.world import stop_wan_world
 from tests.engines.megatron.megatron_worlds import (
+    LAYERS,
     LAYOUTS,
     Job,
     Worlds,
@@ -70,6 +73,62 @@ def test_training_over_two_sites_is_training_over_one(worlds: Worlds, ranks: tup
     assert_same(exported, expected, 1e-5)
     for over_sites, in_one in zip(metrics, expected_metrics, strict=True):
         assert over_sites == pytest.approx(in_one, rel=1e-4, abs=1e-6)
+
+
+def _train_over(
+    rank: int, port: int, argument: tuple[Sites, Job, bool]
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    """Return the metrics of some steps and the weights, as `_train`; other weights come in between.
+
+    With `whole`, every gather of parameters sends all values.
+    """
+    from hetrl.runtime.megatron.engine import MegatronEngine
+    from hetrl.runtime.megatron.optimizer import gather_changes
+
+    sites, job, whole = argument
+    sites.join(rank, port)
+    try:
+        engine = MegatronEngine(
+            job.config, job.layout, rank=rank, dtype=job.dtype, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
+        )
+        metrics = []
+        for seed in range(2):
+            engine.load(weights(job.config, seed))
+            for _ in range(3):
+                metrics.append(engine.train_step(job.batch, job.settings))
+                if whole:
+                    gather_changes(engine.model)
+                engine.sleep(offload=True)
+                engine.wake()
+        exported = dict(engine.export())
+        engine.close()
+        return metrics, exported
+    finally:
+        stop_wan_world()
+
+
+_FOUR_REPLICAS = Layout(1, LAYERS, (2, 2, 2, 2), 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout", "dtype"),
+    [(_TWO, LAYOUTS["data"], "bfloat16"), (_TWO, LAYOUTS["data"], "float32"), (_TWO_EACH, _FOUR_REPLICAS, "bfloat16")],
+)
+def test_gathering_changes_trains_as_gathering_all_and_sends_less(
+    worlds: Worlds, ranks: tuple[str, ...], layout: Layout, dtype: str
+) -> None:
+    job = step_job(model_config(), layout, dtype=dtype)
+    assert job.optimizer is not None
+    job = replace(job, optimizer=replace(job.optimizer, learning_rate=1e-5))
+    crossed: dict[bool, dict[str, int]] = {False: {}, True: {}}
+    found = {}
+    for whole, sent in crossed.items():
+        with sites_of(ranks, "wan", sent) as sites:
+            found[whole] = worlds.run(_train_over, len(ranks), (sites, job, whole))
+    for (metrics, exported), (all_metrics, all_exported) in zip(found[False], found[True], strict=True):
+        assert metrics == all_metrics
+        assert_same(exported, all_exported, 0.0)
+    assert all(sent < crossed[True][link] for link, sent in crossed[False].items())
 
 
 def _save(rank: int, port: int, argument: tuple[Sites, Job, Path]) -> bool:
