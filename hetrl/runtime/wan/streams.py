@@ -21,6 +21,10 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 
 PIECE_BYTES = 4 * 2**20
+# A small tensor is cut, too: each of a link's streams carries a part of it (`hetrl.runtime.gateway.peer_link.STREAMS`),
+# so that all of them grow their windows and keep them, and gateways pass on what they have while the rest comes.
+_PIECES, _LEAST_PIECE_BYTES = 4, 64 * 1024
+_ELEMENT_BYTES = 16  # of the largest type: no piece ends inside an element
 AHEAD_BYTES = 32 * 2**20  # 1 Gb/s for 250 ms: the answer of a receiver that is there comes before this is sent
 # What is kept of a source: of a group that ended there, and of the next one, whose pieces come before it is known here.
 KEPT_BYTES = 2 * (AHEAD_BYTES + PIECE_BYTES)
@@ -45,9 +49,16 @@ def key_of(message: wire.WanPiece | wire.WanReady) -> Key:
     return Key(message.group, message.operation, message.sequence, message.tag)
 
 
-def cuts(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[slice]:
-    """Cut so many bytes into pieces of at most `piece_bytes`."""
-    return [slice(start, min(start + piece_bytes, size_bytes)) for start in range(0, size_bytes, piece_bytes)]
+def piece_bytes(size_bytes: int) -> int:
+    """Return the size of the pieces of so many bytes."""
+    share = -(-size_bytes // (_PIECES * _ELEMENT_BYTES)) * _ELEMENT_BYTES
+    return min(PIECE_BYTES, max(_LEAST_PIECE_BYTES, share))
+
+
+def cuts(size_bytes: int, each_bytes: int | None = None) -> list[slice]:
+    """Cut so many bytes into pieces of at most `each_bytes`, of `piece_bytes` unless it is given."""
+    each_bytes = each_bytes or piece_bytes(size_bytes)
+    return [slice(start, min(start + each_bytes, size_bytes)) for start in range(0, size_bytes, each_bytes)]
 
 
 class Arrivals:
