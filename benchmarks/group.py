@@ -33,9 +33,10 @@ from _results import ROOT, write_result
 SHAPES = ((1.0, 25.0), (0.4, 10.0), (0.1, 40.0))
 LOSSES = (0.0, 1e-4)
 OPERATIONS = ("broadcast", "all_reduce")
-SIZES_MB = (64, 256)
+SMALL_MB = 1  # its time is that of round trips, not of bytes
+SIZES_MB = (SMALL_MB, 64, 256)
 SHARE, RATIO, LEAST = 0.90, 2.0, 0.95  # to reach: share of the link; over gloo where it is limited; over gloo ever
-REPEATS = 3  # the median counts
+REPEATS, SMALL_REPEATS = 3, 9  # the median counts
 SLOW_SECONDS = 8.0  # what takes longer is done once
 WARM_UP_MB = 16
 FULL = os.environ.get("FULL") == "1"
@@ -77,8 +78,9 @@ class World:
     def typical_seconds(self, case: Case) -> float:
         """Return the median of some repetitions, of one where it is slow."""
         self.take(case, WARM_UP_MB)
+        repeats = SMALL_REPEATS if case.size_mb <= SMALL_MB else REPEATS
         found = [self.take(case, case.size_mb)[0]]
-        while len(found) < REPEATS and found[0] < SLOW_SECONDS:
+        while len(found) < repeats and found[0] < SLOW_SECONDS:
             found.append(self.take(case, case.size_mb)[0])
         return statistics.median(found)
 
@@ -176,21 +178,23 @@ def profile_page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
     """Return the benchmark's part of the page; `load` is what the machine had to do besides (load average)."""
-    full = [row for row in rows if row["wan_share"] >= SHARE]
-    limited = [row for row in rows if row["gloo_share"] < SHARE / RATIO]
+    large = [row for row in rows if row["size_mb"] > SMALL_MB]
+    full = [row for row in large if row["wan_share"] >= SHARE]
+    limited = [row for row in large if row["gloo_share"] < SHARE / RATIO]
     twice = [row for row in limited if row["over_gloo"] >= RATIO]
     least = min(row["over_gloo"] for row in rows)
     lines = [
         "Broadcast and all-reduce of fp32 across sites of one rank, over shaped links: `wan` against gloo, whose ranks "
-        f"reach each other directly (median of {REPEATS}, one where it takes longer than {SLOW_SECONDS:g} s; fresh "
-        "connections for each shape of the links). Share: "
+        f"reach each other directly (median of {REPEATS}, of {SMALL_REPEATS} for {SMALL_MB} MB, one where it takes "
+        f"longer than {SLOW_SECONDS:g} s; fresh connections for each shape of the links). Share: "
         "bytes of the tensor, which `wan` sends over the busiest link once in either operation, per second over the "
         "rate of a link in one direction; plain TCP gets less than that, least in both directions at once (benchmark "
-        f"`tcp`). `wan` has {SHARE:.0%} of the link or more in {len(full)} of {len(rows)} cases (to reach: all), is at "
+        f"`tcp`). `wan` has {SHARE:.0%} of the link or more in {len(full)} of the {len(large)} cases of more than "
+        f"{SMALL_MB} MB (to reach: all), is at "
         f"least {RATIO:g} times as fast as gloo in {len(twice)} of the {len(limited)} cases in which gloo has less "
-        f"than {SHARE / RATIO:.0%} (to reach: all), and at least {least:.2f} times as fast everywhere (to reach: "
-        f"{LEAST:g}). Ranks, gateways and the shaper of the links share this machine's cores, which had a load of "
-        f"{load:.1f} besides; load: before each case. gloo has no gateways and does not encrypt. The shaper carries "
+        f"than {SHARE / RATIO:.0%} of them (to reach: all), and at least {least:.2f} times as fast everywhere (to "
+        f"reach: {LEAST:g}). Ranks, gateways and the shaper of the links share this machine's cores, which had a load "
+        f"of {load:.1f} besides; load: before each case. gloo has no gateways and does not encrypt. The shaper carries "
         "1.9 Gb/s over all links where it has a core to itself: at 1 Gbps it may limit what crosses more than one, or "
         "one in both directions. What each process needs: `group-profile` below, docs/transport.md.",
         "",
@@ -207,8 +211,8 @@ def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Case]:
-    """Return the cases that the arguments leave: all sizes in a full run, else the smallest."""
-    sizes_mb = arguments.size_mb or (SIZES_MB if FULL else SIZES_MB[:1])
+    """Return the cases that the arguments leave: all sizes in a full run, else all but the largest."""
+    sizes_mb = arguments.size_mb or (SIZES_MB if FULL else SIZES_MB[:-1])
     every = product(product(SHAPES, LOSSES), (2, 3), OPERATIONS, sizes_mb)
     cases = [Case(Shape(*shape, loss), sites, operation, size_mb) for (shape, loss), sites, operation, size_mb in every]
     wanted = {name: getattr(arguments, name) for name in ("gbps", "loss", "sites", "operation")}
@@ -231,7 +235,7 @@ def main() -> None:
     arguments = parser.parse_args()
     cases, load = chosen(arguments), os.getloadavg()[0]  # what else the machine had to do
     if arguments.profile:
-        rows = profile(cases)
+        rows = profile([case for case in cases if case.size_mb > SMALL_MB])
         write_result("group-profile", {"seed": None, "rows": rows}, profile_page(rows))
         return
     rows = measure(cases)

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.wan.streams import Arrivals, Inbox, Key, Outbox, cuts
+from hetrl.runtime.wan.streams import PIECE_BYTES, Arrivals, Inbox, Key, Outbox, cuts, piece_bytes
 
 _SOURCE, _OTHER = "beta/actor_training.rank/0", "gamma/actor_training.rank/0"
 
@@ -144,3 +144,12 @@ def test_a_group_that_is_over_leaves_nothing() -> None:
         assert outbox.blockers((_SOURCE,), _key(1), 6)
 
     asyncio.run(scenario())
+
+
+@given(st.integers(0, 2**33))
+def test_pieces_end_between_elements_and_share_a_small_tensor_among_streams(size_bytes: int) -> None:
+    each = piece_bytes(size_bytes)
+    assert each % 16 == 0
+    assert each <= PIECE_BYTES
+    assert each >= 64 * 1024
+    assert size_bytes < 4 * 64 * 1024 or -(-size_bytes // each) >= 4
