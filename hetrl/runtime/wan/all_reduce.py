@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetrl.runtime.wan.collectives import dtype_name, view_of
+from hetrl.runtime.wan.coded import receive_sums, send_sums
 from hetrl.runtime.wan.communicator import Communicator, Operation
-from hetrl.runtime.wan.streams import Arrivals, cuts, piece_bytes
+from hetrl.runtime.wan.streams import Arrivals, cuts
 
 # Up to here one trip, in which (s - 1) n bytes leave each of s sites, beats the s trips of 2 (s - 1) / s n bytes: the
 # sizes are even at s / (s - 2) times what a link holds on its way, 1.5 MB of three sites at 100 Mbps and 40 ms.
@@ -63,11 +63,13 @@ class _AllReduce:
         self.combine = COMBINE[reduction]
         self.leaders = group.placement.leaders
         width = total.element_size()
-        self.cuts = cuts(total.nbytes, min(piece_bytes(total.nbytes), -(-total.numel() // self.shares()) * width))
+        count = len(cuts(total.nbytes))
+        count += -count % self.shares()
+        self.cuts = cuts(total.nbytes, -(-total.numel() // count) * width)
         self.segments = [slice(cut.start // width, cut.stop // width) for cut in self.cuts]
 
     def shares(self) -> int:
-        """Return how many segments there must be at least."""
+        """Return of what number there must be a multiple of segments."""
         return 1
 
     def begin(self) -> None:
@@ -118,13 +120,11 @@ class _AllReduce:
 
     async def send(self, to: Sequence[str], tag: int, number: int, segment: torch.Tensor) -> None:
         """Send a segment that nobody changes any more."""
-        total = (self.total.nbytes, dtype_name(self.total))
-        await self.group.endpoint.send(to, replace(self.key, tag=tag), number, total, view_of(segment))
+        await send_sums(self.group, to, replace(self.key, tag=tag), number, self.total.nbytes, segment)
 
     def receive(self, source: int, tag: int, place: torch.Tensor) -> Arrivals:
         """Begin to receive segments of a leader."""
-        key = replace(self.key, tag=tag)
-        return self.group.receive(key, source, view_of(place), dtype_name(place), self.cuts)
+        return receive_sums(self.group, replace(self.key, tag=tag), source, place, self.cuts)
 
     def done(self, arrivals: Sequence[Arrivals], *sent: tuple[Sequence[str], int]) -> None:
         """Forget streams: those that arrived, and those sent (receivers, tag)."""

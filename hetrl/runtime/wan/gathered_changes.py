@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from hetrl.errors import HetrlError, UsageError
+from hetrl.runtime.wan.coded import CodedArrivals
 from hetrl.runtime.wan.collectives import dtype_name, view_of
 from hetrl.runtime.wan.communicator import Communicator
 from hetrl.runtime.wan.streams import Arrivals, Key, cuts
@@ -51,7 +52,7 @@ class GatheredChanges:
     def begin(self, group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> Arrivals:
         """Begin to receive a rank's share into what the last gather left of it."""
         sizes = cuts(tensor.nbytes)
-        arrivals = _ChangedPieces(key, group.addresses[source], view_of(tensor), sizes, dtype_name(tensor), self._word)
+        arrivals = _ChangedShare(key, group.addresses[source], view_of(tensor), sizes, dtype_name(tensor), self._word)
         return group.begin(arrivals)
 
     def _piece(self, base: np.ndarray, values: memoryview, known: bool) -> bytes:
@@ -64,34 +65,16 @@ class GatheredChanges:
         return _digest(values) + payload
 
 
-class _ChangedPieces(Arrivals):
-    """A share at its receiver: pieces of all values, of full length, and of changes, which are shorter."""
+class _ChangedShare(CodedArrivals):
+    """A share at its receiver: pieces of all values and of changes."""
 
     def __init__(
         self, key: Key, source: str, place: memoryview, cuts: Sequence[slice], dtype: str, word: np.dtype
     ) -> None:
         super().__init__(key, source, place, cuts, dtype)
         self._word = word
-        self._changed: dict[int, memoryview] = {}
 
-    async def piece(self, number: int) -> None:
-        """Wait until the piece has landed, and change the values here; raises HetrlError where they were others."""
-        await super().piece(number)
-        payload = self._changed.pop(number, None)
-        if payload is not None:
-            await asyncio.to_thread(self._apply, number, payload)
-
-    def _fits(self, number: int, size_bytes: int) -> bool:
-        return _DIGEST_BYTES < size_bytes <= self._place[self._cuts[number]].nbytes or super()._fits(number, size_bytes)
-
-    def _put(self, number: int, buffer: memoryview) -> None:
-        if super()._fits(number, buffer.nbytes):
-            super()._put(number, buffer)
-        else:
-            self._changed[number] = buffer
-
-    def _apply(self, number: int, payload: memoryview) -> None:
-        place = self._place[self._cuts[number]]
+    def _decode(self, payload: memoryview, place: memoryview) -> None:
         changes.apply(np.frombuffer(place, self._word), payload[_DIGEST_BYTES:])
         if _digest(place) != payload[:_DIGEST_BYTES]:
             raise HetrlError(

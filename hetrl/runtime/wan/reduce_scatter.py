@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hetrl.runtime.wan.all_reduce import COMBINE
-from hetrl.runtime.wan.collectives import dtype_name, view_of
+from hetrl.runtime.wan.coded import receive_sums, send_sums
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.streams import Arrivals, cuts
 
@@ -90,8 +90,7 @@ class _ReduceScatter:
         for site in self.others:
             sums, key = torch.empty_like(part), replace(self.key, tag=site)
             source = self.placement.leaders[site]
-            arrivals = self.group.receive(key, source, view_of(sums), dtype_name(part), cuts(part.nbytes))
-            found[site] = arrivals, sums
+            found[site] = receive_sums(self.group, key, source, sums, cuts(part.nbytes)), sums
         return found
 
     async def up(self, site: int) -> list[asyncio.Future[None]]:
@@ -109,10 +108,10 @@ class _ReduceScatter:
     async def send(self, site: int, summed: Sequence[asyncio.Future[None]]) -> None:
         """Send a site its part as it is summed; nobody changes it any more."""
         part, key = self.parts[site], replace(self.key, tag=self.here)
-        to, total = (self.group.addresses[self.placement.leaders[site]],), (part.nbytes, dtype_name(part))
+        to = (self.group.addresses[self.placement.leaders[site]],)
         for number, segment in enumerate(self.segments(site)):
             await summed[number]
-            await self.group.endpoint.send(to, key, number, total, view_of(segment))
+            await send_sums(self.group, to, key, number, part.nbytes, segment)
         self.group.endpoint.outbox.end(to, key)
 
     async def add(self, number: int, segment: torch.Tensor, arrivals: dict[int, tuple[Arrivals, torch.Tensor]]) -> None:

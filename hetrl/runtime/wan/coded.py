@@ -1,0 +1,70 @@
+"""Pieces that cross in another form than they have in the result: shorter ones become values where they arrive.
+
+A piece of full length is its values. So every sender may fall back to these, piece by piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hetrl.runtime.wan.collectives import dtype_name, view_of
+from hetrl.runtime.wan.communicator import Communicator
+from hetrl.runtime.wan.streams import Arrivals, Key
+from hetrl.runtime.wire import planes
+
+_LEAST_BYTES = 64 * 1024  # below, the trip counts and not the bytes
+
+
+class CodedArrivals(Arrivals):
+    """A stream whose pieces may be shorter than what they become."""
+
+    def __init__(self, key: Key, source: str, place: memoryview, cuts: Sequence[slice], dtype: str) -> None:
+        super().__init__(key, source, place, cuts, dtype)
+        self._coded: dict[int, memoryview] = {}
+
+    async def piece(self, number: int) -> None:
+        """Wait until the piece has landed and is values; raises HetrlError when it cannot be."""
+        await super().piece(number)
+        payload = self._coded.pop(number, None)
+        if payload is not None:
+            await asyncio.to_thread(self._decode, payload, self._place[self._cuts[number]])
+
+    def _decode(self, payload: memoryview, place: memoryview) -> None:
+        raise NotImplementedError
+
+    def _fits(self, number: int, size_bytes: int) -> bool:
+        return size_bytes <= self._place[self._cuts[number]].nbytes
+
+    def _put(self, number: int, buffer: memoryview) -> None:
+        if super()._fits(number, buffer.nbytes):
+            super()._put(number, buffer)
+        else:
+            self._coded[number] = buffer
+
+
+class _PackedSums(CodedArrivals):
+    """Sums in bf16 (`hetrl.runtime.wire.planes`)."""
+
+    def _decode(self, payload: memoryview, place: memoryview) -> None:
+        planes.unpack(payload, np.frombuffer(place, np.uint16))
+
+
+async def send_sums(
+    group: Communicator, to: Sequence[str], key: Key, number: int, size_bytes: int, segment: torch.Tensor
+) -> None:
+    """Send a segment of `size_bytes` in all, which nobody changes any more: bf16 packed where that is less."""
+    piece: bytes | memoryview = view_of(segment)
+    if segment.dtype == torch.bfloat16 and segment.nbytes >= _LEAST_BYTES:
+        packed = await asyncio.to_thread(planes.pack, np.frombuffer(piece, np.uint16))
+        piece = min(piece, packed, key=len)
+    await group.endpoint.send(to, key, number, (size_bytes, dtype_name(segment)), piece)
+
+
+def receive_sums(group: Communicator, key: Key, source: int, tensor: torch.Tensor, pieces: Sequence[slice]) -> Arrivals:
+    """Begin to receive what a leader sends with `send_sums`."""
+    kind = _PackedSums if tensor.dtype == torch.bfloat16 else Arrivals
+    return group.begin(kind(key, group.addresses[source], view_of(tensor), pieces, dtype_name(tensor)))
