@@ -31,7 +31,7 @@ class Way(Protocol):
         """Begin to receive it, in the pieces that `cuts` makes of it."""
 
 
-class AsItIs:
+class _AsItIs:
     """All values, each piece copied, so that the tensor may change afterwards."""
 
     async def send(self, group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ class AsItIs:
         return group.receive(key, source, view_of(tensor), dtype_name(tensor), cuts(tensor.nbytes))
 
 
-AS_IT_IS: Way = AsItIs()
+AS_IT_IS: Way = _AsItIs()
 
 
 async def send(group: Communicator, key: Key, to: Sequence[str], tensor: torch.Tensor) -> None:

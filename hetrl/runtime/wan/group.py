@@ -229,10 +229,10 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
         kind, carrier = carried(tensor, reduction)
 
         async def work(operation: Operation) -> None:
-            carried = tensor.to(carrier)
-            await all_reduce(self._group, operation, carried, kind)
-            if carried is not tensor:
-                tensor.copy_(carried)
+            travelling = tensor.to(carrier)
+            await all_reduce(self._group, operation, travelling, kind)
+            if travelling is not tensor:
+                tensor.copy_(travelling)
 
         return work
 

@@ -10,7 +10,9 @@ from hetrl.runtime.wire.header import Tagged
 class WanPiece(Tagged, frozen=True, tag=True):
     """Piece `number` of what one rank sends in operation `sequence` of a group; the buffer holds its bytes.
 
-    `tag` tells the streams of one operation apart; all pieces of a stream hold `size_bytes` of `dtype`.
+    `tag` tells the streams of one operation apart; all pieces of a stream hold `size_bytes` of `dtype`. A shorter
+    buffer stands for them: sums of bfloat16 as `hetrl.runtime.wire.planes`, a share that changed as the digest of its
+    values (16 bytes, BLAKE2b) and `hetrl.runtime.wire.changes`.
     """
 
     group: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,21 +12,11 @@ import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from hetrl.errors import HetrlError
-from tests.engines.megatron.megatron_worlds import Worlds
+from tests.engines.megatron.megatron_worlds import Worlds, message_of
 from tests.engines.wan.wan_worlds import LAYOUTS, run_sites
 
 _LAYOUT = "2x2"
 _RANKS = len(LAYOUTS[_LAYOUT])
-
-
-def _error_of(call: Any, *arguments: Any, **named: Any) -> str:
-    """Return what a call raises."""
-    try:
-        call(*arguments, **named)
-    except HetrlError as error:
-        return str(error)
-    return "nothing"
 
 
 def _same_over_sites(worlds: Worlds, work: Any) -> list[Any]:
@@ -102,11 +93,11 @@ def _types(rank: int, size: int) -> list[str]:
     said = []
     for dtype in _NOT_REDUCED:
         whole = torch.ones(size).to(dtype)
-        said.append(_error_of(dist.all_reduce, whole))
-        said.append(_error_of(dist.reduce, whole, 0))
-        said.append(_error_of(dist.reduce_scatter_single, whole[:1].clone(), whole))
+        said.append(message_of(partial(dist.all_reduce, whole)))
+        said.append(message_of(partial(dist.reduce, whole, 0)))
+        said.append(message_of(partial(dist.reduce_scatter_single, whole[:1].clone(), whole)))
     sparse = torch.eye(3).to_sparse()
-    said += [_error_of(dist.broadcast, sparse, 0), _error_of(dist.all_reduce, sparse)]
+    said += [message_of(partial(dist.broadcast, sparse, 0)), message_of(partial(dist.all_reduce, sparse))]
     return said + _carried(rank, size)
 
 
@@ -142,7 +133,7 @@ def _patience(rank: int, size: int) -> tuple[str, float]:
     said = ""
     if rank == 0:
         work = dist.all_reduce(total, async_op=True)
-        said = _error_of(work.wait, timedelta(seconds=0.2))
+        said = message_of(partial(work.wait, timedelta(seconds=0.2)))
         store.set("over", "1")
         work.wait()
     else:
@@ -165,8 +156,8 @@ def _bounded(rank: int, size: int) -> list[str]:
     options.timeout = timedelta(seconds=0.7)
     said = []
     if rank == 1:
-        said.append(_error_of(dist.recv, torch.ones(1), 0, group=groups[0]))
-        said.append(_error_of(lambda: groups[1].broadcast([torch.ones(1)], options).wait()))
+        said.append(message_of(partial(dist.recv, torch.ones(1), 0, group=groups[0])))
+        said.append(message_of(lambda: groups[1].broadcast([torch.ones(1)], options).wait()))
     dist.barrier()
     return said
 

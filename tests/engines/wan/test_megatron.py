@@ -23,7 +23,7 @@ from tests.engines.megatron.megatron_worlds import (
     weights,
     written,
 )
-from tests.engines.wan.wan_worlds import Sites, sites_of
+from tests.engines.wan.wan_worlds import Sites, engine_over, sites_of
 
 _TWO = ("alpha/actor_training.rank/0", "beta/actor_training.rank/0")
 _TWO_EACH = (
@@ -36,14 +36,9 @@ _TWO_EACH = (
 
 def _train(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Return the metrics of two steps, each before a sleep, and the weights after them, which rank 0 has."""
-    from hetrl.runtime.megatron.engine import MegatronEngine
-
     sites, job = argument
-    sites.join(rank, port)
     try:
-        engine = MegatronEngine(
-            job.config, job.layout, rank=rank, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
-        )
+        engine = engine_over(sites, rank, port, job)
         engine.load(weights(job.config))
         metrics = []
         for _ in range(job.steps):
@@ -82,15 +77,11 @@ def _train_over(
 
     With `whole`, every gather of parameters sends all values.
     """
-    from hetrl.runtime.megatron.engine import MegatronEngine
     from hetrl.runtime.megatron.optimizer import gather_changes
 
     sites, job, whole = argument
-    sites.join(rank, port)
     try:
-        engine = MegatronEngine(
-            job.config, job.layout, rank=rank, dtype=job.dtype, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
-        )
+        engine = engine_over(sites, rank, port, job)
         metrics = []
         for seed in range(2):
             engine.load(weights(job.config, seed))
@@ -133,14 +124,9 @@ def test_gathering_changes_trains_as_gathering_all_and_sends_less(
 
 def _save(rank: int, port: int, argument: tuple[Sites, Job, Path]) -> bool:
     """Take a step and save; each site has a disk of its own."""
-    from hetrl.runtime.megatron.engine import MegatronEngine
-
     sites, job, root = argument
-    sites.join(rank, port)
     try:
-        engine = MegatronEngine(
-            job.config, job.layout, rank=rank, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
-        )
+        engine = engine_over(sites, rank, port, job)
         engine.load(weights(job.config))
         engine.train_step(job.batch, job.settings)
         engine.save(root / ("alpha" if rank < job.layout.world_size // 2 else "beta") / "step-1", {})

@@ -11,18 +11,9 @@ from torch import Tensor
 
 from hetrl.runtime.wan.world import stop_wan_world
 from tests.engines.megatron.megatron_worlds import LAYOUTS, Job, Worlds, model_config, step_job, weights
-from tests.engines.wan.wan_worlds import LAYOUTS as RANKS, Sites, sites_of
+from tests.engines.wan.wan_worlds import LAYOUTS as RANKS, Sites, engine_over, sites_of
 
 _HELD_SECONDS = 30.0
-
-
-def _engine(rank: int, sites: Sites, port: int, job: Job) -> Any:
-    from hetrl.runtime.megatron.engine import MegatronEngine
-
-    sites.join(rank, port)
-    engine = MegatronEngine(job.config, job.layout, rank=rank, optimizer=job.optimizer, seed=0, timeout_seconds=60.0)
-    engine.load(weights(job.config))
-    return engine
 
 
 def _reductions(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[int, bool]:
@@ -31,7 +22,8 @@ def _reductions(rank: int, port: int, argument: tuple[Sites, Job]) -> tuple[int,
     Return how many reductions had begun then, and whether the first of them was over.
     """
     sites, job = argument
-    engine = _engine(rank, sites, port, job)
+    engine = engine_over(sites, rank, port, job)
+    engine.load(weights(job.config))
     engine.train_step(job.batch, job.settings)  # megatron learns which gradients a bucket waits for
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     begun, reduce = [], group.reduce_scatter_single_coalesced
@@ -69,7 +61,8 @@ def test_buckets_are_reduced_while_the_backward_pass_goes_on(worlds: Worlds) -> 
 def _sends(rank: int, port: int, argument: tuple[Sites, Job]) -> int:
     """Hold the second stage, before it takes anything, until the first one computes its second micro-batch."""
     sites, job = argument
-    engine = _engine(rank, sites, port, job)
+    engine = engine_over(sites, rank, port, job)
+    engine.load(weights(job.config))
     store, passes = dist.distributed_c10d._get_default_store(), []
 
     def count(*_: Any) -> None:
