@@ -1,12 +1,14 @@
 """Pieces that cross in another form than they have in the result: shorter ones become values where they arrive.
 
-A piece of full length is its values. So every sender may fall back to these, piece by piece.
+A piece of full length is its values. So every sender may fall back to these, piece by piece. Coding and decoding run in
+threads, several pieces at once: what they call lets go of Python's lock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from hetrl.runtime.wan.communicator import Communicator
 from hetrl.runtime.wan.streams import Arrivals, Key
 from hetrl.runtime.wire import planes
 
+_AHEAD = 4  # pieces
 _LEAST_BYTES = 64 * 1024  # below, the trip counts and not the bytes
 
 
@@ -24,14 +27,14 @@ class CodedArrivals(Arrivals):
 
     def __init__(self, key: Key, source: str, place: memoryview, cuts: Sequence[slice], dtype: str) -> None:
         super().__init__(key, source, place, cuts, dtype)
-        self._coded: dict[int, memoryview] = {}
+        self._decoding: dict[int, asyncio.Future[None]] = {}
 
     async def piece(self, number: int) -> None:
         """Wait until the piece has landed and is values; raises HetrlError when it cannot be."""
         await super().piece(number)
-        payload = self._coded.pop(number, None)
-        if payload is not None:
-            await asyncio.to_thread(self._decode, payload, self._place[self._cuts[number]])
+        decoding = self._decoding.pop(number, None)
+        if decoding is not None:
+            await decoding
 
     def _decode(self, payload: memoryview, place: memoryview) -> None:
         raise NotImplementedError
@@ -43,7 +46,8 @@ class CodedArrivals(Arrivals):
         if super()._fits(number, buffer.nbytes):
             super()._put(number, buffer)
         else:
-            self._coded[number] = buffer
+            place = self._place[self._cuts[number]]
+            self._decoding[number] = asyncio.get_running_loop().run_in_executor(None, self._decode, buffer, place)
 
 
 class _PackedSums(CodedArrivals):
@@ -51,6 +55,17 @@ class _PackedSums(CodedArrivals):
 
     def _decode(self, payload: memoryview, place: memoryview) -> None:
         planes.unpack(payload, np.frombuffer(place, np.uint16))
+
+
+async def in_threads(calls: Iterable[Callable[[], bytes]]) -> AsyncIterator[bytes]:
+    """Yield what calls return, in their order, a few of them running ahead."""
+    loop, running = asyncio.get_running_loop(), deque[asyncio.Future[bytes]]()
+    for call in calls:
+        running.append(loop.run_in_executor(None, call))
+        if len(running) > _AHEAD:
+            yield await running.popleft()
+    while running:
+        yield await running.popleft()
 
 
 async def send_sums(

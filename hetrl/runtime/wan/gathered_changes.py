@@ -12,15 +12,15 @@ by the digest of the result, which a wrong base, damage and a defect of the code
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 
 from hetrl.errors import HetrlError, UsageError
-from hetrl.runtime.wan.coded import CodedArrivals
+from hetrl.runtime.wan.coded import CodedArrivals, in_threads
 from hetrl.runtime.wan.collectives import dtype_name, view_of
 from hetrl.runtime.wan.communicator import Communicator
 from hetrl.runtime.wan.streams import Arrivals, Key, cuts
@@ -44,9 +44,11 @@ class GatheredChanges:
         place, known = view_of(tensor), self._base is not None
         if self._base is None:
             self._base = np.empty(place.nbytes, np.uint8)
-        for number, cut in enumerate(cuts(place.nbytes)):
-            piece = await asyncio.to_thread(self._piece, self._base[cut], place[cut], known)
+        calls = (partial(self._piece, self._base[cut], place[cut], known) for cut in cuts(place.nbytes))
+        number = 0
+        async for piece in in_threads(calls):
             await group.endpoint.send(to, key, number, (place.nbytes, dtype_name(tensor)), piece)
+            number += 1
         group.endpoint.outbox.end(to, key)
 
     def begin(self, group: Communicator, key: Key, source: int, tensor: torch.Tensor) -> Arrivals:
