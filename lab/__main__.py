@@ -26,6 +26,7 @@ from lab.submission import CONFIG, submit
 LAB = LABS / "by-hand"
 LOG = BASE / "by-hand.log"
 DOWN_SECONDS = 180.0  # on a busy machine daemons take their time
+SITES_SYNTAX = "NAME:NODES[:GPU[:GPUS]][:no-gres][:second-factor]"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True)
     for verb, text in (("up", "start the lab, and leave it up"), ("keep", "start it, and keep it up until SIGTERM")):
         up = verbs.add_parser(verb, help=text)
-        up.add_argument("--sites", default="", help="NAME:NODES[:GPU[:GPUS]] ..., instead of the three usual ones")
+        up.add_argument("--sites", default="", help=f"{SITES_SYNTAX} ..., instead of the three usual ones")
         up.add_argument("--links", type=Path, help="a links file, as topology/quickstart-links.yaml")
         up.add_argument("--slurm", action="store_true", help="one cluster per site")
         up.add_argument("--accounting", choices=get_args(Accounting), default="none", help="implies --slurm")
@@ -127,8 +128,16 @@ def _sites(text: str) -> dict[str, Site]:
     sites = {}
     for word in text.split():
         name, nodes, *rest = word.split(":")
-        sites[name] = Site(int(nodes), *rest[:1], *map(int, rest[1:]))
+        shape = [part for part in rest if part not in ("no-gres", "second-factor")]
+        more = {"gres": "no-gres" not in rest, "second_factor": "second-factor" in rest}
+        sites[name] = Site(int(nodes), *shape[:1], *map(int, shape[1:]), **more)
     return sites or dict(SITES)
+
+
+def _word(name: str, site: Site) -> str:
+    """Return a site as `--sites` takes it."""
+    more = ":no-gres" * (not site.gres) + ":second-factor" * site.second_factor
+    return f"{name}:{site.nodes}:{site.gpu}:{site.gpus_per_node}{more}"
 
 
 def _links(options: argparse.Namespace) -> dict[tuple[str, str], Link]:
@@ -164,8 +173,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _submit(options: argparse.Namespace) -> None:
     if keeper_of(LAB) is None:
-        sites = (f"{name}:{site.nodes}:{site.gpu}:{site.gpus_per_node}" for name, site in RUN_SITES.items())
-        _start(["--slurm", "--sites", " ".join(sites)])
+        _start(["--slurm", "--sites", " ".join(_word(*site) for site in RUN_SITES.items())])
         print("the lab is up; `make lab-down` ends it", flush=True)
     lab = Lab.attach(LAB)
     if not lab.slurm:

@@ -206,7 +206,7 @@ class Lab:
             self._connect(pod)
         self._start_links(warden)
         for site in self.sites:
-            self.run(site, ssh.server(self.directory), user="root")
+            self.run(site, ssh.server(self.directory, site), user="root")
         if self.slurm:
             slurm.start(self)
 

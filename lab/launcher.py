@@ -223,7 +223,7 @@ class Held:
     SCRIPT = """\
 #!/bin/bash
 case " $* " in *" --test-only "*) exec {program} "$@" ;; esac
-touch {work}/waits
+echo "$@" >>{work}/waits
 while [ -e {work}/gate ]; do sleep 0.1; done
 {program} "$@"
 code=$?
@@ -246,6 +246,11 @@ exit "$code"
     def waits(self) -> bool:
         """Return whether it has been called."""
         return (self._work / "waits").exists()
+
+    @property
+    def calls(self) -> int:
+        """Return how often it has been called."""
+        return len((self._work / "waits").read_text().splitlines()) if self.waits else 0
 
     @property
     def done(self) -> bool:

@@ -22,6 +22,8 @@ class Site:
     gpu: str = "a100"  # Slurm's GRES type
     gpus_per_node: int = 4
     cpus_per_node: int = 16  # what Slurm believes
+    gres: bool = True  # False: Slurm knows of no GPUs there
+    second_factor: bool = False  # who logs in from another head shows a second key, which asks for its passphrase
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,13 @@ SITES: Mapping[str, Site] = {
     "beta": Site(nodes=2, gpu="l40s"),
     "gamma": Site(nodes=1, gpu="l4"),
 }
-# Those of configs/lab.yaml: as many GPUs as two cores can bear processes.
-RUN_SITES: Mapping[str, Site] = {"alpha": Site(1, "a100", 2), "beta": Site(1, "l40s", 1), "gamma": Site(1, "l4", 1)}
+# Those of configs/lab.yaml: as many GPUs as two cores can bear processes. One is entered over a connection that its
+# user has made beforehand, and one's Slurm knows of no GPUs.
+RUN_SITES: Mapping[str, Site] = {
+    "alpha": Site(1, "a100", 2),
+    "beta": Site(1, "l40s", 1, second_factor=True),
+    "gamma": Site(1, "l4", 1, gres=False),
+}
 DEFAULT_LINK = Link(gbps=1.0, delay_ms=5.0)
 LINKS: Mapping[tuple[str, str], Link] = {
     ("alpha", "beta"): DEFAULT_LINK,

@@ -56,7 +56,6 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=5,bf_window=1440,bf_continue,sched_interval=10
 PriorityType=priority/multifactor
-GresTypes=gpu
 MinJobAge=3600
 SlurmdTimeout=20
 MessageTimeout=5
@@ -82,9 +81,10 @@ def slurm_conf(directory: Path, sites: Mapping[str, Site], name: str, accounting
         lines += ["AccountingStorageType=accounting_storage/slurmdbd", f"AccountingStorageTRES=gres/gpu,{types}"]
     if accounting == "federation":
         lines.append("FederationParameters=fed_display")
-    resources = (
-        f"CPUs={site.cpus_per_node} RealMemory=64000 Gres=gpu:{site.gpu}:{site.gpus_per_node} Feature={site.gpu}"
-    )
+    resources = f"CPUs={site.cpus_per_node} RealMemory=64000"
+    if site.gres:
+        lines.append("GresTypes=gpu")
+        resources += f" Gres=gpu:{site.gpu}:{site.gpus_per_node} Feature={site.gpu}"
     return SLURM_CONF.format(
         site=name,
         address=machines[name].address,
@@ -112,7 +112,7 @@ def configure(directory: Path, sites: Mapping[str, Site], accounting: str) -> No
         etc, state, munge = directory / "slurm" / name, directory / "state" / name, directory / "munge" / name
         etc.mkdir()
         (etc / "slurm.conf").write_text(slurm_conf(directory, sites, name, accounting))
-        (etc / "gres.conf").write_text(gres_conf(site))
+        (etc / "gres.conf").write_text(gres_conf(site) if site.gres else "")
         state.mkdir(parents=True)
         shutil.chown(state, "slurm", "slurm")
         key = munge / "munge.key"

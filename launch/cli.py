@@ -178,9 +178,10 @@ def _add_starting(verbs: _Verbs) -> None:
     discover.add_argument("--json", action="store_true", help="print the inventories as JSON")
 
     doctor = _verb(
-        verbs, "doctor", "launch.slurm.doctor:doctor_command", "ask every site whether a run could start there"
+        verbs, "doctor", "launch.verbs.doctor:doctor_command", "ask every site whether a run could start there"
     )
     doctor.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
+    doctor.add_argument("--deep", action="store_true", help="by a short job on a node of each GPU type, too")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
     submit = _verb(verbs, "submit", "launch.verbs.submit:submit_command", "plan an experiment, start it, follow it")

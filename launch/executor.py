@@ -10,13 +10,15 @@ from typing import Literal, Protocol
 from rich.console import Console
 
 from hetrl.describe.sites import SiteFile
+from hetrl.errors import HetrlError
 from hetrl.files import EventLog
 from launch.run_directory import Run
-from launch.shell import LOCAL
+from launch.shell import LOCAL, Shell
 from launch.state import State
 
 ExecutorName = Literal["slurm", "local"]
 SLURM: ExecutorName = "slurm"
+LOGIN_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -94,5 +96,14 @@ def choose_executor(asked: Literal["auto"] | ExecutorName, sites: Sequence[SiteF
     """
     if asked != "auto":
         return asked
-    here = shutil.which("sbatch") is not None
-    return SLURM if any(site.ssh != LOCAL or (site.scratch and here) for site in sites) else "local"
+    return SLURM if any(site.ssh != LOCAL or (site.scratch and _slurm_is_here()) for site in sites) else "local"
+
+
+def _slurm_is_here() -> bool:
+    """Return whether this machine has sbatch, perhaps for login shells alone: those are what sites are asked by."""
+    if shutil.which("sbatch") is not None:
+        return True
+    try:
+        return Shell(LOCAL).run(["bash", "-lc", "command -v sbatch"], timeout_seconds=LOGIN_SECONDS).code == 0
+    except HetrlError:
+        return False

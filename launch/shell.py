@@ -23,7 +23,7 @@ from hetrl.errors import HetrlError, SiteUnreachableError
 LOCAL = "local"
 CONNECT_SECONDS = 10
 PERSIST_SECONDS = 600
-_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+FULL = re.compile(r"No space left on device|Disk quota exceeded")
 SSH_FAILED = 255  # ssh's own exit code, EXIT STATUS of ssh(1)
 
 
@@ -107,7 +107,7 @@ class Shell:
             transport = ["--rsh", shlex.join(self._ssh()), f"--rsync-path={make}rsync"]
             argv = ["rsync", *options, *transport, f"{source}/", f"{remote}/"]
         code, stdout, stderr = self._spawn(argv, argv, timeout_seconds, None)
-        if code and (full := _FULL.search(stderr)):
+        if code and (full := FULL.search(stderr)):
             raise HetrlError(f"{self.site}: cannot copy {source} to {remote}: {full[0]}; make room there")
         if code:
             said = Done(tuple(argv), code, stdout, stderr).telling

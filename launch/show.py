@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NAMES_ERROR = re.compile(r"(\b\w*(Error|Exception|Interrupt)\b|\berror\b|\bfatal\b)[:(\s]", re.IGNORECASE)
+_QUIET = re.compile(r"\b(DEBUG|INFO|WARN(ING)?)\b")  # the level of a logger, near the beginning of a line
+_LEVEL_LETTERS = 80
 _TAIL_BYTES = 65536
 
 
@@ -148,10 +150,14 @@ def charges_line(plan: Plan, topology: Topology, steps: int) -> str:
 
 
 def telling_line(text: str) -> str:
-    """Return the line of a log that tells why the process ended: the last that names an error, else the last."""
+    """Return the line of a log that tells why the process ended: the last that names an error, else the last.
+
+    What a logger says of everyday matters or warns of is neither.
+    """
     lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
-    errors = [line for line in lines if names_error(line)]
-    chosen = (errors or lines or [""])[-1]
+    loud = [line for line in lines if not _QUIET.search(line[:_LEVEL_LETTERS])]
+    errors = [line for line in loud if names_error(line)]
+    chosen = (errors or loud or [""])[-1]
     return chosen.removeprefix("error: ")
 
 

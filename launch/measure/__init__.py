@@ -1,1 +1,1 @@
-"""`hetrl probe` and `hetrl profile`: measuring links and machines, by tasks at the sites."""
+"""`hetrl probe`, `hetrl profile` and `hetrl doctor --deep`: what tasks at the sites find."""

@@ -16,8 +16,6 @@ from hetrl.runtime.instruments.probe_nodes import NODES_FILE
 from launch.measure.remote_task import ENDED, JOBS_FILE, LOCAL, LOGS, TASKS_FILE
 from launch.measure.stage import GPU, ProbeSite
 from launch.remote import Part, parse, script
-from launch.slurm.commands import ASK_SECONDS
-from launch.slurm.text import of_cluster
 
 LOG_LINES = 40
 END_SECONDS = 5  # that a process of this machine has to end
@@ -75,18 +73,5 @@ def parse_fetched(text: str) -> dict[str, str]:
 
 
 def stop_script(site: ProbeSite) -> str:
-    """End all tasks, those that still wait too, and remove what lies at a Slurm site."""
-    return script(
-        "probe_stop",
-        directory=site.there,
-        executor=site.executor,
-        jobs=JOBS_FILE,
-        ask_seconds=ASK_SECONDS,
-        end_seconds=END_SECONDS,
-        at=of_cluster(site.file.cluster),
-    )
-
-
-def parse_stopped(text: str) -> list[str]:
-    """Return `name id` of each job that may be left, as `stop_script` printed it."""
-    return [name.removeprefix("left ") for name in parse(text) if name.startswith("left ")]
+    """End all tasks of a site of the local executor."""
+    return script("probe_stop", directory=site.there, jobs=JOBS_FILE, end_seconds=END_SECONDS)

@@ -30,6 +30,8 @@ ENDED, LOGS, SUBMITIT = "ended", "logs", "submitit"
 Executor = Literal["slurm", "local"]
 SLURM: Executor = "slurm"
 LOCAL: Executor = "local"
+# A step gets the GPUs and CPUs of its node, not those of the shell, as in slurm_templates/gang.sbatch.j2.
+_UNSET = ("unset CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK SLURM_GPUS_PER_NODE",)
 NO_SIGNAL_SECONDS = 30  # before the walltime submitit would signal a task to save itself; there is nothing to save
 
 
@@ -46,7 +48,7 @@ class RemoteJob:
     """Equal tasks, each on `nodes` nodes with one process per node.
 
     `options` are those of sbatch (`--partition=gpu`), `srun` those of srun; the local executor needs neither, and shows
-    a task `gpus` GPUs of this machine.
+    a task `gpus` GPUs of this machine. `unmanaged` is CUDA_VISIBLE_DEVICES where Slurm knows of no GPUs.
     """
 
     name: str
@@ -56,6 +58,7 @@ class RemoteJob:
     options: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     gpus: int = 0
+    unmanaged: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,17 +124,22 @@ def parameters(asked: RemoteJobs, job: RemoteJob) -> dict[str, object]:
     words = (option.removeprefix("--").partition("=") for option in job.options)
     more: Mapping[str, object] = {name: value if sign else True for name, sign, value in words}
     return {
-        "job_name": f"{asked.key}-{job.name}",
+        "job_name": key_of(asked.key, job.name),
         "time": minutes,
         "nodes": job.nodes,
         "ntasks_per_node": 1,
-        "setup": [*asked.setup, "unset CUDA_VISIBLE_DEVICES SLURM_CPUS_PER_TASK"],  # a step gets those of its node
+        "setup": [*asked.setup, *_UNSET, *([f"export CUDA_VISIBLE_DEVICES={job.unmanaged}"] if job.unmanaged else [])],
         "signal_delay_s": NO_SIGNAL_SECONDS,
-        "srun_args": ["--cpu-bind=none", *job.srun],
+        "srun_args": list(job.srun),
         "stderr_to_stdout": True,
         "wckey": None,  # else submitit gives one of its own
         "additional_parameters": more,
     }
+
+
+def key_of(run: str, job: str) -> str:
+    """Return the name by which Slurm knows a job."""
+    return f"{run}-{job}"
 
 
 def perform(task: RemoteTask, directory: str) -> int:

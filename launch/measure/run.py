@@ -37,7 +37,6 @@ from launch.measure.commands import (
     look_script,
     parse_fetched,
     parse_look,
-    parse_stopped,
     start_script,
     stop_script,
     write_script,
@@ -48,6 +47,7 @@ from launch.show import telling_line
 from launch.slurm.commands import ASK_SECONDS, SBATCH_SECONDS
 from launch.slurm.discover import at_every_site
 from launch.slurm.files import COPY_SECONDS
+from launch.slurm.watch import cancel_at
 
 POLL_SECONDS = 2.0
 _Answer = TypeVar("_Answer")
@@ -142,11 +142,11 @@ def fetch(site: ProbeSite) -> dict[str, str]:
 
 def stop(site: ProbeSite) -> None:
     """End the tasks of a site and remove its directory; raises HetrlError where a job may be left."""
-    deadline = (ASK_SECONDS + END_SECONDS) * (1 + len(site.tasks))
-    argv = ["bash", "-lc", stop_script(site)]
-    left = parse_stopped(site.shell.check(argv, timeout_seconds=deadline, doing="cancel the tasks"))
-    if left:
-        raise HetrlError(f"{site.name}: scancel did not answer; cancel by hand: {', '.join(left)}")
+    if site.executor == LOCAL:
+        deadline = ASK_SECONDS + END_SECONDS * len(site.tasks)
+        site.shell.check(["bash", "-c", stop_script(site)], timeout_seconds=deadline, doing="end the tasks")
+    elif remains := cancel_at(site.slurm, remove=True)[1]:
+        raise HetrlError(f"{remains}; cancel by hand")
 
 
 # ---- all sites

@@ -7,28 +7,31 @@ of its tasks    tasks.json code/                                                
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import hetrl
 import launch
 from hetrl.describe.inventory import Inventory
-from hetrl.describe.sites import NodeEntry, SiteFile
+from hetrl.describe.sites import SiteFile
 from hetrl.files import replace_json
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.instruments.probe import PROBE_FILE, ProbeFile, gateway_file, most_seconds
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS
 from hetrl.runtime.wire import PROBE, address
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
-from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, RemoteJobs, RemoteTask
+from launch.measure.remote_task import LOCAL, SLURM, TASKS_FILE, RemoteJob, RemoteJobs, RemoteTask, key_of
 from launch.ports import gateway_endpoints
+from launch.render import ARRAY
 from launch.shell import Shell
 from launch.site_ways import links_of, relay_secrets, write_relay_keys
-from launch.slurm.container import python_of, srun_options
-from launch.slurm.resources import GATEWAY_SHAPE, Shape, resource_options, shape_of
+from launch.slurm.container import python_of, step_options
+from launch.slurm.files import copy_code
+from launch.slurm.resources import GATEWAY_SHAPE, Shape, node_kinds, resource_options, shape_of, unmanaged_gpus
+from launch.slurm.run import SlurmJob, SlurmSite
 from launch.slurm.stage import fixed_endpoint, inventories_of, scratch_of, with_endpoint_files
 
 LINKS, NODES, GPU = "links", "nodes", "gpu-"
@@ -61,13 +64,24 @@ class ProbeSite:
     executor: str
     here: Path
     there: str
-    tasks: tuple[str, ...]
-    shell: Shell
+    tasks: tuple[str, ...]  # each a job of its own
+    run: str
 
     @property
     def name(self) -> str:
         """Return the site's name."""
         return self.file.name
+
+    @property
+    def shell(self) -> Shell:
+        """Return the site's command line."""
+        return self.slurm.shell
+
+    @cached_property
+    def slurm(self) -> SlurmSite:
+        """Return the site's jobs as Slurm knows them."""
+        jobs = (SlurmJob(task, ARRAY, key_of(self.run, task), 0, 0, 1) for task in self.tasks)
+        return SlurmSite(self.name, self.file.ssh, self.there, tuple(jobs), self.file.cluster)
 
 
 def stage(run: str, files: Sequence[SiteFile], executor: str, work: Path, wanted: Wanted) -> tuple[ProbeSite, ...]:
@@ -88,20 +102,12 @@ def stage(run: str, files: Sequence[SiteFile], executor: str, work: Path, wanted
         jobs = remote_jobs(file, executor, run, there[file.name], wanted, len(files), inventories.get(file.name))
         replace_json(here[file.name] / TASKS_FILE, asdict(jobs))
         if not local:
-            copy_code(here[file.name] / "code")
+            copy_code(here[file.name] / "code", hetrl, launch)  # this version: tasks do what this process expects
         tasks = tuple(task.name for job in jobs.jobs for task in job.tasks)
-        shell = Shell(file.name, file.ssh)
-        sites.append(ProbeSite(file, executor, here[file.name], there[file.name], tasks, shell))
+        sites.append(ProbeSite(file, executor, here[file.name], there[file.name], tasks, run))
     if wanted.links:
         _stage_links(run, files, local, here, there, wanted)
     return tuple(sites)
-
-
-def copy_code(target: Path) -> None:
-    """Copy hetrl and its launcher, this version of them, so that the tasks do what this process expects."""
-    for package in (hetrl, launch):
-        source = Path(str(package.__file__)).parent
-        shutil.copytree(source, target / source.name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _stage_links(
@@ -153,10 +159,9 @@ def remote_jobs(
 ) -> RemoteJobs:
     """Return the jobs of one of so many sites: its probe, two of its nodes, and one per type of GPU."""
     jobs = tuple(_jobs(file, executor, wanted, sites, inventory))
-    inside = srun_options(file, directory)
-    jobs = tuple(replace(job, srun=(*job.srun, *inside)) for job in jobs) if executor == SLURM else jobs
     if executor == LOCAL:
         return RemoteJobs(LOCAL, key, shlex.quote(sys.executable), (), jobs)
+    jobs = tuple(replace(job, srun=(*step_options(file, directory), *job.srun)) for job in jobs)
     code = f"{directory}/code"
     lines = file.setup_lines
     setup = [shlex.join([".", f"{code}/launch/remote/setup.sh", *lines])] if lines else []
@@ -186,15 +191,11 @@ def _jobs(
         task = RemoteTask(NODES, (*argv, "--seconds", f"{wanted.seconds:g}", "--round-trips", str(wanted.round_trips)))
         srun = (f"--mpi={file.mpi}",)
         yield RemoteJob(NODES, (task,), NODES_SECONDS, 2, options(GATEWAY_SHAPE, 2, NODES_SECONDS), srun)
-    for entry in _gpu_entries(file) if wanted.gpus else ():
+    for entry in node_kinds(file) if wanted.gpus else ():
         name = f"{GPU}{entry.gpu}"
         argv = (*prefix, "python", "-m", "launch.cli", "profile", "--gpu", entry.gpu, "--out", f"{name}.json")
         gpus = min(entry.gpus, _TRAINING_GPUS)
         shape = shape_of(file, entry.nodes()[0], gpus)
         more = options(shape, 1, wanted.gpu_seconds)
-        yield RemoteJob(name, (RemoteTask(name, (*argv, *wanted.profile)),), wanted.gpu_seconds, 1, more, (), gpus)
-
-
-def _gpu_entries(file: SiteFile) -> list[NodeEntry]:
-    """Return one kind of node per GPU type."""
-    return list({entry.gpu: entry for entry in reversed(file.nodes)}.values())[::-1]
+        task, unmanaged = RemoteTask(name, (*argv, *wanted.profile)), unmanaged_gpus(file, [shape])
+        yield RemoteJob(name, (task,), wanted.gpu_seconds, 1, more, (), gpus, unmanaged)

@@ -9,6 +9,8 @@
 # setup          the lines that fail, those that load modules first
 # environment    the versions of packages, as JSON in the last line
 # models         the directories of models that are not there
+# data           whether the data can be read, where the site may need it: the exit code
+# queue          the partitions of each job that waits
 # egress         whether the relay or proxy answers, if there is one: the exit code
 
 declare sbatch_seconds
@@ -16,6 +18,7 @@ declare -a jobs # JOB SCRIPT ...
 declare -a programs setup
 declare scratch
 declare -a models # their directories
+declare data      # a file or directory, nothing where the site does not read it
 declare -a versions # the command that prints them, none where only jobs can
 declare host port   # of the relay or proxy
 declare -a at       # `-M CLUSTER`, or nothing for that of the login node
@@ -68,6 +71,10 @@ without() {
   done
 }
 
+waiting() {
+  timeout "$sbatch_seconds" squeue "${at[@]}" --local --noheader --array --states=PENDING --format=%P 2>&1
+}
+
 knock() {
   # shellcheck disable=SC2016
   timeout 5 bash -c 'exec 3<>"/dev/tcp/$1/$2"' knock "$host" "$port" 2>&1
@@ -83,5 +90,7 @@ part scratch space
 part setup failing
 [ ${#versions[@]} -eq 0 ] || part environment environment
 part models without
+[ -z "$data" ] || part data test -r "$data"
+part queue waiting
 [ -z "$port" ] || part egress knock
 exit 0

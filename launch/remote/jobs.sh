@@ -7,6 +7,6 @@ declare -a at       # `-M CLUSTER`, or nothing for that of the login node
 
 # Those that ended lately, too; times are in UTC.
 listed() {
-  TZ=UTC timeout "$ask_seconds" squeue "${at[@]}" --me --noheader --states=all --name="$keys" \
+  TZ=UTC timeout "$ask_seconds" squeue "${at[@]}" --me --local --noheader --states=all --name="$keys" \
     --format='%i|%j|%T|%V|%S|%N|%r' 2>&1
 }

@@ -11,6 +11,7 @@ declare -a setup
 cd "$directory" || exit
 # shellcheck source=launch/remote/setup.sh
 . "$code/launch/remote/setup.sh" "${setup[@]}"
+"$python" -c '' 2>/dev/null || python=python3 # that of the nodes may be for another machine than this one
 export PYTHONPATH=$code PYTHONUNBUFFERED=1
 "$python" -m launch.cli remote-task "$tasks" >started 2>start.log </dev/null
 code=$?

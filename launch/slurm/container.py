@@ -18,6 +18,11 @@ def python_of(file: SiteFile, directory: str) -> tuple[str, ...]:
     return (*file.prefix, *_words(file.container, [directory], gpus=True), file.python)
 
 
+def step_options(file: SiteFile, directory: str) -> tuple[str, ...]:
+    """Return the options that every srun of the site has."""
+    return (f"--cpu-bind={file.cpu_bind}", *srun_options(file, directory))
+
+
 def srun_options(file: SiteFile, directory: str) -> tuple[str, ...]:
     """Return the options of srun that start a step in the site's container: none, unless it is srun that does that."""
     container = file.container

@@ -1,106 +1,121 @@
-"""`hetrl doctor`: ask every site of an experiment whether a run could start there, one round trip each."""
+"""Ask one site whether a run could start there: a round trip, for `hetrl doctor` and for the preflight.
+
+Beside what preconditions.py judges, `sbatch --test-only` of each script says when its job would start, and queues
+nothing (sbatch(1)).
+"""
 
 from __future__ import annotations
 
-import argparse
 import json
-import platform
-import sys
+import re
 import time
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from importlib import metadata
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from hetrl.describe.sites import SiteFile
-from hetrl.errors import SiteUnreachableError
-from hetrl.problem import PLACES, Problem, read_problem
-from launch.executor import SLURM, choose_executor
-from launch.run_directory import with_absolute_paths
+from hetrl.gpus import is_cpu
+from hetrl.problem import Problem
+from hetrl.runtime.run.step import StepProcess
+from launch.findings import Finding, Wish, may_lead, packages_of
+from launch.remote import Part, parse
+from launch.render import VISIBLE
 from launch.shell import Shell
-from launch.slurm.discover import at_every_site
-from launch.slurm.preconditions import (
-    PACKAGES,
-    Finding,
-    Wish,
-    judge,
-    models_found,
-    packages_found,
-    packages_of,
-    questions,
-)
+from launch.show import moment
+from launch.slurm.commands import last_line
+from launch.slurm.preconditions import judge, knocked, questions
+from launch.slurm.render import SiteScript, task_script
+from launch.slurm.resources import GATEWAY_SHAPE, Shape, node_kinds, shape_of
+from launch.slurm.stage import inventories_of
 
-DOCTOR_SECONDS = 120.0
-_ENGINES = ("torch", "megatron-core", "vllm")
-_MARK = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
+ASK_SECONDS = 180.0
+NODE = "node-"  # how the name of a job begins that looks at a node; the GPU's type follows
+_START = re.compile(r"Job \d+ to start at (\S+)")
 
 
-def doctor_command(arguments: argparse.Namespace) -> int:
-    """Print what holds and what does not at every site; 1 where a precondition fails, 4 where a site is silent."""
-    problem = read_problem(arguments.config)
-    wish, sites = wish_of(problem), problem.scenario.sites
-    on_slurm = choose_executor(problem.experiment.launch.executor, sites) == SLURM
-    answers, errors = at_every_site(sites, lambda site: examine(site, wish) if on_slurm else examine_here(site, wish))
-    findings = [finding for found in answers.values() for finding in found]
-    if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    elif findings:
-        Console().print(findings_table(findings))
-    for error in errors.values():
-        print(f"error: {error}", file=sys.stderr)
-    if errors:
-        return SiteUnreachableError.exit_code
-    return int(any(finding.verdict == "failed" for finding in findings))
+@dataclass(frozen=True)
+class Answer:
+    """What one site said: what holds and what does not, and when each job would start (seconds since the epoch)."""
+
+    findings: tuple[Finding, ...]
+    starts: Mapping[str, float]
 
 
-def examine(site: SiteFile, wish: Wish) -> list[Finding]:
-    """Ask one site; raises SiteUnreachableError where it does not answer."""
+def ask(site: SiteFile, wish: Wish, scripts: Sequence[SiteScript]) -> Answer:
+    """Ask a site, about these jobs too; raises SiteUnreachableError where it does not answer."""
     shell = Shell(site.name, site.ssh)
     asked_at = time.time()
-    done = shell.run(
-        ["bash", "-lc", questions(site, [site.place(model) for model in wish.models])], timeout_seconds=DOCTOR_SECONDS
-    )
+    question = questions(site, wish, {script.name: script.text for script in scripts})
+    done = shell.run(["bash", "-lc", question], timeout_seconds=ASK_SECONDS)
     answered_at = time.time()
     reached = Finding(site.name, "ssh", "ok", f"{site.ssh} answers in {answered_at - asked_at:.1f} s")
-    return [reached, *judge(site, done.stdout, wish, asked_at, answered_at)]
+    tested, starts = read_tests(site.name, done.stdout, scripts)
+    return Answer((reached, *judge(site, done.stdout, wish, asked_at, answered_at), *tested), starts)
 
 
-def examine_here(site: SiteFile, wish: Wish) -> list[Finding]:
-    """Look at what a site of the local executor needs: its processes are this machine's, in this environment."""
-    versions = {"python": platform.python_version()}
-    packages = {name: wish.versions.get(name) for name in packages_of(site)}
-    missing = [model for model in wish.models if not (Path(model) / "config.json").is_file()]
-    return [*packages_found(site.name, {**versions, **packages}, wish), *models_found(site.name, wish, missing)]
+def read_tests(site: str, text: str, scripts: Sequence[SiteScript]) -> tuple[list[Finding], dict[str, float]]:
+    """Return a finding per job, and the starts that Slurm expects."""
+    parts, findings, starts = parse(text), [], {}
+    for script in scripts:
+        said = parts.get(f"test {script.name}", Part()).text
+        what = f"job {script.name}"
+        if match := _START.search(said):
+            starts[script.name] = datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp()
+            findings.append(Finding(site, what, "ok", f"would start {moment(starts[script.name])}"))
+        else:
+            remedy = "correct the site's file (partitions, account, qos, gres, nodes, sbatch), or launch.walltime"
+            findings.append(Finding(site, what, "failed", last_line(said) or "sbatch did not answer", remedy))
+    return findings, starts
 
 
-def wish_of(problem: Problem) -> Wish:
-    """Return what a run of an experiment asks of every site."""
-    experiment = with_absolute_paths(problem.experiment)
-    sections = [(getattr(experiment, section), keys) for section, keys in PLACES.items() if section != "data"]
-    named = [value for section, keys in sections for key in keys if (value := getattr(section, key))]
-    models = tuple(dict.fromkeys(value for value in named if "/" in value))
-    return Wish(experiment.launch.walltime_seconds, installed_versions(), models)
+# ---- the jobs of doctor, which need no plan
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the versions of the packages here that every site should have; a login node may have few of them."""
-    found = {}
-    for name in (*PACKAGES, *_ENGINES):
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+def node_scripts(
+    problem: Problem, site: SiteFile, wish: Wish, run_id: str, directory: str, walltime: str
+) -> tuple[SiteScript, ...]:
+    """Return a job for each type of GPU of a site that looks at its node, as a run's processes would find it.
+
+    Raises UsageError for nodes that the site's inventory does not have.
+    """
+    scripts = []
+    for entry in node_kinds(site):
+        shape = shape_of(site, entry.nodes()[0], 1)
+        asked = {
+            "packages": packages_of(site),
+            "models": [site.place(model) for model in wish.models],
+            "data": [site.place(wish.data)] if wish.data and may_lead(site) else [],
+            "interface": site.interface,
+            "knock": knocked(site),
+            "gpus": not is_cpu(entry.gpu),
+        }
+        argv = ("python", "-m", "hetrl.runtime.instruments.node_check", json.dumps(asked))
+        gpus = "" if is_cpu(entry.gpu) else ",".join(map(str, range(shape.devices)))
+        process = StepProcess(f"{NODE}{entry.gpu}", argv, {VISIBLE: gpus})
+        scripts.append(_script(problem, site, shape, process, run_id, directory, walltime))
+    return tuple(scripts)
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """Return a row per precondition; the remedy stands below what was found."""
-    table = Table(title="preconditions", title_justify="left")
-    for column in ("site", "what", "", "found"):
-        table.add_column(column, overflow="fold")
-    for finding in findings:
-        text = finding.found + (f"\n-> {finding.remedy}" if finding.remedy else "")
-        table.add_row(finding.site, finding.what, _MARK[finding.verdict], text)
-    return table
+def gateway_script(
+    problem: Problem, site: SiteFile, run_id: str, directory: str, walltime: str
+) -> Iterator[SiteScript]:
+    """Yield the job of a gateway alone, as a site that grants single GPUs gets it."""
+    if site.allocation == "gpu":
+        process = StepProcess("gateway", ("python", "-c", ""), {})
+        yield _script(problem, site, GATEWAY_SHAPE, process, run_id, directory, walltime)
+
+
+def _script(
+    problem: Problem, site: SiteFile, shape: Shape, process: StepProcess, run_id: str, directory: str, walltime: str
+) -> SiteScript:
+    return task_script(
+        problem,
+        site.name,
+        process.name,
+        shape,
+        process,
+        run_id=run_id,
+        directory=directory,
+        walltime=walltime,
+        inventories=inventories_of([site]),
+    )

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import hetrl
 from hetrl.files import replace_text
@@ -20,17 +21,12 @@ COPY_SECONDS = 600.0
 CODE = "code"
 
 
-def pack(run: Run, site: SlurmSite) -> None:
+def pack(directory: Path) -> None:
     """Put the code of hetrl into a site's directory here, and the digests of all that is sent (sha256sum --check).
 
     The code is that of the first time: all sites of a run have the same, whatever is installed when it is resumed.
     """
-    directory = run.site(site.name)
-    package, partial = Path(hetrl.__file__).parent, directory / f".{CODE}"
-    if not (directory / CODE).exists():  # under another name until it is whole: a launcher may be killed meanwhile
-        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-        shutil.copytree(package, partial / package.name, ignore=ignored, dirs_exist_ok=True)
-        partial.rename(directory / CODE)
+    copy_code(directory / CODE, hetrl)
     unsent = {path for pattern in WRITTEN_THERE for path in directory.glob(pattern)} | {directory / MANIFEST}
     sent = [
         path
@@ -41,10 +37,22 @@ def pack(run: Run, site: SlurmSite) -> None:
     replace_text(directory / MANIFEST, "".join(lines))
 
 
-def send(run: Run, site: SlurmSite) -> None:
+def copy_code(target: Path, *packages: ModuleType) -> None:
+    """Copy these packages, this version of them, to a directory that is not there yet."""
+    if target.exists():
+        return
+    partial = target.with_name(f".{target.name}")  # until it is whole: a launcher may be killed meanwhile
+    for package in packages:
+        source = Path(str(package.__file__)).parent
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(source, partial / source.name, ignore=ignored, dirs_exist_ok=True)
+    partial.rename(target)
+
+
+def send(directory: Path, site: SlurmSite) -> None:
     """Copy a site's directory to the cluster, in one go; what the jobs write there is left alone."""
     exclude = [f"/{pattern}" for pattern in WRITTEN_THERE]
-    site.shell.copy_to(run.site(site.name), site.directory, timeout_seconds=COPY_SECONDS, exclude=exclude)
+    site.shell.copy_to(directory, site.directory, timeout_seconds=COPY_SECONDS, exclude=exclude)
 
 
 @dataclass(frozen=True)

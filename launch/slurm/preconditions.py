@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hetrl.describe.inventory import Inventory, node_groups
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError
+from launch.findings import Finding, Wish, data_found, may_lead, models_found, packages_found, packages_of
 from launch.remote import Part, parse, script
-from launch.shell import final_line
+from launch.shell import FULL, final_line
 from launch.slurm.commands import SBATCH_SECONDS
 from launch.slurm.container import login_python_of
 from launch.slurm.text import at_cluster, of_cluster, parse_discovery
@@ -25,8 +25,6 @@ CLOCK_OFFSET_SECONDS = 30.0
 SCRATCH_GB = 50.0
 FULL_GB = 0.1  # code, plan and logs of a run need about that
 PROGRAMS = ("sbatch", "squeue", "scancel", "srun", "scontrol", "rsync")
-PACKAGES_OF_ENGINE = {"megatron": ("torch", "megatron-core"), "vllm": ("torch", "vllm")}
-PACKAGES = ("pyzmq", "msgspec", "pydantic", "numpy")
 # Prints the versions of the packages that it is given, without importing them.
 _VERSIONS = """
 import json, sys
@@ -39,30 +37,9 @@ print(json.dumps({"python": sys.version.split()[0], **found}))
 """
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What the run asks of every site."""
-
-    walltime_seconds: float
-    versions: dict[str, str]  # package -> the version that the run was made with
-    models: tuple[str, ...] = ()  # their directories, at the same path everywhere, or where a site's `paths` say
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One precondition: `verdict`, what was found and, unless it holds, what to do."""
-
-    site: str
-    what: str
-    verdict: Literal["ok", "warning", "failed"]
-    found: str
-    remedy: str = ""
-
-
-def questions(site: SiteFile, models: Sequence[str] = (), jobs: Mapping[str, str] = {}) -> str:
+def questions(site: SiteFile, wish: Wish, jobs: Mapping[str, str] = {}) -> str:
     """Return the script that asks a login node everything, and what sbatch would do with these jobs' scripts."""
-    target = getattr(site, site.egress) if site.egress in ("relay", "proxy") else None
-    host, _, port = (target or "").rpartition(":")
+    host, _, port = knocked(site).rpartition(":")
     python = login_python_of(site)
     return script(
         *("discover", "doctor"),
@@ -72,16 +49,17 @@ def questions(site: SiteFile, models: Sequence[str] = (), jobs: Mapping[str, str
         programs=PROGRAMS,
         setup=site.setup_lines,
         scratch=site.scratch or "",
-        models=models,
+        models=[site.place(model) for model in wish.models],
+        data=site.place(wish.data) if wish.data and may_lead(site) else "",
         versions=[*python, "-c", _VERSIONS, *packages_of(site)] if python else [],
         host=host,
         port=port,
     )
 
 
-def packages_of(site: SiteFile) -> tuple[str, ...]:
-    """Return the packages that the processes of a site need."""
-    return (*PACKAGES, *dict.fromkeys(name for engine in site.engines for name in PACKAGES_OF_ENGINE[engine]))
+def knocked(site: SiteFile) -> str:
+    """Return the host:port that the site's gateway needs to reach on its way out, nothing where there is none."""
+    return (getattr(site, site.egress) if site.egress in ("relay", "proxy") else None) or ""
 
 
 def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at: float) -> list[Finding]:
@@ -97,12 +75,15 @@ def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at:
         *_environment(site, said.get("environment", ""), wish),
         *models_found(site.name, wish, said.get("models", "").splitlines(), site.place),
     ]
+    if "data" in parts:
+        findings.append(data_found(site, wish, parts["data"].code == 0))
     try:
         inventory = parse_discovery(answer, site.name, "")
     except HetrlError as error:
         findings.append(Finding(site.name, "inventory", "failed", str(error), "ask the site why scontrol is silent"))
     else:
         findings += [*_federation(site, inventory), *_partitions(site, inventory, wish), *_gpus(site, inventory)]
+        findings.append(_queue(site, inventory, parts.get("queue", Part())))
     if "egress" in parts:
         findings.append(_egress(site, parts["egress"]))
     return findings
@@ -153,7 +134,8 @@ def _scratch(site: SiteFile, text: str) -> Finding:
     rows = [line.split() for line in text.splitlines() if line.strip()]
     if not rows or not rows[-1][3:4] or not rows[-1][3].isdigit():
         said = final_line(text) or "no answer"
-        return Finding(site.name, "scratch", "failed", said, f"make {site.scratch} writable, or set another scratch")
+        doing = "make room in" if FULL.search(said) else "make writable"
+        return Finding(site.name, "scratch", "failed", said, f"{doing} {site.scratch}, or set another scratch")
     free_gb = int(rows[-1][3]) * 1024 / 1e9  # `df -P` has the free KiB in the fourth column
     if free_gb < FULL_GB:
         remedy = "make room there, or set another scratch"
@@ -176,7 +158,7 @@ def _setup(site: SiteFile, text: str) -> Iterator[Finding]:
 def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
     words = login_python_of(site)
     if words is None:
-        remedy = "run `hetrl profile` once: its job shows whether the container starts and what it has"
+        remedy = "`hetrl doctor --deep` asks a job: whether the container starts, and what it has"
         yield Finding(site.name, "python", "warning", "not looked at: only jobs start the container", remedy)
         return
     said = final_line(text)  # modules may print above it
@@ -189,39 +171,6 @@ def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
         yield Finding(site.name, "python", "failed", said or "no answer", remedy)
         return
     yield from packages_found(site.name, found, wish)
-
-
-def packages_found(site: str, found: Mapping[str, str | None], wish: Wish) -> Iterator[Finding]:
-    """Judge the versions of a site's packages, None where one is not installed; `python` is among them."""
-    missing = sorted(name for name, version in found.items() if version is None)
-    if missing:
-        remedy = "make the environment of environment.yml there, or take the engine out of `engines`"
-        yield Finding(site, "packages", "failed", f"not installed: {', '.join(missing)}", remedy)
-    other = [
-        f"{name} {version}, not {wish.versions[name]}"
-        for name, version in found.items()
-        if version is not None and name in wish.versions and not _same_release(version, wish.versions[name])
-    ]
-    if other:
-        remedy = "install the versions of environment.yml: engines of two versions may give two log-probs"
-        yield Finding(site, "versions", "warning", "; ".join(other), remedy)
-    if not missing and not other:
-        shown = [f"{name} {found[name]}" for name in ("torch", "megatron-core", "vllm") if found.get(name)]
-        yield Finding(site, "packages", "ok", ", ".join([f"python {found['python']}", *shown]))
-
-
-def models_found(site: str, wish: Wish, missing: Sequence[str], place: Callable[[str], str] = str) -> Iterator[Finding]:
-    """Judge which of the models' directories are missing at a site; `place` says where one of the experiment's is."""
-    if missing:
-        remedy = "copy it there, correct the experiment, or say under paths in the site's file where it is there"
-        yield Finding(site, "models", "failed", f"no config.json in {', '.join(missing)}", remedy)
-    elif wish.models:
-        yield Finding(site, "models", "ok", ", ".join(map(place, wish.models)))
-
-
-def _same_release(version: str, other: str) -> bool:
-    """Compare without the local part: 2.13.0+cu130 is 2.13.0."""
-    return version.split("+")[0] == other.split("+")[0]
 
 
 def _partitions(site: SiteFile, inventory: Inventory, wish: Wish) -> Iterator[Finding]:
@@ -271,6 +220,20 @@ def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
             yield Finding(site.name, what, "ok", f"{there} nodes with {entry.gpus} x {entry.gpu} in service")
     if not groups and not site.nodes:
         yield Finding(site.name, "gpus", "failed", "no GPU node is in service", "look at `sinfo` there")
+
+
+def _queue(site: SiteFile, inventory: Inventory, waiting: Part) -> Finding:
+    """Say how busy the site's partitions are."""
+    names = {*site.partitions} or {partition.name for partition in inventory.partitions if partition.default}
+    nodes = [node for node in inventory.nodes if node.in_service and names.intersection(node.partitions)]
+    gpus = sum(sum(node.gpus.values()) for node in nodes)
+    used = sum(sum(node.gpus_used.values()) for node in nodes)
+    idle = sum("IDLE" in node.states for node in nodes)
+    found = f"{gpus - used} of {gpus} GPUs idle" if gpus else f"{idle} of {len(nodes)} nodes idle"
+    if waiting.code == 0:
+        count = sum(bool(names.intersection(line.strip().split(","))) for line in waiting.text.splitlines())
+        found += f", {count} job{'' if count == 1 else 's'} wait{'s' if count == 1 else ''}"
+    return Finding(site.name, "queue", "ok", found)
 
 
 def _egress(site: SiteFile, part: Part) -> Finding:

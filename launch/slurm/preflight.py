@@ -1,16 +1,9 @@
-"""Before anything is submitted: ask every site whether it would take the jobs, and show what the run asks for.
-
-One round trip per site: the questions of `hetrl doctor`, and `sbatch --test-only` of each script, which says when the
-job would start and queues nothing (sbatch(1)).
-"""
+"""Before anything is submitted: ask every site whether it would take the jobs, and show what the run asks for."""
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 
 from rich.table import Table
 
@@ -19,25 +12,11 @@ from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
-from launch.remote import Part, parse
-from launch.shell import Shell
+from launch.findings import Finding, Wish, wish_of
 from launch.show import moment
-from launch.slurm.commands import last_line
 from launch.slurm.discover import at_every_site, raise_for
-from launch.slurm.doctor import wish_of
-from launch.slurm.preconditions import Finding, Wish, judge, questions
+from launch.slurm.doctor import Answer, ask
 from launch.slurm.render import SiteScript
-
-PREFLIGHT_SECONDS = 180.0
-_START = re.compile(r"Job \d+ to start at (\S+)")
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one site said: what holds and what does not, and when each job would start (seconds since the epoch)."""
-
-    findings: tuple[Finding, ...]
-    starts: Mapping[str, float]
 
 
 def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answer]:
@@ -49,10 +28,13 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
     used = {script.site for script in scripts}
     sites = [site for site in problem.scenario.sites if site.name in used]
 
-    def ask(site: SiteFile) -> Answer:
-        return _ask(site, [script for script in scripts if script.site == site.name], wish)
+    lead = scripts[0].site
 
-    answers, errors = at_every_site(sites, ask)
+    def answer(site: SiteFile) -> Answer:
+        own = [script for script in scripts if script.site == site.name]
+        return _answer(site, own, wish if site.name == lead else replace(wish, data=""))
+
+    answers, errors = at_every_site(sites, answer)
     raise_for(errors.values(), reached=0)
     failed = [finding for answer in answers.values() for finding in answer.findings if finding.verdict == "failed"]
     if failed:
@@ -62,36 +44,15 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
     return answers
 
 
-def _ask(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Answer:
-    asked_at = time.time()
-    question = questions(
-        site, [site.place(model) for model in wish.models], {script.name: script.text for script in scripts}
-    )
-    done = Shell(site.name, site.ssh).run(["bash", "-lc", question], timeout_seconds=PREFLIGHT_SECONDS)
-    findings = [_softened(each) for each in judge(site, done.stdout, wish, asked_at, time.time())]
-    tested, starts = read_tests(site.name, done.stdout, scripts)
-    return Answer((*findings, *tested, *_budget(site, scripts, wish)), starts)
+def _answer(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Answer:
+    said = ask(site, wish, scripts)
+    return Answer((*map(_softened, said.findings), *_budget(site, scripts, wish)), said.starts)
 
 
 def _softened(finding: Finding) -> Finding:
     """Let the site's whole inventory be a warning: whether this plan's jobs fit, sbatch says."""
     about_nodes = finding.what == "gpus" or finding.what.startswith("nodes ")
     return replace(finding, verdict="warning") if about_nodes and finding.verdict == "failed" else finding
-
-
-def read_tests(site: str, text: str, scripts: Sequence[SiteScript]) -> tuple[list[Finding], dict[str, float]]:
-    """Return a finding per job, and the starts that Slurm expects."""
-    parts, findings, starts = parse(text), [], {}
-    for script in scripts:
-        said = parts.get(f"test {script.name}", Part()).text
-        what = f"job {script.name}"
-        if match := _START.search(said):
-            starts[script.name] = datetime.fromisoformat(match[1]).replace(tzinfo=UTC).timestamp()
-            findings.append(Finding(site, what, "ok", f"would start {moment(starts[script.name])}"))
-        else:
-            remedy = "correct the site's file (partitions, account, qos, gres, nodes, sbatch), or launch.walltime"
-            findings.append(Finding(site, what, "failed", last_line(said) or "sbatch did not answer", remedy))
-    return findings, starts
 
 
 def _budget(site: SiteFile, scripts: Sequence[SiteScript], wish: Wish) -> Iterator[Finding]:
@@ -119,9 +80,14 @@ def preview_table(problem: Problem, plan: Plan, scripts: Sequence[SiteScript], a
     table.caption = (
         "GPU-h: GPU-hours if it takes the whole time; idle: those until the last job starts, as Slurm expects it;\n"
         f"at worst {worst:,.0f}, where all wait launch.gang_timeout for one; GB/step: what it sends to other sites"
+        + "".join(_queue_line(site, answers[site]) for site in plan.site_order)
     )
     table.caption_justify = "left"
     return table
+
+
+def _queue_line(site: str, answer: Answer) -> str:
+    return "".join(f"\n{site} now: {finding.found}" for finding in answer.findings if finding.what == "queue")
 
 
 def _cells(scripts: Sequence[SiteScript], starts: Mapping[str, float], last: float, launch: Launch) -> tuple[str, ...]:

@@ -15,8 +15,9 @@ from launch.executor import Prepared
 from launch.reports import write_plan_page
 from launch.screen import say
 from launch.show import from_here
+from launch.slurm.doctor import Answer
 from launch.slurm.executor import SlurmExecutor
-from launch.slurm.preflight import Answer, preflight, preview_table
+from launch.slurm.preflight import preflight, preview_table
 from launch.slurm.stage import Staged, describe, dry_run_text, stage_slurm
 
 

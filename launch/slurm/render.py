@@ -29,7 +29,7 @@ from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from launch.render import ARRAY, GANG, Process, argv_of, environment_of
 from launch.slurm.container import python_of, srun_options
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
-from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines
+from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines, unmanaged_gpus
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "slurm_templates"
 WIDTH = 118
@@ -79,6 +79,7 @@ class _Run:
     inventories: Mapping[str, Inventory]
     files: Mapping[str, SiteFile]
     templates: jinja2.Environment
+    walltime: str
 
     @cached_property
     def gpu_by_device(self) -> Mapping[str, str]:
@@ -99,8 +100,7 @@ class _Run:
 
     def options(self, site: str, shape: Shape, nodes: int) -> tuple[str, ...]:
         """Return what sbatch is asked for so many nodes."""
-        walltime = self.problem.experiment.launch.walltime
-        return resource_options(self.files[site], shape, nodes, walltime, self.inventories.get(site))
+        return resource_options(self.files[site], shape, nodes, self.walltime, self.inventories.get(site))
 
 
 def site_scripts(
@@ -117,13 +117,35 @@ def site_scripts(
     there. Raises UsageError for a plan that cannot be started, and for a template of the user's that does not render.
     """
     files = {site.name: site for site in problem.scenario.sites}
-    run = _Run(run_id, problem, directories, inventories, files, _environment(templates))
+    walltime = problem.experiment.launch.walltime
+    run = _Run(run_id, problem, directories, inventories, files, _environment(templates), walltime)
     gangs, arrays = layouts(plan, problem.topology, files)
     tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
     scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
     for array in arrays:
         scripts += [_array(run, part) for part in _parts(array, max_array_size(inventories.get(array.site)))]
     return tuple(scripts)
+
+
+def task_script(
+    problem: Problem,
+    site: str,
+    name: str,
+    shape: Shape,
+    process: StepProcess,
+    *,
+    run_id: str,
+    directory: str,
+    walltime: str,
+    inventories: Mapping[str, Inventory] = {},
+) -> SiteScript:
+    """Return the script of an array with a single task of this shape, which runs one process; no run is needed.
+
+    Raises UsageError where the inventory has no such node.
+    """
+    files = {one.name: one for one in problem.scenario.sites}
+    run = _Run(run_id, problem, {site: directory}, inventories, files, _environment(None), walltime)
+    return _array_script(run, site, name, shape, {"0": (process,)}, process.name)
 
 
 @cache
@@ -154,7 +176,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
     values = {
         "head": _head(run, f"{job}: {_contents(gang.steps)}."),
         "resources": "\n#SBATCH hetjob\n".join(blocks),
-        "unmanaged": _unmanaged(run.files[gang.site], [one.shape for one in gang.components]),
+        "unmanaged": unmanaged_gpus(run.files[gang.site], [one.shape for one in gang.components]),
         "heterogeneous": heterogeneous,
         "steps": steps,
         "array_tasks": array_tasks,
@@ -179,19 +201,26 @@ def _start(step: Step, mpi: str, heterogeneous: bool) -> str:
 
 
 def _array(run: _Run, array: ArrayLayout) -> SiteScript:
-    per_task, tasks = len(array.tasks[0]), len(array.tasks)
     replicas = [one.process for task in array.tasks for one in task]
-    job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {array.site}, each on a {_nodes(array.shape, 1)}"
+    rows = {str(index): run.rows(array.site, task) for index, task in enumerate(array.tasks)}
+    return _array_script(run, array.site, array.name, array.shape, rows, _ranges(replicas))
+
+
+def _array_script(
+    run: _Run, site: str, name: str, shape: Shape, rows: Mapping[str, tuple[StepProcess, ...]], contents: str
+) -> SiteScript:
+    """Return the script of an array: a row of processes for each of its tasks."""
+    tasks = len(rows)
+    job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {site}, each on a {_nodes(shape, 1)}"
     values = {
-        "head": _head(run, f"{job}: {_ranges(replicas)}."),
-        "resources": sbatch_lines(run.options(array.site, array.shape, 1)),
-        "unmanaged": _unmanaged(run.files[array.site], [array.shape]),
-        "processes": per_task,
+        "head": _head(run, f"{job}: {contents}."),
+        "resources": sbatch_lines(run.options(site, shape, 1)),
+        "unmanaged": unmanaged_gpus(run.files[site], [shape]),
+        "processes": len(next(iter(rows.values()))),
         "last": tasks - 1,
     }
-    rows = {str(index): run.rows(array.site, task) for index, task in enumerate(array.tasks)}
-    script = _script(run, array.site, ARRAY, array.name, "%A_%a", values, rows)
-    return replace(script, nodes=tasks, gpus=tasks * array.shape.gpus, array_tasks=tasks)
+    script = _script(run, site, ARRAY, name, "%A_%a", values, rows)
+    return replace(script, nodes=tasks, gpus=tasks * shape.gpus, array_tasks=tasks)
 
 
 def _parts(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
@@ -246,12 +275,6 @@ def _script(
 def _lines(lines: Sequence[str]) -> str:
     """Return the elements of an array of bash, one on each line where there are several."""
     return shlex.join(lines) if len(lines) < 2 else "".join(f"\n    {shlex.quote(line)}" for line in lines) + "\n"
-
-
-def _unmanaged(file: SiteFile, shapes: Sequence[Shape]) -> str:
-    """Return the GPUs of the largest of these nodes, as CUDA_VISIBLE_DEVICES has them, where Slurm knows of none."""
-    most = max(shape.gpus for shape in shapes)
-    return ",".join(map(str, range(most))) if file.gpu_request == "none" else ""
 
 
 def _head(run: _Run, contents: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetrl.describe.inventory import Inventory, NodeGroup, node_groups
-from hetrl.describe.sites import GATEWAY_MEMORY_GB, SiteFile
+from hetrl.describe.sites import GATEWAY_MEMORY_GB, NodeEntry, SiteFile
 from hetrl.errors import UsageError
 from hetrl.gpus import is_cpu
 from hetrl.hardware import Node
@@ -49,6 +49,11 @@ def shape_of(site: SiteFile, node: Node, used: int) -> Shape:
     return Shape(node.gpu, used, node.host_memory_gb * used / node.gpus, gres=gres)
 
 
+def node_kinds(site: SiteFile) -> tuple[NodeEntry, ...]:
+    """Return one kind of node per GPU type, the first that the site's file has."""
+    return tuple({entry.gpu: entry for entry in reversed(site.nodes)}.values())[::-1]
+
+
 def max_array_size(inventory: Inventory | None) -> int:
     """Return how many tasks an array may have; the highest index must stay below MaxArraySize."""
     return inventory.max_array_size if inventory is not None else MAX_ARRAY_SIZE
@@ -79,6 +84,12 @@ def resource_options(
     if feature is not None:
         options.append(f"--constraint={feature}")
     return (*options, *site.sbatch, *gateway_alone)
+
+
+def unmanaged_gpus(site: SiteFile, shapes: Iterable[Shape]) -> str:
+    """Return the GPUs of the largest of these nodes, as CUDA_VISIBLE_DEVICES has them, where Slurm knows of none."""
+    most = max(shape.gpus for shape in shapes)
+    return ",".join(map(str, range(most))) if site.gpu_request == "none" else ""
 
 
 def sbatch_lines(options: Iterable[str]) -> str:

@@ -77,11 +77,7 @@ def describe(problem: Problem, staged: Staged, site_order: Sequence[str]) -> Slu
             name,
             files[name].ssh,
             staged.directories[name],
-            tuple(
-                SlurmJob(script.name, script.kind, script.key, script.nodes, script.gpus, script.array_tasks)
-                for script in staged.scripts
-                if script.site == name
-            ),
+            tuple(job_of(script) for script in staged.scripts if script.site == name),
             files[name].cluster,
         )
         for name in site_order
@@ -90,6 +86,11 @@ def describe(problem: Problem, staged: Staged, site_order: Sequence[str]) -> Slu
     described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.gang_timeout_seconds)
     replace_json(staged.run.slurm, asdict(described))
     return described
+
+
+def job_of(script: SiteScript) -> SlurmJob:
+    """Return the job that a script becomes."""
+    return SlurmJob(script.name, script.kind, script.key, script.nodes, script.gpus, script.array_tasks)
 
 
 def scratch_of(site: SiteFile, dry_run: bool) -> str:
@@ -142,14 +143,18 @@ def carried_files(links: Mapping[str, SiteLinks], directories: Mapping[str, str]
 def write_site_scripts(run: Run, scripts: Sequence[SiteScript]) -> None:
     """Write scripts and rows to `scripts/` in each site's directory; `scripts/<site>` of the run leads there."""
     for script in scripts:
-        directory = run.site(script.site)
-        for folder in ("scripts", "logs", "peers"):
-            (directory / folder).mkdir(exist_ok=True)
-        replace_text(directory / "scripts" / f"{script.name}.sbatch", script.text)
-        replace_text(directory / "scripts" / f"{script.name}.json", script.rows_text)
+        write_script(run.site(script.site), script)
         link = run.path / "scripts" / script.site
         if not link.is_symlink():
             link.symlink_to(Path("..") / "sites" / script.site / "scripts")
+
+
+def write_script(directory: Path, script: SiteScript) -> None:
+    """Write a script and its rows into a site's own directory."""
+    for folder in ("scripts", "logs", "peers"):
+        (directory / folder).mkdir(exist_ok=True)
+    replace_text(directory / "scripts" / f"{script.name}.sbatch", script.text)
+    replace_text(directory / "scripts" / f"{script.name}.json", script.rows_text)
 
 
 def sbatch_argv(directory: str, script: SiteScript) -> tuple[str, ...]:
@@ -158,22 +163,44 @@ def sbatch_argv(directory: str, script: SiteScript) -> tuple[str, ...]:
 
 
 def dry_run_text(staged: Staged, files: Mapping[str, SiteFile]) -> str:
-    """Return what would be run at every site: the copy of its directory, and its sbatch lines."""
+    """Return what would be run at every site: the copy of its directory, and its sbatch lines.
+
+    Above them stands what the site's file says of how its jobs run.
+    """
     lines = []
     for site, directory in staged.directories.items():
         host, make, source = files[site].ssh, ("mkdir", "-p", directory), f"{staged.run.site(site)}/"
         if host == LOCAL:
-            lines += [f"# {site}", shlex.join(make), shlex.join(("rsync", "-a", source, f"{directory}/"))]
+            lines += [
+                f"# {site}",
+                *settings_lines(files[site]),
+                shlex.join(make),
+                shlex.join(("rsync", "-a", source, f"{directory}/")),
+            ]
         else:
             there = ("ssh", host, shlex.join(make))
             copy = ("rsync", "-a", source, f"{host}:{directory}/")
-            lines += [f"# {site}, on {host}", shlex.join(there), shlex.join(copy)]
+            lines += [f"# {site}, on {host}", *settings_lines(files[site]), shlex.join(there), shlex.join(copy)]
         lines += [
             f"{shlex.join(sbatch_argv(directory, script))}  # {_size(script)}"
             for script in staged.scripts
             if script.site == site
         ]
     return "\n".join(lines)
+
+
+def settings_lines(site: SiteFile) -> Iterator[str]:
+    """Yield `#   key: value` for each key of a site's file that says how jobs run there, where it is set."""
+    found: dict[str, Sequence[str]] = {"setup": site.setup_lines}
+    if (container := site.container) is not None:
+        found["container"] = (f"{container.image} by {container.runtime}",)
+        found |= {"container binds": container.binds, "container options": container.options}
+    found["paths"] = tuple(f"{name} is {place}" for name, place in site.paths.items())
+    for key, default in (("gpu_request", "gres"), ("cpu_bind", "none"), ("interface", None)):
+        value = getattr(site, key)
+        found[key] = (value,) if value != default else ()
+    found |= {"sbatch": site.sbatch, "gateway_sbatch": site.gateway_sbatch}
+    yield from (f"#   {key}: {value}" for key, values in found.items() for value in values)
 
 
 def _size(script: SiteScript) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.files import EventLog
@@ -37,12 +38,12 @@ def submit_everywhere(
     sites = [site for site in slurm.sites if any((site.name, job.name) not in accepted for job in site.jobs)]
     # The intent comes first: where this process dies at any moment after, its events say what may be there.
     for site in sites:
-        pack(run, site)
+        pack(run.site(site.name))
         for job in site.jobs:
             if (site.name, job.name) not in accepted:
                 events.append("submitting", site=site.name, job=job.name, key=job.key)
     try:
-        answers, errors = at_every_site(sites, lambda site: _submit_at(run, site))
+        answers, errors = at_every_site(sites, lambda site: submit_at(run.site(site.name), site))
         _note_taken(slurm, events, answers, accepted)
     except BaseException:  # Ctrl-C, too: a run is at all of its sites, or at none
         _withdraw(slurm, events)
@@ -57,9 +58,9 @@ def submit_everywhere(
     raise (SiteUnreachableError if unreachable else HetrlError)("\n".join(lines))
 
 
-def _submit_at(run: Run, site: SlurmSite) -> Taken:
-    """Copy, submit; after no answer look again, for what was asked for may have happened."""
-    send(run, site)
+def submit_at(directory: Path, site: SlurmSite) -> Taken:
+    """Copy a site's directory and submit its jobs; after no answer look again: what was asked for may have happened."""
+    send(directory, site)
     taken = _ask(site)
     while taken.unreachable:
         time.sleep(AGAIN_SECONDS)

@@ -80,13 +80,15 @@ def cancel_everywhere(slurm: SlurmRun, remove: bool = False) -> tuple[int, list[
     `remove` deletes the run's directories there too, so that what a site takes up late finds nothing.
     """
 
-    def cancel(site: SlurmSite) -> tuple[int, str]:
-        done = site.shell.run(["bash", "-lc", cancel_script(site, remove)], timeout_seconds=CANCEL_SECONDS)
-        return parse_cancelled(done.stdout, site)
-
-    answers, errors = at_every_site(slurm.sites, cancel)
+    answers, errors = at_every_site(slurm.sites, lambda site: cancel_at(site, remove))
     remains = [said for _, said in answers.values() if said] + [str(error) for error in errors.values()]
     return sum(count for count, _ in answers.values()), remains
+
+
+def cancel_at(site: SlurmSite, remove: bool) -> tuple[int, str]:
+    """Cancel the jobs of one site; return how many there were, and what remains (nothing: "")."""
+    done = site.shell.run(["bash", "-lc", cancel_script(site, remove)], timeout_seconds=CANCEL_SECONDS)
+    return parse_cancelled(done.stdout, site)
 
 
 def fetch_logs(run: Run, slurm: SlurmRun) -> None:

@@ -43,6 +43,9 @@ def test_line_of_a_step_has_reward_seconds_and_version_in_80_columns():
         ("\x1b[31mtorch.OutOfMemoryError: too much\x1b[0m\n", "torch.OutOfMemoryError: too much"),
         ("no errors were found\ngoodbye", "goodbye"),
         ("raise SomeError\nSomeError", "SomeError"),
+        ("OSError: no\nINFO 11-24 [core.py:58] error: none\nWARNING: fatal error (again)\n", "OSError: no"),
+        ("Killed\n(worker pid=7) INFO 11-24 goodbye\n", "Killed"),
+        ("INFO all is well\n", ""),
     ],
 )
 def test_telling_line_is_the_last_that_names_an_error_or_the_last(text, line):

@@ -1,11 +1,13 @@
 """A whole run over three real clusters, of configs/lab.yaml: discovered, probed, planned, submitted; real engines.
 
-The clusters share nothing but ssh. Slurm's GPUs are fake: each one that it grants is a process on the CPU.
+The clusters share nothing but ssh. Slurm's GPUs are fake: each one that it grants is a process on the CPU. The login of
+one wants a second factor, and the Slurm of one knows of no GPUs.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +20,7 @@ from lab.available import skip_unless_available
 from lab.lab import ROOT, Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, RUN_SITES as SITES
-from lab.submission import CHECKOUT, SITE_FILES
+from lab.submission import CHECKOUT, SITE_FILES, log_in
 
 CONFIG, ACROSS = f"{CHECKOUT}/configs/lab.yaml", f"{CHECKOUT}/configs/lab-training.yaml"
 STEPS = 12
@@ -47,13 +49,22 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_discovered_planned_and_trained_over_three_clusters(lab: Lab) -> None:
-    home = lab.home("alpha")
+def test_a_second_factor_is_asked_for_once_and_beforehand(lab: Lab) -> None:
+    """beta is out of reach until its user has logged in; from then on that connection is taken."""
+    (beta,) = (name for name, site in SITES.items() if site.second_factor)
+    before = hetrl(lab, "discover", SITE_FILES[list(SITES).index(beta)])
+    assert before.returncode == 4, before.stderr
+    assert "Permission denied" in before.stderr and "log in once beforehand" in before.stderr
+    log_in(lab)
     found = hetrl(lab, "discover", *SITE_FILES)
     assert found.returncode == 0, found.stderr
     for site, shape in SITES.items():
-        inventory = json.loads((home / f"topology/measured/{site}.json").read_text())
-        assert [node["gpus"] for node in inventory["nodes"]] == [{shape.gpu: shape.gpus_per_node}]
+        inventory = json.loads((lab.home("alpha") / f"topology/measured/{site}.json").read_text())
+        assert [node["gpus"] for node in inventory["nodes"]] == [{shape.gpu: shape.gpus_per_node} if shape.gres else {}]
+
+
+def test_probed_planned_and_trained_over_three_clusters(lab: Lab) -> None:
+    home = lab.home("alpha")
 
     probed = hetrl(lab, "probe", CONFIG, "--seconds", "1", "--streams", "1", "--round-trips", "5")
     assert probed.returncode == 0, probed.stdout + probed.stderr
@@ -75,6 +86,17 @@ def test_discovered_planned_and_trained_over_three_clusters(lab: Lab) -> None:
     moved_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
     for site in ("beta", "gamma"):
         assert lab.bytes_between("alpha", site) > moved_bytes[f"alpha-{site}"] > 1_000_000
+
+
+def test_a_job_on_a_node_of_every_site_says_what_only_it_sees(lab: Lab) -> None:
+    assert (lab.home("alpha") / "plan.json").exists(), "the run over three clusters discovers and probes first"
+    looked = hetrl(lab, "doctor", "--deep", CONFIG, "--json")
+    assert looked.stdout, looked.stderr
+    found = {(each["site"], each["what"]): each for each in json.loads(looked.stdout)}
+    assert {site: found.get((site, "node cpu"), {}).get("verdict") for site in SITES} == dict.fromkeys(SITES, "ok")
+    assert found["gamma", "node cpu"]["found"].startswith("gamma-1: python 3.")
+    assert not queued(lab)
+    assert not any(list((lab.home(site) / "scratch").glob("hetrl/doctor-*/*")) for site in SITES)
 
 
 def test_tasks_that_share_devices_take_turns_in_one_job(lab: Lab) -> None:
@@ -157,11 +179,12 @@ def assert_trained(run: Path) -> None:
 
 
 def assert_jobs(run: Path) -> None:
-    """The ranks were one gang, and each replica a task of its site's array."""
+    """The ranks were one gang, beta's replica a task of an array; gamma, which hands out whole nodes, had one job."""
     submitted = [event for event in lines(run / "events.jsonl") if event["kind"] == "submitted"]
     gangs = [(site, "gang", "gang") for site in SITES]
-    arrays = [(site, "array-cpu", "array") for site in ("beta", "gamma")]
+    arrays = [("beta", "array-cpu", "array")]
     assert sorted((each["site"], each["job"], each["job_kind"]) for each in submitted) == sorted(gangs + arrays)
     assert (run / "logs/alpha/actor_training-1.log").is_file()
-    for site in ("beta", "gamma"):
-        assert list((run / "logs" / site).glob("array-cpu-*_0.log"))
+    assert list((run / "logs/beta").glob("array-cpu-*_0.log"))
+    (log,) = (run / "logs/gamma").glob("gang-*.log")
+    assert re.search(r"actor_generation-\d ended with exit code 0", log.read_text())

@@ -9,6 +9,7 @@ import pytest
 
 from lab.lab import Lab
 from lab.launcher import ALL_RUN, COUNTS, NOTHING, Held, Launcher, everywhere, jobs, kill, until_jobs
+from lab.shape import JOB_USER
 
 
 @pytest.fixture
@@ -31,6 +32,28 @@ def test_run_is_submitted_followed_and_comes_home(launcher: Launcher) -> None:
     assert {job["state"] for job in launcher.state()["jobs"]} == {"COMPLETED"}
     assert (launcher.run / "logs/gamma/gateway.log").read_text() == "up on gamma-1\n"
     assert everywhere(launcher.lab) == NOTHING
+
+
+def test_a_look_at_a_site_is_one_squeue_of_two_requests(launcher: Launcher) -> None:
+    """The jobs of the user, and the partitions, without which no squeue does; nothing of a federation."""
+    lab = launcher.lab
+    follower = launcher.start()
+    launcher.until(follower, "go")
+    squeue = Held(lab, "gamma", "squeue")  # counts from here on: the next look waits in it
+    launcher.wait(follower, lambda: squeue.waits, "a look at gamma")
+    lab.run("gamma", ["sdiag", "--reset"], user="root")
+    squeue.release()
+    launcher.wait(follower, lambda: squeue.calls >= 4, "more looks at gamma")
+    requests = requests_of(lab, "gamma")
+    assert 3 <= requests <= 2 * squeue.calls
+    launcher.end(follower)
+
+
+def requests_of(lab: Lab, site: str) -> int:
+    """Return how many requests the job user's programs have made to a controller since its statistics were reset."""
+    by_user = lab.run(site, ["sdiag"], user="root").stdout.partition("statistics by user")[2]
+    found = re.search(rf"{JOB_USER}\s.*?count:(\d+)", by_user)
+    return int(found[1]) if found else 0
 
 
 def test_job_that_fails_ends_the_others(launcher: Launcher) -> None:

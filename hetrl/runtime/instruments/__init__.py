@@ -1,1 +1,1 @@
-"""Probe and profile, as they run on a node."""
+"""Probe, profile and the look of doctor, as they run on a node."""

@@ -24,9 +24,9 @@ from launch.slurm.commands import (
     queued,
     submit_script,
 )
+from launch.slurm.doctor import read_tests
 from launch.slurm.files import Mirror
 from launch.slurm.poll import Chunk, parse_poll, poll_script
-from launch.slurm.preflight import read_tests
 from launch.slurm.run import SlurmJob, SlurmSite
 from tests.launch.remote_cases import part
 

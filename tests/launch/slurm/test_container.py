@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from hetrl.describe.sites import SiteFile
+from launch.findings import Wish
 from launch.slurm.container import login_python_of, python_of, srun_options
 from launch.slurm.preconditions import questions
 
@@ -41,7 +42,7 @@ def test_srun_starts_containers_of_pyxis_and_only_jobs_can():
     assert options[0] == "--container-image=/x.sqsh"
     assert options[-1] == "--x"
     assert login_python_of(file) is None
-    assert "\nversions=()\n" in questions(file)
+    assert "\nversions=()\n" in questions(file, Wish(3600.0, {}))
 
 
 def test_podman_shares_network_memory_and_environment_of_the_node_and_the_runs_directory():

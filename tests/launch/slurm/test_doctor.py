@@ -16,8 +16,9 @@ from hetrl.runtime.weights.tiny_model import write_tiny_model
 from lab.lab import ROOT
 from lab.quickstart import QUICKSTART, changed
 from launch.cli import main
+from launch.findings import Finding, Wish
 from launch.remote import parse
-from launch.slurm.preconditions import Finding, Wish, judge, questions
+from launch.slurm.preconditions import judge, questions
 from tests.launch.remote_cases import part
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
@@ -64,6 +65,7 @@ def test_a_site_where_all_holds():
         ({"programs": "sbatch\nrsync"}, "programs", "failed", "sbatch, rsync", "module"),
         ({"controller": "Slurmctld(primary) at a is DOWN"}, "slurmctld", "failed", "DOWN", "`sinfo`"),
         ({"scratch": "mkdir: cannot create '/scratch': Permission denied"}, "scratch", "failed", "denied", "writable"),
+        ({"scratch": "bash: line 9: /s/.hetrl-1: Disk quota exceeded"}, "scratch", "failed", "quota", "make room in /"),
         ({"scratch": "F 1 2 3 4 M\n/dev/x 9 0 1000000 1% /s"}, "scratch", "warning", "1.0 GB free", "room"),
         ({"scratch": "F 1 2 3 4 M\n/dev/x 9 9 40 100% /s"}, "scratch", "failed", "is full: 0.0 GB free", "room"),
         ({"setup": "module load gcc\nconda x"}, "setup", "failed", "fails: module load gcc; conda x", "`module avail`"),
@@ -114,6 +116,29 @@ def test_a_local_run_needs_no_slurm_but_its_models(tmp_path, capsys):
     assert capsys.readouterr().out.count("/nowhere/model") == 3
 
 
+@pytest.mark.parametrize(
+    ("waiting", "found"),
+    [
+        (part("queue", "gpu\ngpu,short\nshort\n"), "6 of 8 GPUs idle, 2 jobs wait"),
+        (part("queue", "gpu\n"), "6 of 8 GPUs idle, 1 job waits"),
+        (part("queue", "slurm_load_jobs error\n", 1), "6 of 8 GPUs idle"),
+    ],
+)
+def test_how_busy_the_partitions_are(waiting, found):
+    answer = waiting + SLURM
+    queue = next(one for one in judge(SITE, answer, WISH, 0.0, 1.0) if one.what == "queue")
+    assert (queue.verdict, queue.found) == ("ok", found)
+
+
+def test_data_is_looked_for_where_a_site_may_lead():
+    wish = replace(WISH, data="/data/x.jsonl")
+    site = SITE.model_copy(update={"paths": {"/data": "/work"}})
+    (found,) = (one for one in judge(site, part("data", code=1), wish, 0.0, 1.0) if one.what == "data")
+    assert (found.verdict, found.found) == ("failed", "/work/x.jsonl cannot be read")
+    assert "data=/work/x.jsonl\n" in questions(site, wish)
+    assert "data=''\n" in questions(site.model_copy(update={"engines": ("vllm",)}), wish)
+
+
 def test_walltime_above_the_partitions_limit():
     finding = examined(SITE.model_copy(update={"partitions": ("short",)}))["partition short"]
     assert (finding.verdict, finding.found) == ("failed", "allows 0.5 h, asked 1 h")
@@ -154,7 +179,8 @@ def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
     lines = ("here=1", '[ "$here" = 1 ]  # an earlier line counts', "not_there")
     site = SITE.model_copy(update={**where, "modules": ("a b",), "setup": lines})
     (tmp_path / "config.json").touch()
-    script = questions(site, (str(tmp_path), "/no where/model"))
+    wish = replace(WISH, models=(str(tmp_path), "/no where/model"), data=str(tmp_path / "no data"))
+    script = questions(site, wish)
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
     parts = parse(answer)
@@ -164,8 +190,9 @@ def test_the_questions_are_one_script_that_any_shell_can_run(tmp_path):
     assert "environment" in parts
     assert parts["setup"].text == "module load 'a b'\nnot_there\n"
     assert parts["models"].text == "/no where/model\n"
+    assert parts["data"].code == 1
     with socket.create_server(("127.0.0.1", 0)) as relay:
         target = f"127.0.0.1:{relay.getsockname()[1]}"
-        script = questions(site.model_copy(update={"relay": target}))
+        script = questions(site.model_copy(update={"relay": target}), replace(wish, data=str(tmp_path)))
         answer = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
-        assert parse(answer)["egress"].code == 0
+        assert parse(answer)["egress"].code == parse(answer)["data"].code == 0

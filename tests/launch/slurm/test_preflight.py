@@ -12,7 +12,9 @@ from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.problem import read_problem
-from launch.slurm.preflight import Answer, preflight, preview_table
+from launch.findings import Finding
+from launch.slurm.doctor import Answer
+from launch.slurm.preflight import preflight, preview_table
 from launch.slurm.stage import stage_slurm
 from tests.launch.launch_cases import quick_plan
 from tests.launch.slurm.slurm_cases import environment, make_clusters
@@ -58,7 +60,8 @@ def test_more_gpu_hours_than_the_budget_are_refused(clusters):
 def test_preview_counts_what_the_sites_are_asked_for(clusters):
     problem, scripts = prepared(clusters, gpus=8)
     starts = {"alpha": {"gang": 0.0}, "beta": {"gang": 300.0, "array-cpu": 0.0}, "gamma": {}}
-    answers = {site: Answer((), expected) for site, expected in starts.items()}
+    busy = (Finding("gamma", "queue", "ok", "3 of 8 GPUs idle, 12 jobs wait"),)
+    answers = {site: Answer(busy if site == "gamma" else (), expected) for site, expected in starts.items()}
     plan = quick_plan()
     traffic = {"alpha-beta": 1.5, "alpha-gamma": 2.0, "beta-alpha": 0.25}
     plan = replace(plan, predicted=replace(plan.predicted, wan_gb_per_iteration=traffic))
@@ -70,4 +73,5 @@ def test_preview_counts_what_the_sites_are_asked_for(clusters):
     assert rows["alpha"][2:] == ["1", "8", "8", "0.7", "3.50"]
     assert rows["beta"][2:] == ["2", "16", "16", "0.7", "0.25"]
     assert rows["gamma"] == ["gang", "unknown", "1", "8", "8", "0.0", "0.00"]
+    assert "gamma now: 3 of 8 GPUs idle, 12 jobs wait" in text
     assert "at worst 5" in text  # 32 GPUs for the 10 minutes of gang_timeout

@@ -19,8 +19,15 @@ from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.gateway.ways import SiteLinks, Way, open_ways
 from hetrl.runtime.run.context import read_context
 from launch import cli
-from launch.slurm.stage import Carried, carried_files, dry_run_text, stage_slurm, with_endpoint_files
-from tests.launch.slurm.slurm_plans import lab, plan, problem
+from launch.slurm.stage import (
+    Carried,
+    carried_files,
+    dry_run_text,
+    settings_lines,
+    stage_slurm,
+    with_endpoint_files,
+)
+from tests.launch.slurm.slurm_plans import accounts, cray, lab, plan, problem, university
 from tests.launch.slurm.test_render import inventory
 
 ROOT = Path(__file__).parents[3]
@@ -126,6 +133,30 @@ def test_a_dry_run_needs_neither_scratch_nor_secrets_and_says_what_it_assumes(ca
     first = lines.index("# alpha, on alpha")
     copied = f"rsync -a {prepared.run.site('alpha')}/ alpha:{at}/alpha/"
     assert lines[first + 1 : first + 3] == [f"ssh alpha 'mkdir -p {at}/alpha'", copied]
+
+
+def test_dry_run_shows_what_the_site_files_say_of_how_jobs_run():
+    files = [site for case in (accounts, cray, university) for site in case()[1].scenario.sites]
+    shown = {site.name: list(settings_lines(site)) for site in files}
+    assert shown["rented"] == [
+        "#   setup: source /opt/conda/etc/profile.d/conda.sh",
+        "#   setup: conda activate base",
+        "#   container: /images/it's hetrl.sif by apptainer",
+        "#   container binds: /datasets:/datasets:ro",
+        "#   container options: --no-home",
+        "#   container options: --env=HF_HOME=/datasets/hf",
+        "#   gateway_sbatch: --partition=cpu",
+    ]
+    assert {"#   interface: hsn0", "#   container options: --no-container-mount-home"} <= set(shown["alps"])
+    assert {"#   cpu_bind: rank_ldom", "#   gpu_request: gpus-per-node"} <= set(shown["centre"])
+    assert "#   gpu_request: none" in shown["campus"]
+    moved = files[0].model_copy(update={"paths": {"/data": "/work/data"}})
+    assert "#   paths: /data is /work/data" in list(settings_lines(moved))
+    asked, given = two_sites(setup=["module use /opt"])
+    text = dry_run_text(
+        stage_slurm(asked, given, Path("config.yaml"), dry_run=True), {s.name: s for s in asked.scenario.sites}
+    )
+    assert "# b\n#   setup: module use /opt\nmkdir -p " in text
 
 
 def test_dry_run_of_64_gpus_in_eight_clusters_needs_no_cluster(tmp_path, capsys):

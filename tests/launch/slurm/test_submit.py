@@ -203,8 +203,8 @@ def test_what_the_jobs_wrote_outlives_another_copy(clusters):
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(said)
     (here / "config.yaml").write_text("another\n")
-    pack(run, slurm.site("alpha"))
-    send(run, slurm.site("alpha"))
+    pack(run.site("alpha"))
+    send(run.site("alpha"), slurm.site("alpha"))
     assert (there / "config.yaml").read_text() == "another\n"
     assert [name for name in files if (there / name).read_text() != "there"] == []
     listed = {line.split("  ")[1] for line in (there / MANIFEST).read_text().splitlines()}
