@@ -23,6 +23,7 @@ from launch.slurm.text import at_cluster, of_cluster, parse_discovery
 
 CLOCK_OFFSET_SECONDS = 30.0
 SCRATCH_GB = 50.0
+_OF_NODES_ALONE = re.compile(r"Exec format error|cannot execute binary")
 FULL_GB = 0.1  # code, plan and logs of a run need about that
 PROGRAMS = ("sbatch", "squeue", "scancel", "srun", "scontrol", "rsync")
 # Prints the versions of the packages that it is given, without importing them.
@@ -157,11 +158,13 @@ def _setup(site: SiteFile, text: str) -> Iterator[Finding]:
 
 def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
     words = login_python_of(site)
-    if words is None:
-        remedy = "`hetrl doctor --deep` asks a job: whether the container starts, and what it has"
-        yield Finding(site.name, "python", "warning", "not looked at: only jobs start the container", remedy)
-        return
     said = final_line(text)  # modules may print above it
+    unlike = _OF_NODES_ALONE.search(said) or (site.container and "command not found" in said)
+    if words is None or unlike:  # login nodes may be other machines than the nodes, or lack the container's runtime
+        why = "only jobs start the container" if words is None else said
+        remedy = "`hetrl doctor --deep` asks a job on the nodes: whether it starts there, and what it has"
+        yield Finding(site.name, "python", "warning", f"not looked at on the login node: {why}", remedy)
+        return
     try:
         found: dict[str, Any] = json.loads(said)
     except ValueError:

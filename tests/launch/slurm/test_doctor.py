@@ -101,8 +101,19 @@ def test_models_are_looked_for_where_the_sites_file_says(tmp_path):
 
 def test_an_interpreter_that_does_not_start_in_a_container_is_not_blamed_on_python():
     site = SITE.model_copy(update={"container": Container(image="/images/it's.sif")})
-    remedy = examined(site, environment="bash: apptainer: command not found")["python"].remedy
+    remedy = examined(site, environment="FATAL: could not open image")["python"].remedy
     assert remedy.startswith("make `apptainer exec '/images/it'\"'\"'s.sif' python3` start there, or correct container")
+
+
+def test_a_login_node_unlike_the_nodes_stands_in_nobodys_way():
+    contained = SITE.model_copy(update={"container": Container(image="/images/x.sif")})
+    for site, said in (
+        (SITE, "bash: /envs/aarch64/bin/python: cannot execute binary file: Exec format error"),
+        (contained, "bash: apptainer: command not found"),
+    ):
+        finding = examined(site, environment=said)["python"]
+        assert (finding.verdict, said in finding.found, "--deep" in finding.remedy) == ("warning", True, True)
+    assert examined(environment="bash: python3: command not found")["python"].verdict == "failed"
 
 
 def test_a_local_run_needs_no_slurm_but_its_models(tmp_path, capsys):
