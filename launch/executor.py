@@ -96,7 +96,9 @@ def choose_executor(asked: Literal["auto"] | ExecutorName, sites: Sequence[SiteF
     """
     if asked != "auto":
         return asked
-    return SLURM if any(site.ssh != LOCAL or (site.scratch and _slurm_is_here()) for site in sites) else "local"
+    if any(site.ssh != LOCAL for site in sites) or (any(site.scratch for site in sites) and _slurm_is_here()):
+        return SLURM
+    return "local"
 
 
 def _slurm_is_here() -> bool:

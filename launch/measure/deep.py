@@ -71,11 +71,13 @@ def look_at_nodes(problem: Problem, sites: Sequence[SiteFile], wish: Wish, wait_
                 started = [site for site in staged if site.name not in refused]
                 looks = _wait(started, wait_seconds)
             finally:
-                left, _ = at_every_site(staged, lambda site: cancel_at(site.slurm, remove=True))
+                ended, unreached = at_every_site(staged, lambda site: cancel_at(site.slurm, remove=True))
     findings = [_failed(name, "jobs", why, "correct the site's file") for name, why in refused.items()]
     for site in started:
         findings += [found for script in site.scripts for found in judge_job(site.file, script, looks[site.name], wish)]
-    return findings + [_failed(name, "jobs", why, "cancel them by hand") for name, (_, why) in left.items() if why]
+    left = {name: remains for name, (_, remains) in ended.items() if remains}
+    left |= {name: str(error) for name, error in unreached.items()}
+    return findings + [_failed(name, "jobs", why, "cancel by hand what is left") for name, why in left.items()]
 
 
 def _stage(problem: Problem, site: SiteFile, wish: Wish, run_id: str, work: Path) -> DeepSite:

@@ -40,7 +40,7 @@ from launch.measure.commands import (
     stop_script,
     write_script,
 )
-from launch.measure.remote_task import LOCAL, SLURM, RemoteTask, perform, read_tasks
+from launch.measure.remote_task import LOCAL, SLURM, RemoteTask, parameters, perform, read_tasks
 from launch.measure.stage import ProbeSite, Wanted, remote_jobs, stage
 from launch.measure.verbs import tables
 from launch.remote import parse
@@ -104,6 +104,16 @@ def test_the_tasks_of_a_site_and_what_its_scripts_are_given_are_golden(file: Sit
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(json.dumps(found, indent=1) + "\n")
     assert json.loads(json.dumps(found)) == json.loads(path.read_text())
+
+
+def test_probes_and_profiles_bind_cpus_and_find_gpus_as_runs_do() -> None:
+    file = site_file("campus", gpu_request="none", cpu_bind="rank_ldom", gateway_sbatch=["--partition=cpu"])
+    asked = remote_jobs(file, SLURM, "probe-1", "/work", WANTED, sites=2)
+    links, *_, gpus = asked.jobs
+    assert "--partition=cpu" in links.options and "--partition=cpu" not in gpus.options
+    assert all(parameters(asked, job)["srun_args"][0] == "--cpu-bind=rank_ldom" for job in asked.jobs)
+    assert parameters(asked, gpus)["setup"][-1] == "export CUDA_VISIBLE_DEVICES=0,1,2,3"
+    assert "CUDA_VISIBLE_DEVICES=" not in " ".join(parameters(asked, links)["setup"])
 
 
 def test_a_local_site_measures_its_links_by_processes_of_this_machine() -> None:
