@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from hetrl.files import EventLog, read_lines
 from launch.executor import Exit, Started
 from launch.run_directory import LAUNCHER, Run
+from launch.show import job_standing
 from launch.slurm.jobs import Jobs, jobs_of
 from launch.slurm.poll import Look
 from launch.slurm.run import SlurmRun, SlurmSite
 from launch.slurm.submit import submit_everywhere
-from launch.slurm.watch import cancel_everywhere, carry, look_at, refresh
+from launch.slurm.watch import cancel_everywhere, carry, living_jobs, look_at, refresh
 from launch.state import State
+
+# Slurm gives the processes of a cancelled job KillWait (30 s by default), and tidies the node up then (COMPLETING).
+ENDING_SECONDS = 60.0
+ENDING_POLL_SECONDS = 2.0
 
 
 class SlurmExecutor:
@@ -81,7 +87,7 @@ class SlurmExecutor:
         self._over.set()
 
     def stop(self) -> list[str]:
-        """Cancel every job at every site, look once more, and return a line for each site where some may live on.
+        """Cancel every job at every site, look until they have ended, and return a line for what may live on.
 
         What could not be submitted is withdrawn already.
         """
@@ -89,8 +95,13 @@ class SlurmExecutor:
         if not self._submitted:
             return []
         _, remains = cancel_everywhere(self._slurm)
-        refresh(self._run, self._slurm, LAUNCHER, logs=True)
-        return remains
+        deadline = time.monotonic() + ENDING_SECONDS
+        while True:
+            state = refresh(self._run, self._slurm, LAUNCHER, logs=True)
+            ending = [job for job in living_jobs(state) if job["site"] not in state.silent]
+            if not ending or time.monotonic() > deadline:
+                return [*remains, *(f"{job['site']}: {job['name']} is {job_standing(job)}" for job in ending)]
+            time.sleep(ENDING_POLL_SECONDS)
 
     def _watch(self, site: SlurmSite) -> None:
         carried: dict[str, str] = {}

@@ -136,6 +136,8 @@ def squeue(cluster: Path, words: list[str], faults: list[str]) -> int:
                 start, nodes = ("N/A", "") if waits else (job.get("start", "2026-11-21T12:00:09"), "a-n1")
                 submitted = SUBMITTED + job["id"]
                 print(f"{job['id']}|{job['name']}|{job['state']}|{submitted}|{start}|{nodes}|{job['reason']}")
+            if job["state"] == "COMPLETING":
+                job["state"] = "CANCELLED"
     return 0
 
 
@@ -143,7 +145,7 @@ def scancel(cluster: Path, words: list[str], faults: list[str]) -> int:
     with Queue(cluster) as jobs:
         for job in jobs:
             if job["id"] == words[-1]:
-                job["state"] = "CANCELLED"
+                job["state"] = "COMPLETING" if "slow" in faults else "CANCELLED"
     return 0
 
 

@@ -16,7 +16,7 @@ from hetrl.files import EventLog, read_lines
 from launch import follow
 from launch.cli import main
 from launch.run_directory import Run
-from launch.slurm import jobs as slurm_jobs
+from launch.slurm import executor as slurm_executor, jobs as slurm_jobs
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import read_slurm_run
 from launch.slurm.watch import carry, look_at, refresh
@@ -88,6 +88,16 @@ def test_job_that_fails_ends_its_siblings_everywhere_and_says_why(clusters, run,
     shown = capsys.readouterr().err
     assert "gamma: gang (job 1 ended: FAILED (NonZeroExitCode)): RuntimeError: no such device; see" in shown
     assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["FAILED"]}
+
+
+def test_nothing_is_said_to_be_over_while_slurm_still_tidies_up(clusters, run, monkeypatch, capsys):
+    monkeypatch.setattr(slurm_executor, "ENDING_POLL_SECONDS", 0.1)
+    clusters.fault("gamma", "scancel", "slow")
+    clusters.turn("beta", "FAILED")
+    assert main(["resume"]) == 1
+    assert "nothing of it goes on" in capsys.readouterr().err
+    states = {(job["site"], job["state"]) for job in json.loads(run.state.read_text())["jobs"]}
+    assert states == {("alpha", "CANCELLED"), ("beta", "FAILED"), ("gamma", "CANCELLED")}
 
 
 def test_the_process_that_failed_first_is_the_cause(clusters, run, capsys):
