@@ -28,7 +28,7 @@ from launch.slurm.render import SiteScript, task_script
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, node_kinds, shape_of
 from launch.slurm.stage import inventories_of
 
-ASK_SECONDS = 180.0
+DOCTOR_SECONDS = 180.0
 NODE = "node-"  # how the name of a job begins that looks at a node; the GPU's type follows
 _START = re.compile(r"Job \d+ to start at (\S+)")
 
@@ -46,7 +46,7 @@ def ask(site: SiteFile, wish: Wish, scripts: Sequence[SiteScript]) -> Answer:
     shell = Shell(site.name, site.ssh)
     asked_at = time.time()
     question = questions(site, wish, {script.name: script.text for script in scripts})
-    done = shell.run(["bash", "-lc", question], timeout_seconds=ASK_SECONDS)
+    done = shell.run(["bash", "-lc", question], timeout_seconds=DOCTOR_SECONDS)
     answered_at = time.time()
     reached = Finding(site.name, "ssh", "ok", f"{site.ssh} answers in {answered_at - asked_at:.1f} s")
     tested, starts = read_tests(site.name, done.stdout, scripts)

@@ -17,7 +17,9 @@ from launch.measure import deep
 from launch.measure.deep import judge_job, look_at_nodes
 from launch.slurm.commands import Queued
 from launch.slurm.doctor import node_scripts
+from launch.slurm.files import pack
 from launch.slurm.poll import Chunk, Look
+from launch.slurm.stage import write_script
 from tests.launch.launch_cases import ROOT
 from tests.launch.slurm.slurm_cases import environment, make_clusters
 from tests.launch.slurm.slurm_plans import problem
@@ -113,6 +115,36 @@ def test_what_a_node_says_of_itself(tmp_path):
     assert (found["models"], found["data"]) == (["/nowhere"], [str(tmp_path / "x")])
     assert "lo" in found["interfaces"] and "refused" in found["knock"]
     assert (found["granted"], found["seen"]) == (2, None)
+
+
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+
+
+def test_the_script_runs_and_its_log_is_understood(tmp_path):
+    """On this machine, with an srun that starts its words."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text(SRUN)
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    there, nodes = tmp_path / "it's there", [{"name": "n", "gpu": "cpu", "gpus": 2}]
+    there.mkdir()
+    asked = problem({"name": "here", "python": sys.executable, "nodes": nodes, "setup": ["export SET=1"]})
+    (site,) = asked.scenario.sites
+    wish = Wish(3600.0, {}, models=(str(there / "model"),))
+    (script,) = node_scripts(asked, site, wish, "doctor-1", str(there), "00:10:00")
+    write_script(there, script)
+    pack(there)
+    given = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"}
+    command = ["bash", str(there / "scripts" / f"{script.name}.sbatch")]
+    subprocess.run(command, cwd=there, env={**given, "SLURM_JOB_NODELIST": "n1"}, check=True, capture_output=True)
+    log = (there / "logs" / f"{script.name}.log").read_bytes()
+    job = Queued("7", "x", "COMPLETED", "None", None, "n1")
+    found = list(
+        judge_job(site, script, Look({script.key: job}, (Chunk(f"logs/{script.name}.log", len(log), 0, log),)), wish)
+    )
+    assert [(each.what, each.verdict) for each in found] == [("node cpu: models", "failed")]
 
 
 def test_a_job_that_does_not_start_is_named_and_nothing_is_left_behind(tmp_path, monkeypatch):
