@@ -7,15 +7,14 @@ on every way out:         cancel what waits or runs, remove the directories
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from hetrl.describe.sites import SiteFile
@@ -37,6 +36,24 @@ from launch.slurm.watch import LOOK_SECONDS, cancel_at
 
 WALLTIME = "00:10:00"  # containers of some GB are unpacked in it
 POLL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class NodeFound:
+    """What node_check printed: of `models` and `data` what cannot be read, the rest as it is there.
+
+    `granted` are the GPUs that Slurm gave, `seen` those of torch, or why it sees none; None where nobody asked.
+    """
+
+    host: str
+    python: str
+    packages: dict[str, str | None]
+    models: list[str]
+    data: list[str]
+    interfaces: list[str]
+    knock: str
+    granted: int
+    seen: int | str | None
 
 
 @dataclass(frozen=True)
@@ -125,7 +142,12 @@ def judge_job(site: SiteFile, script: SiteScript, look: Look, wish: Wish) -> Ite
     own = logs.get(f"logs/{script.name}.log", "")
     said = next((line for line in own.splitlines() if line.startswith(MARK)), None)
     if said is not None:
-        yield from _named(what, judge_node(site, json.loads(said.removeprefix(MARK)), wish))
+        try:
+            found = msgspec.json.decode(said.removeprefix(MARK), type=NodeFound)
+        except msgspec.MsgspecError as error:
+            yield _failed(site.name, what, f"what its job printed cannot be read ({error})", "run it again")
+            return
+        yield from _named(what, judge_node(site, found, wish))
     elif job is None or not job.ended:
         reason = f"it is {job.state} ({job.reason})" if job is not None else look.problem or "Slurm lists it no longer"
         yield _failed(site.name, what, f"its job did not end in time: {reason}", "look at `squeue --me` there")
@@ -142,37 +164,37 @@ def _named(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
         yield replace(finding, what=what if finding.verdict == "ok" else f"{what}: {finding.what}")
 
 
-def judge_node(site: SiteFile, found: Mapping[str, Any], wish: Wish) -> Iterator[Finding]:
+def judge_node(site: SiteFile, found: NodeFound, wish: Wish) -> Iterator[Finding]:
     """Yield the preconditions that do not hold on a node, or one finding that says what it is."""
     bad = [
-        *packages_found(site.name, {"python": found["python"], **found["packages"]}, wish),
-        *models_found(site.name, wish, found["models"], site.place),
-        *([data_found(site, wish, there=False)] if found["data"] else []),
+        *packages_found(site.name, {"python": found.python, **found.packages}, wish),
+        *models_found(site.name, wish, found.models, site.place),
+        *([data_found(site, wish, there=False)] if found.data else []),
         *_network(site, found),
         *_gpus(site, found),
     ]
     bad = [finding for finding in bad if finding.verdict != "ok"]
     yield from bad
     if not bad:
-        gpus = "" if found["seen"] is None else f", {found['seen']} GPUs"
-        yield Finding(site.name, "", "ok", f"{found['host']}: python {found['python']}{gpus}")
+        gpus = "" if found.seen is None else f", {found.seen} GPUs"
+        yield Finding(site.name, "", "ok", f"{found.host}: python {found.python}{gpus}")
 
 
-def _network(site: SiteFile, found: Mapping[str, Any]) -> Iterator[Finding]:
-    if site.interface and site.interface not in found["interfaces"]:
-        there = ", ".join(found["interfaces"])
+def _network(site: SiteFile, found: NodeFound) -> Iterator[Finding]:
+    if site.interface and site.interface not in found.interfaces:
+        there = ", ".join(found.interfaces)
         remedy = f"set interface in the site's file to one of {there}"
-        yield _failed(site.name, "interface", f"{found['host']} has no {site.interface}", remedy)
-    if found["knock"]:
-        said = f"{knocked(site)} does not answer from {found['host']}: {found['knock']}"
+        yield _failed(site.name, "interface", f"{found.host} has no {site.interface}", remedy)
+    if found.knock:
+        said = f"{knocked(site)} does not answer from {found.host}: {found.knock}"
         yield _failed(
             site.name, site.egress, said, f"correct {site.egress} in the site's file, or ask for that way out"
         )
 
 
-def _gpus(site: SiteFile, found: Mapping[str, Any]) -> Iterator[Finding]:
-    if found["seen"] is not None and found["seen"] != found["granted"]:
-        said = f"torch on {found['host']} sees {found['seen']}, granted are {found['granted']}"
+def _gpus(site: SiteFile, found: NodeFound) -> Iterator[Finding]:
+    if found.seen is not None and found.seen != found.granted:
+        said = f"torch on {found.host} sees {found.seen}, granted are {found.granted}"
         remedy = "install a torch that fits the nodes' driver; in a container, give it the GPUs"
         yield _failed(site.name, "gpus", said, remedy)
 

@@ -39,6 +39,8 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     findings = [finding for found in answers.values() for finding in found]
     if arguments.deep and on_slurm:
         findings += _deep(problem, [site for site in sites if site.name in answers], findings, wish)
+    if sum(map(may_lead, sites)) > 1:  # any of these may be the one that leads, and reads the data
+        findings = [_softened(finding) for finding in findings]
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     elif findings:
@@ -68,12 +70,11 @@ def examine(problem: Problem, site: SiteFile, wish: Wish) -> list[Finding]:
         scripts = [*node_scripts(problem, site, wish, *given), *gateway_script(problem, site, *given)]
     except UsageError as error:  # the inventory has no such nodes: what the site has now is asked all the same
         return [*ask(site, wish, ()).findings, Finding(site.name, "jobs", "failed", str(error), "run `hetrl discover`")]
-    others = sum(map(may_lead, problem.scenario.sites)) > 1  # any of these may be the one that leads
-    return [_softened(each) if others else each for each in ask(site, wish, scripts).findings]
+    return list(ask(site, wish, scripts).findings)
 
 
 def _softened(finding: Finding) -> Finding:
-    is_failure = finding.what == "data" and finding.verdict == "failed"
+    is_failure = finding.what.rpartition(" ")[2] == "data" and finding.verdict == "failed"
     return replace(finding, verdict="warning") if is_failure else finding
 
 

@@ -91,6 +91,8 @@ def test_each_thing_that_only_a_job_sees(changes, what, said):
 def test_a_job_that_says_nothing_is_explained():
     (failed,) = judged("FATAL: could not open image /images/hetrl.sif\n", "FAILED", f"logs/{SCRIPT.name}-7_0.log")
     assert failed.found == "its job ended: FAILED: FATAL: could not open image /images/hetrl.sif"
+    (garbled,) = judged(f"{MARK}{json.dumps({**GOOD, 'granted': 'all'})}\n")
+    assert garbled.verdict == "failed" and "cannot be read" in garbled.found
     (waits,) = judged("", "PENDING")
     assert waits.found == "its job did not end in time: it is PENDING (Resources)"
     (gone,) = judged("", None)
