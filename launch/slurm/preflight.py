@@ -78,8 +78,9 @@ def preview_table(problem: Problem, plan: Plan, scripts: Sequence[SiteScript], a
         table.add_row(site, *_cells(own, answers[site].starts, last, launch), f"{sent_gb:,.2f}")
     worst = sum(script.gpus for script in scripts) * launch.gang_timeout_seconds / 3600
     table.caption = (
-        "GPU-h: GPU-hours if it takes the whole time; idle: those until the last job starts, as Slurm expects it;\n"
-        f"at worst {worst:,.0f}, where all wait launch.gang_timeout for one; GB/step: what it sends to other sites"
+        "GPU-h: GPU-hours if it takes the whole time; GB/step: sent to other sites;\n"
+        "idle: GPU-hours until the last job starts, as Slurm expects it;\n"
+        f"at worst {worst:,.0f}, where all wait launch.gang_timeout for one"
         + "".join(_queue_line(site, answers[site]) for site in plan.site_order)
     )
     table.caption_justify = "left"

@@ -88,7 +88,10 @@ def resume_command(arguments: argparse.Namespace) -> int:
 def _finish_off(run: Run, slurm: SlurmRun, state: State) -> int:
     """Cancel what may be left of a run that has ended; raises HetrlError where it did not end well."""
     count, remains = cancel_everywhere(slurm)
-    ended = f"{run.id} is {state.phase} already; {count} job{'' if count == 1 else 's'} left, cancelled"
+    left = (
+        f"{count} job{'' if count == 1 else 's'} that had been left: cancelled" if count else "nothing of it was left"
+    )
+    ended = f"{run.id} is {state.phase} already; {left}"
     if remains:
         raise PartialError("\n".join([ended, *remains]))
     if state.phase != FINISHED:

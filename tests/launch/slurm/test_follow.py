@@ -196,7 +196,7 @@ def test_cancel_says_what_it_could_not_reach_and_comes_back_for_it(clusters, run
 def test_a_run_that_failed_is_not_resumed(clusters, run, capsys):
     assert main(["cancel"]) == 0
     assert main(["resume"]) == 1
-    assert "is cancelled already; 0 jobs left, cancelled; a run that has ended cannot be resumed" in (
+    assert "is cancelled already; nothing of it was left; a run that has ended cannot be resumed" in (
         capsys.readouterr().err
     )
 
