@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _lab_sites import SITES, LabSites, Shape, open_lab, order, reply_of
 from _results import ROOT, write_result
 from group import Case, World
+
+from lab.worlds.gateways import SITES, LabSites, Shape, open_lab, order, reply_of
 
 BEFORE = "0d33c67"  # members and gateways took whatever came with the key of a site of the run
 SHAPE = Shape(0.4, 10.0, 0.0)

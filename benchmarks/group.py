@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from _cpu import Cpu, cpu_of_all
-from _lab_sites import INTERFACE, SITES, LabSites, Shape, lab_sites, order, reply_of
 from _results import ROOT, write_result
+
+from lab.worlds.gateways import INTERFACE, SITES, LabSites, Shape, lab_sites, order, reply_of
 
 SHAPES = ((1.0, 25.0), (0.4, 10.0), (0.1, 40.0))
 LOSSES = (0.0, 1e-4)

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _lab_sites import SITES, Shape, lab_sites, order, reply_of
 from _results import ROOT, write_result
+
+from lab.worlds.gateways import SITES, Shape, lab_sites, order, reply_of
 
 SHAPE = Shape(0.4, 25.0, 0.0)
 SIZE_MB = 64

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from _cpu import cpu_of_all
-from _lab_sites import SITES, Shape, lab_sites, order, reply_of
 from _results import ROOT, write_result
+
+from lab.worlds.gateways import SITES, Shape, lab_sites, order, reply_of
 
 SHAPES = (Shape(1.0, 25.0, 0.0), Shape(0.4, 10.0, 0.0))
 RECEIVERS = (1, 2)

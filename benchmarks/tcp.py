@@ -15,9 +15,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from _lab_sites import SITES, LabSites, Shape, lab_sites, order, reply_of
 from _results import ROOT, write_result
 
+from lab.worlds.gateways import SITES, LabSites, Shape, lab_sites, order, reply_of
 from launch.site_ways import STREAMS
 
 SHAPES = (Shape(1.0, 25.0, 0.0), Shape(0.4, 10.0, 0.0), Shape(0.1, 40.0, 0.0))

@@ -19,7 +19,7 @@ from tests.runs import submitted
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (signal.SIGSTOP, "beta: beta/actor_training.rank/1 has been silent for 12 s; look into its log"),
+        (signal.SIGSTOP, "beta: beta/actor_training.rank/1 has been silent for 12 s (its last word: in "),
         (signal.SIGKILL, "beta: actor_training rank 1 was ended by SIGKILL"),
     ],
 )

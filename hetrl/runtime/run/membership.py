@@ -15,6 +15,7 @@ from hetrl.runtime.transport.member import DeadlineError, Member
 SILENCE_SECONDS, RANK_SILENCE_SECONDS = 60.0, 12.0
 POLL_SECONDS = 1.0
 LAST_WORD_SECONDS = 5.0  # a member that gives up at the deadline says why
+WORD_CHARACTERS = 200  # of what a rank says that it does
 
 
 class _MemberLost(Exception):  # noqa: N818 - it says what happened to the member
@@ -38,6 +39,7 @@ class Membership:
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
         self._ranks = frozenset(ranks)
         self._last_seen = dict.fromkeys(expected, time.monotonic())
+        self._last_word: dict[str, str] = {}
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
 
@@ -86,11 +88,14 @@ class Membership:
     def _check_silence(self) -> None:
         now = time.monotonic()
         for name, seen in self._last_seen.items():
+            if cause := self._member.links.why_given_up(name):
+                raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {name} cannot be reached: {cause}"))
             limit_seconds = RANK_SILENCE_SECONDS if name in self._ranks else SILENCE_SECONDS
             if self._member.links.are_out(name):  # how long that may last, the gateways know
                 self._last_seen[name] = now
             elif now - seen > limit_seconds:
-                silent = f"{name} has been silent for {limit_seconds:g} s; look into its log"
+                word = f" (its last word: in {self._last_word[name]})" if name in self._last_word else ""
+                silent = f"{name} has been silent for {limit_seconds:g} s{word}; look into its log"
                 raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}"))
 
     async def _hear(self) -> None:
@@ -105,6 +110,8 @@ class Membership:
         if source in self._connected:
             self._connected[source].set()
         match envelope.message:
+            case wire.Heartbeat(doing=doing) if doing and source in self._ranks:
+                self._last_word[source] = doing[:WORD_CHARACTERS]
             case wire.Join() as join if source in self._expected:
                 self.joined[source] = join
                 self._on_ready(source, join)

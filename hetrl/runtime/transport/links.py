@@ -10,15 +10,25 @@ from hetrl.runtime.wire import is_gateway, site_of
 
 
 class Links:
-    """The links that are out, and who wants to know of changes."""
+    """The links that are out or given up, and who wants to know of changes."""
 
     def __init__(self) -> None:
         self._out: set[str] = set()
+        self._given_up: dict[str, str] = {}
         self._listeners: list[Callable[[str], None]] = []
 
     def are_out(self, address: str) -> bool:
         """Whether what is sent to a member waits for a link."""
         return site_of(address) in self._out
+
+    def why_given_up(self, address: str) -> str | None:
+        """Return why nothing that is sent to a member will arrive; None where it does, or waits."""
+        return self._given_up.get(site_of(address))
+
+    def give_up(self, site: str, cause: str) -> None:
+        """Note that the link to a site was out for longer than anybody waits."""
+        self._given_up[site] = cause
+        self._tell(site)
 
     def lost(self, site: str) -> None:
         """Note that the link to a site is out."""
@@ -28,6 +38,7 @@ class Links:
     def restored(self, site: str) -> None:
         """Note that the link to a site carries again, or lost a part of itself that is back."""
         self._out.discard(site)
+        self._given_up.pop(site, None)
         self._tell(site)
 
     def _tell(self, site: str) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -171,9 +171,9 @@ class Member:
         """Answer the message that `envelope` holds."""
         await self.send(envelope.header.source, message, buffers, reply_to=envelope.header.id)
 
-    def start_heartbeat(self, to: str, every_seconds: float = 2.0) -> None:
-        """Tell `to` every so often that this member lives, until it closes."""
-        self._start(self._beat(to, every_seconds), "heartbeat")
+    def start_heartbeat(self, to: str, every_seconds: float = 2.0, doing: Callable[[], str] = str) -> None:
+        """Tell `to` every so often that this member lives, and what it is `doing`, until it closes."""
+        self._start(self._beat(to, every_seconds, doing), "heartbeat")
 
     def offended(self, source: str, what: str) -> None:
         """Count what another member should not have said; after several times nothing of it is heard any more."""
@@ -252,9 +252,9 @@ class Member:
 
     # ---- time and the end
 
-    async def _beat(self, to: str, every_seconds: float) -> None:
+    async def _beat(self, to: str, every_seconds: float, doing: Callable[[], str]) -> None:
         while True:
-            self._exchange.tell(to, wire.Heartbeat())
+            self._exchange.tell(to, wire.Heartbeat(doing=doing()))
             await asyncio.sleep(every_seconds)
 
     async def _tick(self) -> None:

@@ -120,6 +120,9 @@ class Receiver:
         elif answered is None or self._exchange.under_way(answered, receiver):
             self._exchange.end(receiver, cause)
             self._moved()
+            here = wire.site_of(self._exchange.address)
+            if header.source == wire.gateway_of(here) and receiver == wire.site_of(receiver):
+                self._links.give_up(receiver, cause)
 
     def _settle_soon(self) -> None:
         if self._exchange.owes and not self._settling:

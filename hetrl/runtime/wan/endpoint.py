@@ -175,6 +175,11 @@ class Endpoint:
             return None
         return reply.message.operations if isinstance(reply.message, wire.WanProbed) else None
 
+    def _doing(self) -> str:
+        """Return what this rank is in at present, as in "all_reduce 7 of group 1"."""
+        named = (f"{title} of group {group.name}" for group in self._groups.values() for title in group.under_way())
+        return ", ".join(named) or "no operation across sites"
+
     def lost(self, address: str, cause: str) -> None:
         """End the groups of a member that is gone."""
         self._gone[address] = cause
@@ -191,10 +196,11 @@ class Endpoint:
         try:
             async with self.member:
                 if self._watcher is not None:
-                    self.member.start_heartbeat(self._watcher)
+                    self.member.start_heartbeat(self._watcher, doing=self._doing)
                 reading = self._loop.create_task(self._read())
                 self._up.set_result(None)
-                await self._closing.wait()
+                with self.member.links.told(self._link_changed):
+                    await self._closing.wait()
                 self._stop(f"{self.address}: the world is stopped")
                 if self._tasks:
                     await asyncio.wait(self._tasks, timeout=LAST_WORDS_SECONDS)
@@ -205,6 +211,13 @@ class Endpoint:
             if self._up.done():
                 raise
             self._up.set_exception(error)
+
+    def _link_changed(self, site: str) -> None:
+        """End the groups of the ranks of a site once its link is given up."""
+        if cause := self.member.links.why_given_up(site):
+            for address in sorted(self._ranks):
+                if wire.site_of(address) == site:
+                    self.lost(address, f"{address} cannot be reached: {cause}")
 
     async def _read(self) -> None:
         while True:

@@ -23,7 +23,9 @@ class Go(Tagged, frozen=True, tag=True):
 
 
 class Heartbeat(Tagged, frozen=True, tag=True):
-    """A member lives; or, from a gateway, a stream of its link does that carries nothing else."""
+    """A member lives, `doing` this; or, from a gateway, a stream of its link does that carries nothing else."""
+
+    doing: str = ""
 
 
 class Abort(Tagged, frozen=True, tag=True):

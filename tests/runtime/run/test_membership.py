@@ -100,18 +100,19 @@ def test_a_run_goes_on_without_whom_it_can_spare(last: wire.Message, monkeypatch
 def test_a_rank_that_stands_still_is_named_before_a_member_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "RANK_SILENCE_SECONDS", 0.2)
     rank, other = f"{TRAINER.rpartition('/')[0]}.rank/0", f"{TRAINER.rpartition('/')[0]}.rank/1"
-    member = _Member([])
+    member = _Member([(rank, wire.Heartbeat(doing="all_reduce 7 of group 1"))])
 
     async def watch() -> None:
         found = Membership(member, (), lambda name, join: None, (rank, other))  # type: ignore[arg-type]
         await found.gather(1.0, _Turns())  # type: ignore[arg-type]
         watching = asyncio.ensure_future(found.watch(lambda member, error: False))
         while not watching.done():
-            member.heard.append((other, wire.Heartbeat()))
+            member.heard.append((other, wire.Heartbeat(doing="all_reduce 8 of group 1")))
             await asyncio.sleep(0.05)
         await watching
 
-    with pytest.raises(HetrlError, match=f"alpha: {rank} has been silent for 0.2 s; look into its log"):
+    said = rf"alpha: {rank} has been silent for 0.2 s \(its last word: in all_reduce 7 of group 1\); look into its log"
+    with pytest.raises(HetrlError, match=said):
         asyncio.run(watch())
 
 
@@ -130,6 +131,25 @@ def test_who_is_behind_a_link_that_is_out_is_not_silent_until_it_is_back(monkeyp
             await asyncio.wait_for(watching, 10)
 
     asyncio.run(watch())
+
+
+def test_who_is_behind_a_link_that_is_given_up_is_lost_with_its_cause() -> None:
+    told: list[tuple[str, str]] = []
+
+    def spare(member: str, error: HetrlError) -> bool:
+        told.append((member, str(error)))
+        return member == REPLICA
+
+    async def watch() -> None:
+        member = _Member([])
+        found = Membership(member, [TRAINER, REPLICA, OTHER], lambda name, join: None)  # type: ignore[arg-type]
+        member.links.lost("beta")
+        member.links.give_up("beta", "no connection for 600 s")
+        with pytest.raises(HetrlError, match=f"beta: {OTHER} cannot be reached: no connection for 600 s"):
+            await asyncio.wait_for(found.watch(spare), 10)
+
+    asyncio.run(watch())
+    assert [member for member, _ in told] == [REPLICA, OTHER]
 
 
 def test_nobody_expects_a_gateway_to_go_on_speaking(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Sites of the lab with a gateway each, for benchmarks of what crosses links: no packet filter, direct ways."""
+"""Sites of the lab with a gateway each, to try what crosses links: no packet filter, direct ways."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from _results import ROOT
-
-sys.path.insert(0, str(ROOT))  # the lab is among the tests
-
 from hetrl.describe.sites import SiteFile
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from hetrl.workload import ACTOR_GENERATION
 from lab import pods, wan
-from lab.lab import Lab
+from lab.lab import ROOT, Lab
 from lab.shape import Site
 from launch.site_ways import links_of
 
@@ -49,10 +45,22 @@ class Shape:
 class LabSites:
     """The sites while they are up; `folder(site)` has what a member of the site reads.
 
-    Its processes run the package that lies in `code`; gateways listen on `port`.
+    Its processes run the package that lies in `code`; gateways listen on `port` and know these `members`. A link may
+    be out for `patience_seconds`.
     """
 
-    def __init__(self, lab: Lab, work: Path, stack: ExitStack, code: Path = ROOT, port: int = _PORT) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        work: Path,
+        stack: ExitStack,
+        code: Path = ROOT,
+        port: int = _PORT,
+        *,
+        members: Sequence[str] = MEMBERS,
+        patience_seconds: float = 600.0,
+        gateways: bool = True,
+    ) -> None:
         self._lab, self._work, self._stack, self._code = lab, work, stack, code
         self.endpoints = {site: f"tcp://{self.address(site)}:{port}" for site in SITES}
         keys, files = make_run_keys(SITES), [SiteFile(name=site) for site in SITES]
@@ -60,9 +68,10 @@ class LabSites:
             self.folder(site).mkdir(mode=0o700, parents=True)  # else the gateway opens no unix socket there
             write_keys(self.folder(site) / "keys.json", keys[site])
             described = {"run": "run", "site": site, "bind": self.endpoints[site], "hold_seconds": 60}
-            described |= {"members": MEMBERS, "keys": "keys.json", **links.to_json()}
+            described |= {"members": [*members], "keys": "keys.json", **links.to_json()}
+            described["patience_seconds"] = {peer: patience_seconds for peer in SITES if peer != site}
             (self.folder(site) / "gateway.json").write_text(json.dumps(described))
-        self.gateways = [self.start(site, _GATEWAY) for site in SITES]
+        self.gateways = [self.start_gateway(site) for site in SITES] if gateways else []
 
     def folder(self, site: str) -> Path:
         """Return the site's directory."""
@@ -94,6 +103,10 @@ class LabSites:
     def heal(self, a: str, b: str) -> None:
         """Undo `cut`."""
         self._lab.heal(a, b)
+
+    def start_gateway(self, site: str) -> subprocess.Popen[str]:
+        """Start the gateway of a site, which has none."""
+        return self.start(site, _GATEWAY)
 
     def start(self, site: str, command: Sequence[str], **environment: str) -> subprocess.Popen[str]:
         """Start a process in the network of a site's node; it ends with the sites. Its stderr goes to a log."""
