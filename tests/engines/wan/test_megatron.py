@@ -23,7 +23,7 @@ from tests.engines.megatron.megatron_worlds import (
     weights,
     written,
 )
-from tests.engines.wan.wan_worlds import Sites, engine_over, sites_of
+from tests.engines.wan.wan_worlds import LAYOUTS as SITES, Sites, engine_over, sites_of
 
 _TWO = ("alpha/actor_training.rank/0", "beta/actor_training.rank/0")
 _TWO_EACH = (
@@ -120,6 +120,20 @@ def test_gathering_changes_trains_as_gathering_all_and_sends_less(
         assert metrics == all_metrics
         assert_same(exported, all_exported, 0.0)
     assert all(sent < crossed[True][link] for link, sent in crossed[False].items())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [(SITES["3x1"], "data-3"), (SITES["3x1"], "three-stages"), (SITES["2+1+1"], "data-pipeline")],
+)
+def test_training_over_three_sites_is_bit_equal_again_and_that_over_one_but_for_rounding(
+    worlds: Worlds, ranks: tuple[str, ...], layout: str
+) -> None:
+    job = step_job(model_config(), {**LAYOUTS, "data-3": Layout(1, ((0, 4),), (4, 2, 2), 2)}[layout])
+    (metrics, first), (again, second) = (_trained(worlds, ranks, "wan", job) for _ in range(2))
+    assert metrics == again
+    assert_same(first, second, 0.0)
+    assert_same(first, _trained(worlds, ranks, "gloo", job)[1], 1e-5)
 
 
 def _save(rank: int, port: int, argument: tuple[Sites, Job, Path]) -> bool:
