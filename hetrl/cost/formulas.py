@@ -163,15 +163,22 @@ def ring_bytes(ranks: int, gradient: float, parameters: float, sharded: bool) ->
     return (ranks - 1) / ranks * (gradient + (parameters if sharded else gradient))
 
 
-def wan_ring_bytes(sites: int, gradient: float, parameters: float, sharded: bool) -> float:
-    """Return the bytes of a ring's reduction per direction between neighbours of s sites.
+def wan_reduce_bytes(receivers: int, ranks: int, sites: int, following: bool, gradient: float, sharded: bool) -> float:
+    """Return the bytes of gradient that a site sends another one, where so many of the ranks are `receivers`.
 
-    The reduction is hierarchical: each site reduces first, then the sites pass the sum round, 2 (s-1)/s of the whole
-    gradient per direction (with two sites: the whole gradient once, 33 GB for 8B in fp32). A sharded optimiser adds
-    the all-gather of the parameters, (s-1)/s.
+    Each site sums first. A sharded optimiser reduce-scatters: the shares of the receivers go to their site. Else s
+    sites all-reduce: every site sends its sums to the `following` one, the last of which sends the total of its s-th to
+    all; with two sites the whole gradient goes once each way, 33 GB for 8B in fp32. That is what
+    `hetrl.runtime.wan.reduce_scatter` and `hetrl.runtime.wan.all_reduce` do.
     """
-    share = (sites - 1) / sites
-    return 2 * share * gradient + (share * parameters if sharded else 0.0)
+    if sharded:
+        return gradient * receivers / ranks
+    return gradient if following else gradient / sites
+
+
+def wan_gather_bytes(senders: int, ranks: int, parameters: float, sharded: bool) -> float:
+    """Return the bytes of parameters that a site with so many of the ranks sends each other one behind the update."""
+    return parameters * senders / ranks if sharded else 0.0
 
 
 def ring_latency(members: Sequence[int], delays: Sequence[float], between: float) -> float:

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise, permutations
 
 from hetrl.cost import formulas
 from hetrl.hardware import Device, Path, Topology, wire_seconds
@@ -57,12 +57,16 @@ def _one_per_node(devices: Iterable[Device]) -> list[Device]:
 
 @dataclass(frozen=True)
 class Ring:
-    """Ranks that reduce the same gradients: `gradient_bytes` each, `parameter_bytes` gathered again if sharded."""
+    """Ranks that reduce the same gradients: `gradient_bytes` each, `parameter_bytes` gathered again if sharded.
+
+    Over links between sites the gather sends the share `gathered` of them (`CostModel.gathered`).
+    """
 
     devices: tuple[Device, ...]
     gradient_bytes: float
     parameter_bytes: float
     sharded: bool
+    gathered: float = 1.0
 
 
 def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
@@ -71,7 +75,7 @@ def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mappin
     All rings run at the same time, so an edge takes its load over its bandwidth and the slowest edge is the time:
       inside a node  2 (n-1)/n bytes of a ring of n over `peer_gbps`, for each ring (they have separate lanes)
       between nodes  the same, over the node's NIC, summed over all rings that leave the node
-      between sites  `wan_reduction_bytes` of all rings, over the link between neighbouring sites
+      between sites  `wan_phases` of all rings, each over the link from site to site, one phase behind the other
     plus 2 (n-1) alpha of the slowest kind of edge on its level. A sharded optimiser replaces the all-gather of
     gradients inside a site by that of the (smaller) parameters (`formulas.ring_bytes`).
     """
@@ -100,7 +104,7 @@ def _latency_seconds(topology: Topology, ring: Ring) -> float:
     sites = [topology.site_by_name[name] for name in members]
     alone = len(_one_per_node(ring.devices)) == len(sites)  # in one node of each site
     delays = [site.node_delay_ms if alone else site.delay_ms for site in sites]
-    between = max((link_delay_ms(topology, pair) for pair in pairwise(members)), default=0.0)
+    between = max((link_delay_ms(topology, pair) for pair in combinations(members, 2)), default=0.0)
     return formulas.ring_latency([*members.values()], delays, between) / 1e3
 
 
@@ -110,26 +114,39 @@ def link_delay_ms(topology: Topology, pair: Direction) -> float:
     return link.delay_ms if link else math.inf
 
 
-def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
-    """Return the bytes of one reduction per direction between neighbouring sites of the rings."""
-    loads: defaultdict[Direction, float] = defaultdict(float)
+def wan_phases(rings: Sequence[Ring]) -> tuple[dict[Direction, float], dict[Direction, float]]:
+    """Return the bytes per direction between sites of one reduction, and those of the gather behind the update."""
+    reduced: defaultdict[Direction, float] = defaultdict(float)
+    gathered: defaultdict[Direction, float] = defaultdict(float)
     for ring in rings:
-        sites = list(dict.fromkeys(device.site for device in ring.devices))
-        if len(sites) < 2:
-            continue
-        moved = formulas.wan_ring_bytes(len(sites), ring.gradient_bytes, ring.parameter_bytes, ring.sharded)
-        for direction in (*pairwise(sites), (sites[-1], sites[0])):
-            loads[direction] += moved
-    return dict(loads)
+        members = Counter(device.site for device in ring.devices)
+        sites, ranks = [*members], len(ring.devices)
+        following = {*pairwise((*sites, sites[0]))}
+        for source, target in permutations(sites, 2):
+            reduced[source, target] += formulas.wan_reduce_bytes(
+                members[target], ranks, len(sites), (source, target) in following, ring.gradient_bytes, ring.sharded
+            )
+            sent = ring.gathered * ring.parameter_bytes
+            gathered[source, target] += formulas.wan_gather_bytes(members[source], ranks, sent, ring.sharded)
+    return dict(reduced), dict(gathered)
+
+
+def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
+    """Return the bytes of both phases of one reduction per direction between sites."""
+    reduced, gathered = wan_phases(rings)
+    return {direction: load + gathered[direction] for direction, load in reduced.items()}
 
 
 def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
-    times = [0.0]
-    devices = [device for ring in rings for device in ring.devices]
-    for direction, load in wan_reduction_bytes(rings).items():
-        best = site_gbps(topology, devices, direction)
-        times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
-    return max(times)
+    """Return the time of both phases, each as long as its slowest direction."""
+    devices, seconds = [device for ring in rings for device in ring.devices], 0.0
+    for phase in wan_phases(rings):
+        times = [0.0]
+        for direction, load in phase.items():
+            best = site_gbps(topology, devices, direction)
+            times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
+        seconds += max(times)
+    return seconds
 
 
 def link_seconds(topology: Topology, direction: Direction, load: float) -> float:

@@ -98,7 +98,7 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
         times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
         alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
         pipelines.append(alone * (1 + expected_largest(len(replicas)) * variation(workload, share)))
-    rings = gradient_rings(task, replicas)
+    rings = gradient_rings(task, replicas, model.gathered)
     reduction = reduction_seconds(model.topology, rings, sharing)
     shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
     update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
@@ -156,7 +156,7 @@ def _activation_bytes(
     return dict(loads)
 
 
-def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> list[Ring]:
+def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], gathered: float) -> list[Ring]:
     """Return the data-parallel rings: one per stage and tensor-parallel rank."""
     if len(replicas) < 2:
         return []
@@ -166,7 +166,7 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]]) -> li
         shape = stages[0].shape
         gradient = shape.parameters * gradient_bytes(task.gradient_dtype, shape.weight_bytes)
         for ranks in zip(*(stage.devices for stage in stages), strict=True):
-            rings.append(Ring(ranks, gradient, shape.parameters * shape.weight_bytes, sharded))
+            rings.append(Ring(ranks, gradient, shape.parameters * shape.weight_bytes, sharded, gathered))
     return rings
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from hetrl.cost.compute import optimizer_seconds
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Ring, wan_reduction_bytes
+from hetrl.cost.network import Ring, wan_phases
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import activation_bytes, forward_pass_seconds, gradient_rings, micro_batch_times
 from hetrl.hardware import Device, Topology
@@ -159,7 +159,7 @@ def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) 
     """Train on a batch (the response length of each sample): score it where that is needed, every optimiser step."""
     replicas = place_all(name, task.replicas, setting.model)
     pipelines = [Pipeline(setting, name, task, placed, True) for placed in replicas]
-    rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas)}
+    rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas, setting.model.gathered)}
     workload = setting.model.workload
     if name == ACTOR_TRAINING and workload.scores_batch:
         yield from inference(setting, name, task, batch, SCORE)
@@ -191,11 +191,11 @@ def _reduce(
 
 
 def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
-    """Reduce and gather round one ring: inside each site over its edges, between sites over their circle.
+    """Reduce and gather round one ring: inside each site over its edges, between sites from each to each.
 
     The chunks of a ring follow each other, so that all edges work at once; what is left over is the start-up,
     2 (n-1) delays on either level. Bytes per edge: 2 (k-1)/k of the gradient among k local ranks (with a sharded
-    optimiser (k-1)/k of gradient and of parameters), `wan_reduction_bytes` between sites.
+    optimiser (k-1)/k of gradient and of parameters), `wan_phases` between sites, one after the other.
     Source: ring bounds of Thakur et al., IJHPCA 2005, section 4.
     """
     sites: dict[str, list[Device]] = {}
@@ -212,12 +212,14 @@ def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
         delays = [_delay_seconds(setting.model.topology, a, b) for a, b in edges]
         # the transfers have one of the delays themselves, here and between sites
         local_delays = max(local_delays, (2 * (len(ordered) - 1) - 1) * max(delays, default=0.0))
-    far_delays = 0.0
-    for (source, target), size in wan_reduction_bytes([ring]).items():
-        ends = gateways(setting.model.topology, sites[source], sites[target])
-        transfers.append(setting.network.send(*ends, size, label))
-        far_delays = max(far_delays, (2 * (len(sites) - 1) - 1) * _delay_seconds(setting.model.topology, *ends))
-    yield from [transfer.arrived for transfer in transfers]
+    far_delays, trips = 0.0, 2 * (len(sites) - 1) - (2 if ring.sharded else 1)
+    for phase in wan_phases([ring]):
+        for (source, target), size in phase.items():
+            if size > 0:
+                ends = gateways(setting.model.topology, sites[source], sites[target])
+                transfers.append(setting.network.send(*ends, size, label))
+                far_delays = max(far_delays, trips * _delay_seconds(setting.model.topology, *ends))
+        yield from [transfer.arrived for transfer in transfers]
     yield local_delays + far_delays
 
 

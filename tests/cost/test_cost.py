@@ -212,8 +212,9 @@ def test_the_gradient_of_8b_crosses_two_sites_once_each_way() -> None:
     assert seconds == pytest.approx(gradient * 8 / 5e9 + 0.02, rel=1e-3)
     sharing = {("a", "b"): 2}
     assert reduction_seconds(_two_sites(), [ring], sharing) == pytest.approx(2 * gradient * 8 / 5e9 + 0.02, rel=1e-3)
-    sharded = wan_reduction_bytes([replace(ring, sharded=True)])
-    assert sharded["a", "b"] == gradient + gradient / 4
+    sharded = replace(ring, sharded=True)
+    assert wan_reduction_bytes([sharded])["a", "b"] == gradient / 2 + gradient / 4  # half, and half of bf16 back
+    assert wan_reduction_bytes([replace(sharded, gathered=0.1)])["a", "b"] == gradient / 2 + gradient / 40
 
 
 def test_a_ring_inside_a_node_runs_at_its_lanes() -> None:
@@ -303,7 +304,7 @@ def test_a_reduction_in_bf16_sends_half_and_one_of_a_model_in_fp32_does_not() ->
     for dtype, weight_bytes in product(("fp32", "bf16"), (2, 4)):
         task = replace(base, gradient_dtype=dtype)
         found = replace(model, workload=replace(grpo(), weight_bytes=weight_bytes))
-        rings = gradient_rings(task, place_all("actor_training", task.replicas, found))
+        rings = gradient_rings(task, place_all("actor_training", task.replicas, found), 1.0)
         sent[dtype, weight_bytes] = sum(ring.gradient_bytes for ring in rings)
     assert sent["fp32", 2] == 2 * sent["bf16", 2]
     assert sent["fp32", 4] == sent["bf16", 4] == sent["fp32", 2]

@@ -62,6 +62,7 @@ class TrainingTables(NamedTuple):
     update_bytes: float  # per parameter of a shard, during an update
     weight_bytes: float  # per parameter
     gradient_bytes: float  # per parameter, in the reduction
+    gathered: float  # share of the parameters' bytes that a sharded optimiser gathers over links
     tied_bytes: Floats1  # [t] of the second copy of a tied embedding, in a pipeline
     micro_batches: Ints1  # [m] sizes to choose from
     most_tensor: Ints1  # [t] largest k that divides heads and key-value heads
@@ -113,6 +114,7 @@ def training_tables(space: Space) -> TrainingTables:
         update_bytes=update_bytes(shape, 1, workload.gradient_dtype) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
         gradient_bytes=float(gradient_bytes(workload.gradient_dtype, workload.weight_bytes)),
+        gathered=space.problem.model.gathered,
         tied_bytes=np.array([_tied_bytes(name, workload) for name in workload.tasks]),
         micro_batches=np.array(sizes, np.int64),
         most_tensor=most_tensor,

@@ -117,9 +117,15 @@ double ring_bytes(Int ranks, double gradient, double parameters, bool sharded) {
     return double(ranks - 1) / double(ranks) * (gradient + (sharded ? parameters : gradient));
 }
 
-double wan_ring_bytes(Int sites, double gradient, double parameters, bool sharded) {
-    const double share = double(sites - 1) / double(sites);
-    return 2 * share * gradient + (sharded ? share * parameters : 0.0);
+double wan_reduce_bytes(Int receivers, Int ranks, Int sites, bool following, double gradient, bool sharded) {
+    if (sharded) {
+        return gradient * double(receivers) / double(ranks);
+    }
+    return following ? gradient : gradient / double(sites);
+}
+
+double wan_gather_bytes(Int senders, Int ranks, double parameters, bool sharded) {
+    return sharded ? parameters * double(senders) / double(ranks) : 0.0;
 }
 
 double ring_latency(const Ints& members, const Floats& delays, double between) {

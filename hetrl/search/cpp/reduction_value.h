@@ -13,11 +13,15 @@ struct Ring {
     double latency;  // seconds
 };
 
-// Return what a ring of stage i touches, and set `sites` to the indices of its sites in order.
-inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Local<Int>& sites) {
+// Return what a ring of stage i touches; set `sites` to the indices of its sites in order, and for each site of the
+// topology how many of the ring's ranks are its `members`.
+inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Local<Int>& sites, Local<Int>& members) {
     const auto& [task, choice, tables, found, replicas] = training;
     Int nodes = 0, count = 0;
-    Local<Int> members(tables.sites, 0), kinds(tables.sites, 0);
+    Local<Int> kinds(tables.sites, 0);
+    for (Int site = 0; site < tables.sites; ++site) {
+        members[site] = 0;
+    }
     for (Int q = 0; q < found; ++q) {
         const Int kind = cohorts.kind[q][i], site = tables.site[kind], own = cohorts.replicas[q];
         if (members[site] == 0) {
@@ -45,8 +49,8 @@ inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Loc
     for (Int s = 0; s < count; ++s) {
         ranks[s] = members[sites[s]];
         delays[s] = nodes == count ? network.node_delay[kinds[s]] : network.site_delay[sites[s]];
-        if (s > 0) {
-            between = std::max(between, network.link_delay[sites[s - 1]][sites[s]]);
+        for (Int before = 0; before < s; ++before) {
+            between = std::max(between, network.link_delay[sites[before]][sites[s]]);
         }
     }
     return {nodes, count, ring_latency(ranks.all(), delays.all(), between)};
@@ -109,14 +113,14 @@ inline double rings_seconds(const Training& training, const Cohorts& cohorts, co
     }
     const TrainingTables& numbers = tables.training;
     const double ranks = double(Int(1) << choice[TENSOR]);
-    double lanes = 0.0, latency = 0.0, wan = 0.0;
-    Local<Int> sites(places, 0);
-    Local<double> load(places * places, 0.0);
+    double lanes = 0.0, latency = 0.0, reducing = 0.0, gathering = 0.0;
+    Local<Int> sites(places, 0), members(places, 0);
+    Local<double> reduced(places * places, 0.0), gathered(places * places, 0.0);
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double parameters = stage_parameters(training, i, double(cohorts.layers[i]));
         const double gradient = parameters * numbers.gradient_bytes, weights = parameters * numbers.weight_bytes;
         const double moved = ring_bytes(replicas, gradient, weights, choice[SHARDING]);
-        const Ring ring = ring_of(training, i, cohorts, sites);
+        const Ring ring = ring_of(training, i, cohorts, sites, members);
         if (ring.nodes < replicas) {
             for (Int q = 0; q < found; ++q) {
                 lanes = std::max(lanes, moved * tables.network.peer[cohorts.kind[q][i]]);
@@ -124,22 +128,30 @@ inline double rings_seconds(const Training& training, const Cohorts& cohorts, co
         }
         cohorts.load[i] = ring.nodes > 1 ? ranks * moved : 0.0;
         latency = std::max(latency, ring.latency);
-        if (ring.sites > 1) {
-            const double around = ranks * wan_ring_bytes(ring.sites, gradient, weights, choice[SHARDING]);
-            for (Int s = 0; s < ring.sites; ++s) {
-                load[sites[s] * places + sites[(s + 1) % ring.sites]] += around;
+        const double sent = numbers.gathered * weights;
+        for (Int s = 0; s < ring.sites; ++s) {
+            for (Int t = 0; t < ring.sites; ++t) {
+                if (s != t) {
+                    const Int direction = sites[s] * places + sites[t];
+                    reduced[direction] +=
+                        ranks * wan_reduce_bytes(members[sites[t]], replicas, ring.sites, t == (s + 1) % ring.sites,
+                                                 gradient, choice[SHARDING]);
+                    gathered[direction] +=
+                        ranks * wan_gather_bytes(members[sites[s]], replicas, sent, choice[SHARDING]);
+                }
             }
         }
     }
     for (Int direction = 0; direction < places * places; ++direction) {
-        if (load[direction] > 0) {
+        if (reduced[direction] > 0) {
             const double shared = other != task && uses(other, direction, parts) ? 2.0 : 1.0;
-            const double byte = best_byte(training, direction / places, direction % places, cohorts);
-            wan = std::max(wan, load[direction] * shared * byte);
+            const double byte = shared * best_byte(training, direction / places, direction % places, cohorts);
+            reducing = std::max(reducing, reduced[direction] * byte);
+            gathering = std::max(gathering, gathered[direction] * byte);
             if (fresh) {
-                add_bytes(task, direction, double(numbers.steps) * load[direction], parts);
+                add_bytes(task, direction, double(numbers.steps) * (reduced[direction] + gathered[direction]), parts);
             }
         }
     }
-    return reduction_seconds(lanes, interface_seconds(training, cohorts), wan, latency);
+    return reduction_seconds(lanes, interface_seconds(training, cohorts), reducing + gathering, latency);
 }
