@@ -1,0 +1,162 @@
+"""One rank of the benchmark `across`: joins a world, then takes the optimiser steps that each line on stdin asks for.
+
+Compute is a sleep; what a step sends has the bytes of a smaller model, and goes through the runtime's own groups.
+
+    data        sleep, reduce_scatter of the gradient in bf16, change some parameters, all_gather of them
+    pipeline    1F1B over the stages, an activation forth and a gradient back per micro-batch
+    both        the pipeline, then what data does among the replicas of the stage
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetrl.runtime import wire
+from hetrl.runtime.transport.member import Member
+from hetrl.runtime.wan import world
+from hetrl.runtime.wire.keys import read_keys
+
+TIMEOUT_SECONDS = 300.0
+FORWARD = 1 / 3  # of the time of a micro-batch
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank does in a step: the replicas of its stage, the ranks of the stages of its replica, and how much."""
+
+    replicas: tuple[int, ...]
+    stages: tuple[int, ...]
+    parameters: int  # of its stage
+    activation_bytes: int
+    micro_batches: int
+    micro_batch_seconds: float  # forward and backward on one stage
+    changed: float  # share of the parameters that an update changes
+
+
+class Rank:
+    """The groups and tensors of a rank for one kind of step."""
+
+    def __init__(self, rank: int, step: Step, group: dist.ProcessGroup | None) -> None:
+        self.rank, self.step, self.group = rank, step, group
+        self.place = step.stages.index(rank)
+        self.forth, self.back = (torch.zeros(step.activation_bytes, dtype=torch.uint8) for _ in range(2))
+        if group is not None:
+            size, number = len(step.replicas), step.replicas.index(rank)
+            self.gradient = torch.ones(step.parameters // size * size, dtype=torch.bfloat16)
+            self.share = torch.empty(len(self.gradient) // size, dtype=torch.bfloat16)
+            self.weights = torch.ones_like(self.gradient)
+            self.mine = self.weights.view(size, -1)[number]
+            some = torch.rand(len(self.mine), generator=torch.Generator().manual_seed(number)) < step.changed
+            self.updated = some.nonzero().flatten()
+            gather_changes = getattr(group, "gather_changes", None)
+            if gather_changes is not None:
+                gather_changes(self.weights)
+
+    def take(self) -> None:
+        """Take a step."""
+        self.pipeline()
+        if self.group is not None:
+            dist.reduce_scatter_single(self.share, self.gradient, group=self.group)
+            self.mine.view(torch.int16)[self.updated] += 1  # to the next value of bf16
+            dist.all_gather_single(self.weights, self.mine.clone(), group=self.group)
+
+    def pipeline(self) -> None:
+        """Do all micro-batches, 1F1B: a stage runs ahead by as many forwards as there are stages behind it."""
+        step, ahead = self.step, min(len(self.step.stages) - 1 - self.place, self.step.micro_batches)
+        self._pending: list[dist.Work] = []
+        for _ in range(ahead):
+            self.forward()
+        for _ in range(step.micro_batches - ahead):
+            self.forward()
+            self.backward()
+        for _ in range(ahead):
+            self.backward()
+        for work in self._pending:
+            work.wait()
+
+    def forward(self) -> None:
+        """Do one forward pass of this stage."""
+        if self.place > 0:
+            dist.recv(self.forth, self.step.stages[self.place - 1])
+        time.sleep(FORWARD * self.step.micro_batch_seconds)
+        if self.place + 1 < len(self.step.stages):
+            self._pending.append(dist.isend(self.forth, self.step.stages[self.place + 1]))
+
+    def backward(self) -> None:
+        """Do one backward pass of this stage."""
+        if self.place + 1 < len(self.step.stages):
+            dist.recv(self.back, self.step.stages[self.place + 1])
+        time.sleep((1 - FORWARD) * self.step.micro_batch_seconds)
+        if self.place > 0:
+            self._pending.append(dist.isend(self.back, self.step.stages[self.place - 1]))
+
+
+def sent_bytes() -> dict[str, int]:
+    """Return what this rank's site has sent to each other one so far."""
+    endpoint = world._world.endpoint
+    gateway = wire.gateway_of(wire.site_of(endpoint.address))
+    asked = endpoint.member.request(gateway, wire.LinkStats(), timeout_seconds=20, doing="counters")
+    return {site: link.bytes_sent for site, link in endpoint.call(asked).message.links.items()}
+
+
+def link_gbps(size_bytes: int) -> float:
+    """Return what rank 0 gets to rank 1 over a link that has nothing else to do, as a probe would measure it."""
+    tensor = torch.zeros(size_bytes, dtype=torch.uint8)
+    pair = dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    seconds = []
+    for _ in range(2):
+        dist.barrier()
+        began = time.monotonic()
+        if dist.get_rank() < 2:
+            dist.broadcast(tensor, 0, pair)
+        seconds.append(time.monotonic() - began)
+    return size_bytes * 8e-9 / seconds[-1]
+
+
+def measured(rank: int, steps: int, all_ranks: list[Any]) -> tuple[list[float], dict[str, int]]:
+    """Return the seconds of each step of this kind, and the bytes that this site sent in all but the first."""
+    asked = [Step(**{**one, "replicas": tuple(one["replicas"]), "stages": tuple(one["stages"])}) for one in all_ranks]
+    groups = {}
+    for one in asked:  # every rank makes every group, in the same order
+        if len(one.replicas) > 1 and one.replicas not in groups:
+            groups[one.replicas] = dist.new_group(list(one.replicas), timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    here = Rank(rank, asked[rank], groups.get(asked[rank].replicas)) if rank < len(asked) else None
+    seconds, before = [], {}
+    for number in range(steps):
+        dist.barrier()
+        if number == 1:
+            before = sent_bytes()
+        dist.barrier()
+        began = time.monotonic()
+        if here is not None:
+            here.take()
+        seconds.append(time.monotonic() - began)
+    dist.barrier()
+    return seconds, {site: total - before[site] for site, total in sent_bytes().items()}
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    ranks, gateways, rank = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    here = ranks[rank]
+    member = Member(here, "run", gateways[wire.site_of(here)], read_keys(Path("keys.json")), Path())
+    world.start_wan_world(member, ranks, rank, timeout_seconds=TIMEOUT_SECONDS)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        what, *arguments = json.loads(line)
+        print(json.dumps(link_gbps(*arguments) if what == "link" else measured(rank, *arguments)), flush=True)
+    world.stop_wan_world()
+
+
+if __name__ == "__main__":
+    main()

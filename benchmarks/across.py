@@ -1,0 +1,250 @@
+"""One training over two and three sites: bytes and seconds of an optimiser step, beside what the cost model says.
+
+sites of the lab, a rank each (`_across_rank`); compute is a sleep, what crosses is that of a model RATIO times smaller
+than 8B, and a step's compute is 300 s / RATIO: bytes per second of compute are those of 8B. Delays are not scaled, so
+they weigh RATIO times as much.
+for each shape of the links: measure what a link gives, then for each layout take some steps
+predicted = pipeline and reduction of `hetrl.cost` with the measured rate
+share = the same step inside one site, as predicted / measured
+
+    python benchmarks/across.py                                     # all; writes the result
+    python benchmarks/across.py --gbps 1 --layout "data, 2 sites"   # some; prints its part of the page only
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from _across_rank import FORWARD, Step
+from _results import ROOT, write_result
+
+from hetrl.cost.model import GATHERED
+from hetrl.cost.network import Ring, reduction_seconds
+from hetrl.cost.training import Times, pipeline_seconds
+from hetrl.hardware import Device, Link, Node, Path as Wire, Site, Topology
+from hetrl.runtime import wire
+from hetrl.workload import ACTOR_TRAINING, architecture
+from lab.worlds.gateways import SITES, LabSites, Shape, open_lab, order, reply_of
+
+SHAPES = (Shape(1.0, 25.0, 0.0), Shape(0.4, 10.0, 0.0), Shape(0.1, 40.0, 0.0))
+EIGHT_B = architecture("qwen3-8b")
+PARAMETERS = 64_000_000
+STEP_SECONDS = 300.0  # of 8B
+TOKENS = 2**20  # of a step of 8B: what a pipeline sends grows with them
+MICRO_BATCHES = 8
+CHANGED = 0.012  # of the bf16 values in a step at 1e-6: docs/decisions.md, "Changed words travel as gaps and steps"
+STEPS = 4  # the first one gathers all values, and is not counted
+PROBE_MB = 32
+BYTES_GOAL, SHARE_GOAL, PREDICTED_GOAL = 0.55, 0.85, 0.10
+GPU = "a100-80gb"
+
+RANKS = [wire.address(site, ACTOR_TRAINING + wire.RANK, 0) for site in SITES]
+RANKS.append(wire.address(SITES[-1], ACTOR_TRAINING + wire.RANK, 1))  # two at the last site
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The replicas, each with the ranks of its stages."""
+
+    name: str
+    replicas: tuple[tuple[int, ...], ...]
+
+    @property
+    def stages(self) -> int:
+        """Return the number of pipeline stages."""
+        return len(self.replicas[0])
+
+
+LAYOUTS = (
+    Layout("data, 2 sites", ((0,), (1,))),
+    Layout("data, 3 sites", ((0,), (1,), (2,))),
+    Layout("pipeline, 2 sites", ((0, 1),)),
+    Layout("pipeline, 3 sites", ((0, 1, 2),)),
+    Layout("both, 3 sites", ((0, 2), (1, 3))),
+)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A model of so many parameters that stands for 8B."""
+
+    parameters: int
+
+    @property
+    def ratio(self) -> float:
+        """Return how many times smaller it is."""
+        return EIGHT_B.parameters / self.parameters
+
+    def step(self, layout: Layout, replica: int, stage: int) -> Step:
+        """Return what the rank of a stage of a replica does."""
+        busy = STEP_SECONDS / self.ratio / MICRO_BATCHES  # of any layout: more ranks stand for slower ones
+        activation = TOKENS * EIGHT_B.hidden * 2 / self.ratio / MICRO_BATCHES / len(layout.replicas)
+        return Step(
+            replicas=tuple(ranks[stage] for ranks in layout.replicas),
+            stages=layout.replicas[replica],
+            parameters=self.parameters // layout.stages,
+            activation_bytes=int(activation) if layout.stages > 1 else 0,
+            micro_batches=MICRO_BATCHES,
+            micro_batch_seconds=busy,
+            changed=CHANGED,
+        )
+
+
+def predicted_seconds(layout: Layout, step: Step, shape: Shape, gbps: float) -> tuple[float, float]:
+    """Return what the cost model says of a step over these links, and of one inside a site."""
+    forward = FORWARD * step.micro_batch_seconds
+    hop = Wire(shape.delay_ms, gbps)
+    both = [Times(forward, step.micro_batch_seconds - forward, hop, step.activation_bytes) for _ in step.stages]
+    apart = [*both[:-1], Times(both[-1].forward, both[-1].backward)]
+    near = [Times(one.forward, one.backward) for one in both]
+    sites = tuple(Site(name, (Node("n0", GPU, 4),)) for name in SITES)
+    pairs = [(a, b) for number, a in enumerate(SITES) for b in SITES[number + 1 :]]
+    topology = Topology(sites, tuple(Link(pair, shape.delay_ms, gbps) for pair in pairs))
+    size = 2.0 * step.parameters
+    rings = []
+    for stage in range(layout.stages if len(layout.replicas) > 1 else 0):
+        ranks = [replica[stage] for replica in layout.replicas]
+        devices = tuple(Device(wire.site_of(RANKS[rank]), "n0", rank, GPU) for rank in ranks)
+        rings.append(Ring(devices, size, size, True, GATHERED))
+    reduction = reduction_seconds(topology, rings, {}) if rings else 0.0
+    return pipeline_seconds(apart, MICRO_BATCHES) + reduction, pipeline_seconds(near, MICRO_BATCHES)
+
+
+class World:
+    """The ranks while links have one shape."""
+
+    def __init__(self, sites: LabSites) -> None:
+        command = [sys.executable, str(ROOT / "benchmarks" / "_across_rank.py")]
+        setup = [json.dumps(RANKS), json.dumps(sites.endpoints)]
+        self._ranks = [sites.start(wire.site_of(one), [*command, *setup, str(rank)]) for rank, one in enumerate(RANKS)]
+        self._replies("ready")
+
+    def link_gbps(self, size_mb: int) -> float:
+        """Return what a link gives."""
+        self._order(["link", size_mb * 10**6])
+        return float(self._replies()[0])
+
+    def steps(self, asked: Sequence[Step]) -> tuple[list[float], dict[str, float]]:
+        """Return the seconds of each step but the first, and the bytes of one per direction, over the slowest ranks."""
+        self._order(["steps", STEPS, [asdict(one) for one in asked]])
+        replies = self._replies()
+        seconds = [max(reply[0][number] for reply in replies) for number in range(1, STEPS)]
+        sent = {
+            f"{wire.site_of(here)}-{there}": total / (STEPS - 1)
+            for here, (_, links) in zip(RANKS, replies, strict=True)
+            for there, total in links.items()
+        }
+        return seconds, sent
+
+    def _order(self, what: Any) -> None:
+        for process in self._ranks:
+            order(process, what)
+
+    def _replies(self, expected: Any = None) -> list[Any]:
+        found = [reply_of(process) for process in self._ranks]
+        assert expected is None or found == [expected] * len(found)
+        return found
+
+
+def measure(shapes: Sequence[Shape], layouts: Sequence[Layout], scale: Scale) -> list[dict[str, Any]]:
+    """Take the steps of every layout over every shape of the links."""
+    rows = []
+    for shape in shapes:
+        with tempfile.TemporaryDirectory() as work, open_lab() as (lab, stack):
+            sites = LabSites(lab, Path(work), stack, members=RANKS)
+            sites.shape(shape)
+            world = World(sites)
+            gbps = world.link_gbps(PROBE_MB)
+            for layout in layouts:
+                rows.append(measured(world, layout, scale, shape, gbps))
+                print(rows[-1], file=sys.stderr, flush=True)
+    return rows
+
+
+def measured(world: World, layout: Layout, scale: Scale, shape: Shape, gbps: float) -> dict[str, Any]:
+    """Measure one layout; bytes are of the busiest direction, in multiples of the gradient's of one stage."""
+    places = {rank: (r, s) for r, ranks in enumerate(layout.replicas) for s, rank in enumerate(ranks)}
+    asked = [scale.step(layout, *places[rank]) for rank in sorted(places)]
+    step = asked[layout.replicas[0][0]]
+    seconds, sent = world.steps(asked)
+    gradient = 2 * step.parameters
+    data = len(layout.replicas) > 1
+    busiest = max(sent.values())
+    predicted, near = predicted_seconds(layout, step, shape, gbps)
+    took = statistics.median(seconds)
+    return {
+        **asdict(shape),
+        "layout": layout.name,
+        "ratio": scale.ratio,
+        "measured_gbps": gbps,
+        "gradient_mb": gradient / 1e6 if data else None,
+        "busiest_mb": busiest / 1e6,
+        "per_gradient": busiest / gradient if data and layout.stages == 1 else None,
+        "seconds": took,
+        "predicted_seconds": predicted,
+        "one_site_seconds": near,
+        "share": near / took,
+        "sent_bytes": sent,
+        "load_before": os.getloadavg()[0],
+    }
+
+
+def page(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the benchmark's part of the page."""
+    data = [row for row in rows if row["layout"] == LAYOUTS[0].name]
+    fast = [row for row in data if row["gbps"] == SHAPES[0].gbps]
+    off = [abs(row["predicted_seconds"] / row["seconds"] - 1) for row in rows]
+    reached = sum(one <= PREDICTED_GOAL for one in off)
+    share = f", {fast[0]['share']:.0%} of one site at 1 Gbps (to reach: {SHARE_GOAL:.0%})" if fast else ""
+    two = f" Two sites, data: {max(row['per_gradient'] for row in data):.2f} n (to reach: {BYTES_GOAL:g} n){share}."
+    lines = [
+        f"One optimiser step of a training over sites. Compute is a sleep, {STEP_SECONDS:g} s of 8B over the ratio; "
+        f"what crosses has the real bytes of a model {rows[0]['ratio']:.0f} times smaller, in bf16, so that both are "
+        "to each other as with 8B; delays are not scaled and weigh more than they would. Replicas reduce-scatter "
+        f"gradients and gather parameters of which {CHANGED:.1%} change; a pipeline has {MICRO_BATCHES} micro-batches "
+        f"of {TOKENS:,} tokens in all. Bytes: of the busiest direction, counted by the gateways; n: those of the "
+        "gradient. Share: the same step inside one site, over the one measured. Predicted: `hetrl.cost` with the rate "
+        "that a transfer alone got. Nothing is hidden behind compute here, where Megatron reduces during the backward "
+        f"pass.{two if data else ''} Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, at worst "
+        f"{max(off):.0%} off (to reach: all).",
+        "",
+        "| link | layout | measured Gbps | MB per step | of the gradient | s | predicted | share of one site | load |",
+        "| --- " * 9 + "|",
+    ]
+    for row in rows:
+        share = "" if row["per_gradient"] is None else f"{row['per_gradient']:.2f} n"
+        lines.append(
+            f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms | {row['layout']} | {row['measured_gbps']:.2f} "
+            f"| {row['busiest_mb']:.0f} | {share} | {row['seconds']:.2f} | {row['predicted_seconds']:.2f} "
+            f"| {row['share']:.0%} | {row['load_before']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Run all and write the result, or run some and print."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--gbps", type=float, action="append", choices=[shape.gbps for shape in SHAPES])
+    parser.add_argument("--layout", action="append", choices=[layout.name for layout in LAYOUTS])
+    parser.add_argument("--parameters", type=int, default=PARAMETERS, help="of the smaller model")
+    arguments = parser.parse_args()
+    shapes = [shape for shape in SHAPES if arguments.gbps is None or shape.gbps in arguments.gbps]
+    layouts = [one for one in LAYOUTS if arguments.layout is None or one.name in arguments.layout]
+    rows = measure(shapes, layouts, Scale(arguments.parameters))
+    if (shapes, layouts, arguments.parameters) == ([*SHAPES], [*LAYOUTS], PARAMETERS):
+        write_result("across", {"seed": 0, "rows": rows}, page(rows))
+    elif rows:
+        print(page(rows))
+
+
+if __name__ == "__main__":
+    main()
