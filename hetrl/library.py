@@ -21,6 +21,7 @@ def solve(
     report: Callable[[search.Progress], None] | None = None,
     narrow: bool = False,
     processes: int | None = None,
+    robust: float | None = None,
 ) -> Plan:
     """Return a plan of the problem, with its prediction, that can be run.
 
@@ -38,6 +39,7 @@ def solve(
         report=report,
         narrow=narrow,
         processes=said.processes if processes is None else processes,
+        robust=said.robust if robust is None else robust,
     )
 
 

@@ -183,7 +183,9 @@ BOUNDS = {  # of the planner -> the objective that a bound is for, and implies
 class Planner(Strict):
     """Who plans, for what (`hetrl.cost.objective`), within which bounds, and for how long.
 
-    A bound implies its objective. `min_samples_per_second` bounds the same as `max_iteration_seconds`, as a rate.
+    With sha-ea a training crosses sites only where it pays, even if each link gives the share `robust` less
+    (`hetrl.search.robust`). A bound implies its objective. `min_samples_per_second` bounds the same as
+    `max_iteration_seconds`, as a rate.
     """
 
     solver: str = "sha-ea"
@@ -196,6 +198,7 @@ class Planner(Strict):
     evaluations: AtLeastOne | None = None
     seed: int = 0
     processes: AtLeastOne = 1
+    robust: Annotated[float, Field(ge=0, lt=1)] = 0.3
 
     @model_validator(mode="before")
     @classmethod

@@ -13,6 +13,7 @@ from hetrl.explanation.memory import Memory, memory
 from hetrl.explanation.resources import ITERATION, Part, attribution, critical_path
 from hetrl.explanation.training_sites import TrainingSites, training_sites
 from hetrl.explanation.what_if import Study, study
+from hetrl.explanation.worse_links import WorseLink, worse_links
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 
@@ -33,6 +34,7 @@ class Explanation:
     memory: tuple[Memory, ...]
     idle: tuple[Idle, ...] = ()
     training: TrainingSites | None = None
+    worse_links: tuple[WorseLink, ...] = ()
     study: Study | None = None
     curve: Curve | None = None
 
@@ -50,7 +52,15 @@ def explain(plan: Plan, problem: Problem) -> Explanation:
 
 
 def with_choices(explanation: Explanation, problem: Problem) -> Explanation:
-    """Return the explanation with why GPUs are idle and why training is where it is: seconds of work."""
+    """Return the explanation with why GPUs are idle, why training is where it is, and what worse links would cost.
+
+    Takes seconds of work.
+    """
     plan = explanation.plan
     waits = explanation.binds.get(ITERATION, ())
-    return replace(explanation, idle=idle(plan, problem, waits), training=training_sites(plan, problem.model))
+    return replace(
+        explanation,
+        idle=idle(plan, problem, waits),
+        training=training_sites(plan, problem.model),
+        worse_links=worse_links(plan, problem),
+    )

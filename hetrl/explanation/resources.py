@@ -52,13 +52,19 @@ def resources(plan: Plan, topology: Topology) -> list[Resource]:
     found = [resource for gpu in sorted(gpus) for resource in _of_gpu(gpu)]
     found.append(Resource("GPU to GPU in a node", _of_sites(_slower_peers)))
     found.append(Resource("network of the nodes", _of_sites(_slower_nodes)))
+    for link in used_links(plan, topology):
+        name = f"link {link.between[0]}–{link.between[1]}"
+        found.append(Resource(name, _of_topology(_slower_link(link))))
+    return found
+
+
+def used_links(plan: Plan, topology: Topology) -> Iterator[Link]:
+    """Yield the links that carry anything of the plan."""
     carrying = {frozenset((r.source, r.target)) for r in plan.weight_sync.routes}
     for link in topology.links:
-        name = f"link {link.between[0]}–{link.between[1]}"
         loads = [f"{a}-{b}" for a, b in (link.between, link.between[::-1])]
         if frozenset(link.between) in carrying or any(load in plan.predicted.wan_gb_per_iteration for load in loads):
-            found.append(Resource(name, _of_topology(_slower_link(link))))
-    return found
+            yield link
 
 
 def _of_gpu(gpu: str) -> Iterator[Resource]:

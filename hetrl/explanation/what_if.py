@@ -1,6 +1,7 @@
 """What other hardware would change, and the best plan of another kind: each question is a search of its own.
 
     unchanged            the same search on the same topology: how good a search of this length is
+    no training crosses  where one of the plan does: the best plan of sha-ea whose trainings each stay in one site
     each link doubled    its bandwidth, both directions
     one more node        of each type, at each site that has it
     each site dropped    with its links
@@ -24,6 +25,7 @@ from hetrl.plan.plan import Plan, site_of
 from hetrl.problem import Problem
 from hetrl.search import solve, solvers_for
 from hetrl.search.baselines import SEARCHES
+from hetrl.search.robust import crosses
 from hetrl.search.space import Grouping
 
 UNCHANGED = "as it is, planned again"
@@ -31,11 +33,12 @@ UNCHANGED = "as it is, planned again"
 
 @dataclass(frozen=True)
 class Question:
-    """A changed topology; `dropped` is the site that it lacks."""
+    """A changed topology, `dropped` the site that it lacks; or, with `home`, each training in one site."""
 
     name: str
     topology: Topology
     dropped: str = ""
+    home: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,11 @@ class RunnerUp:
     terms: tuple[Term, ...]
 
 
-def questions(topology: Topology) -> Iterator[Question]:
-    """Yield the changed topologies."""
+def questions(plan: Plan, topology: Topology) -> Iterator[Question]:
+    """Yield what is asked for a plan on a topology."""
     yield Question(UNCHANGED, topology)
+    if crosses(plan):
+        yield Question("no training crosses a link", topology, home=True)
     for link in topology.links:
         links = tuple(replace(one, gbps=2 * one.gbps) if one is link else one for one in topology.links)
         yield Question(f"link {link.between[0]}–{link.between[1]} doubled", replace(topology, links=links))
@@ -124,12 +129,13 @@ def study(
     made_by = plan.solver.name if plan.solver.name in solvers else "sha-ea"
     others: list[Plan | None] = []
     answers = []
-    for question in questions(problem.topology):
+    for question in questions(plan, problem.topology):
         report(question.name)
         changed = replace(problem, topology=question.topology)
-        found = _solved(changed, made_by, budget_seconds, seed)
+        solver = "sha-ea" if question.home else made_by
+        found = _solved(changed, solver, budget_seconds, seed, home=question.home)
         answers.append(_answer(question, plan, found, changed))
-        if question.dropped or question.name == UNCHANGED:
+        if question.dropped or question.home or question.name == UNCHANGED:
             others.append(found)
     for solver in (name for name in solvers if name not in (made_by, *SEARCHES)):
         report(f"solver {solver}")
@@ -143,17 +149,22 @@ def study(
 
 
 def _solved(
-    problem: Problem, solver: str, budget_seconds: float, seed: int, excluded: Grouping | None = None
+    problem: Problem,
+    solver: str,
+    budget_seconds: float,
+    seed: int,
+    excluded: Grouping | None = None,
+    home: bool = False,
 ) -> Plan | None:
     try:
-        return solve(problem, solver, budget_seconds, seed, excluded=excluded)
+        return solve(problem, solver, budget_seconds, seed, excluded=excluded, home=home)
     except InfeasibleError:
         return None
 
 
 def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem) -> WhatIf:
     value = math.inf if found is None else plan_value(found, changed.topology, changed.objective)
-    if question.name != UNCHANGED and not violations(plan, changed.model):
+    if question.name != UNCHANGED and not question.home and not violations(plan, changed.model):
         same = with_prediction(plan, changed.model)
         own = plan_value(same, changed.topology, changed.objective)
         if own <= value and own < math.inf:

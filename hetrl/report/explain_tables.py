@@ -81,6 +81,8 @@ def _paragraphs(found: Explanation) -> Iterator[tuple[str, list[str]]]:
     seconds = found.plan.predicted.iteration_seconds
     if found.training is not None:
         yield "Training", [reasons.training_reason(found.training)]
+    if found.worse_links:
+        yield "Worse links", [reasons.worse_links_reason(found.worse_links, seconds)]
     if found.idle:
         yield "Idle GPUs", [reasons.idle_reason(idle, seconds) for idle in found.idle]
     if found.study is not None and found.study.runner_up is not None:

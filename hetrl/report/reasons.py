@@ -12,6 +12,7 @@ from hetrl.explanation.idle import Idle
 from hetrl.explanation.resources import Part
 from hetrl.explanation.training_sites import Spread, TrainingSites
 from hetrl.explanation.what_if import RunnerUp, WhatIf
+from hetrl.explanation.worse_links import WorseLink
 from hetrl.report.text import compact_devices, figure, spoken
 
 _MOST = 3
@@ -33,13 +34,21 @@ def training_reason(training: TrainingSites) -> str:
     if len(sites) > 1:
         if one is None:
             return f"Training is spread over {len(sites)} sites ({here}) because it fits into no site alone. {best}"
-        why = "because one is slower" if one.seconds > training.seconds else "although one could be faster"
+        more = one.seconds - training.seconds
+        why = f"because one takes {figure(more)} s more" if more > 0 else "although one could be faster"
         return f"Training is spread over {len(sites)} sites ({here}) {why}. {best}"
     if two is None:
         return f"Training stays in one site ({here}) because it fits into no two linked sites. {best}"
     if one is None or two.seconds >= one.seconds:
         return f"Training stays in one site ({here}) because two are slower. {best}"
     return f"Training stays in one site ({here}) although two could be faster: the plan has other work there. {best}"
+
+
+def worse_links_reason(links: Sequence[WorseLink], iteration_seconds: float) -> str:
+    """Return what the iteration would be where a link gives less than was measured."""
+    each = (f"{one.link} {figure(one.seconds)} s ({change_text(one.seconds, iteration_seconds)})" for one in links)
+    less = f"{100 * links[0].less:.0f} %"
+    return f"Where a link gives {less} less than was measured, an iteration takes: {', '.join(each)}."
 
 
 def _spread(spread: Spread | None) -> str:

@@ -35,30 +35,33 @@ def solve(
     evaluations: int | None = None,
     report: Callable[[Progress], None] | None = None,
     excluded: Grouping | None = None,
+    home: bool = False,
     narrow: bool = False,
     processes: int = 1,
+    robust: float = 0.0,
 ) -> Plan:
     """Return a plan with its prediction that has passed `check`.
 
     `budget_seconds` bounds the search (the best so far is returned, on Ctrl-C too), `seed` fixes it; `inputs` are the
     digests that the plan records. For sha-ea: `evaluations` bounds the plans that are compared, and where this ends the
     search, the same seed gives the same plan; `report` is told how far the search is; no plan has the grouping
-    `excluded`; `narrow` keeps to the plan space of the solver ilp; `processes` search with a seed each. Objectives but
-    throughput are for the searches (sha-ea, deap, random). Raises UsageError for a solver that is unknown or does not
-    do what is asked, InfeasibleError where no plan can exist or none was found: it names the tightest constraint and
-    the smallest remedy.
+    `excluded`; with `home` each training stays in one site; `narrow` keeps to the plan space of the solver ilp;
+    `processes` search with a seed each; where links give the share `robust` less, a training that crosses them must
+    still pay (`hetrl.search.robust`). Objectives but throughput are for the searches (sha-ea, deap, random). Raises
+    UsageError for a solver that is unknown or does not do what is asked, InfeasibleError where no plan can exist or
+    none was found: it names the tightest constraint and the smallest remedy.
     """
     _refuse_unknown(solver, problem.objective)
     if solver != "sha-ea":
         _refuse_options(solver, narrow=narrow, evaluations=evaluations, processes=processes)
     library()  # compiled now if it is not yet: that is no search
     began = time.monotonic()
-    space = Space(problem, excluded=excluded)
+    space = Space(problem, excluded=excluded, home=home)
     refuse_impossible(space)
     made = Made(solver, seed, inputs or {})
     if solver == "sha-ea":
         plan, compared = sha_ea.plan(
-            space, budget_seconds, made, evaluations, report, narrow=narrow, processes=processes
+            space, budget_seconds, made, evaluations, report, narrow=narrow, processes=processes, robust=robust
         )
     else:
         plan, compared = SOLVERS[solver](space, budget_seconds, made)

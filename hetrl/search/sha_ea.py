@@ -23,23 +23,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
 import numpy as np
 
-from hetrl.cost.objective import plan_value
 from hetrl.plan.plan import Plan
-from hetrl.problem import Problem
-from hetrl.search.assemble import Made, finish
+from hetrl.search.assemble import Made
+from hetrl.search.by_sites import find
 from hetrl.search.core.records import Packed, Words1
 from hetrl.search.core.workspace import INFEASIBLE, Population, new_population, seeded
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.infeasible import explain_broken_bounds, explain_infeasible
 from hetrl.search.limits import Best, Limits, Progress, Search
 from hetrl.search.polish import polish
-from hetrl.search.processes import search_apart
-from hetrl.search.space import Grouping, Space, linked_sets, set_partitions, stars
+from hetrl.search.robust import HOME_SHARE, chosen, may_cross
+from hetrl.search.space import Grouping, Space, set_partitions
 
 START = 4  # children of a population in the first round
 POPULATIONS = 2
@@ -51,7 +51,6 @@ SKETCHES, SKETCHED, SKETCHED_HOT = (4000, 6000, 9000), 2, 0.1  # evaluations, ch
 LAST, LAST_SECONDS = 3000, 0.05  # evaluations for the last single changes, at most half of all; share of the time
 REGROUP = 0.1  # share of the changes that change the grouping
 HOT, COOLING = 0.03, 32  # first temperature, as a share of the value, and the steps in which it falls
-_EQUAL = 1e-9  # what rounding may make of equal values
 
 Arm = list[Packed[Population]]  # one grouping: its populations that are still alive
 Alive = TypeVar("Alive")
@@ -90,61 +89,36 @@ def plan(
     method: Search | None = None,
     narrow: bool = False,
     processes: int = 1,
+    robust: float = 0.0,
 ) -> tuple[Plan, int]:
     """Return the best plan found by a method (`search` without one) in so many processes, and how many were valued.
 
-    Each set of sites that one site can lead is searched by itself (one set, where all sites are linked). Raises
-    InfeasibleError where nothing was found. The time of the search begins when the problem's numbers are read. An
-    interrupt (Ctrl-C) ends it; it is passed on where no feasible plan was found yet. `narrow` keeps to the plan space
-    of the integer program (docs/ilp.md), where all used sites are linked with each other.
+    The time of the search begins when the problem's numbers are read. An interrupt (Ctrl-C) ends it; it is passed on
+    where no feasible plan was found yet. Raises InfeasibleError where nothing was found. `narrow` keeps to the plan
+    space of the integer program (docs/ilp.md), where all used sites are linked with each other. With `robust`, the
+    share that links may give less, a training crosses them only where that is worth it (`hetrl.search.robust`): a part
+    of the time goes to plans in which none does.
     """
-    compared, best, winner, interrupted = 0, Best(), None, False
-    joined = linked_sets if narrow else stars
-    sets = [some for some in joined(space.problem.topology) if _has_all_engines(replace(space, sites=some))]
-    deadline = time.monotonic() + budget_seconds
-    for index, sites in enumerate(sets):
-        evaluator = Evaluator(replace(space, sites=sites), narrow)
-        if index == 0:
-            deadline = time.monotonic() + budget_seconds
-        now, parts = time.monotonic(), len(sets) - index
-        bound = None if evaluations is None else (evaluations - compared) // parts
-        limits = Limits(now + (deadline - now) / parts, bound)
-        if processes > 1:
-            found, valued = search_apart(method or search, evaluator, limits, made.seed, processes, report)
-        else:
-            found = (method or search)(evaluator, limits, made.seed, report)
-            valued = evaluator.evaluations
-        compared += valued
-        if found.value < best.value:
-            best, winner = found, evaluator
-        if interrupted := found.interrupted:
-            break
-    if interrupted and best.seconds == np.inf:
+    method = method or search
+    asked = partial(find, seed=made.seed, report=report, method=method, narrow=narrow, processes=processes)
+    home_share = HOME_SHARE if robust > 0 and may_cross(space) else 0.0
+    at_home = None if evaluations is None else int(home_share * evaluations)
+    anywhere = None if evaluations is None or at_home is None else evaluations - at_home
+    found = [asked(space, (1 - home_share) * budget_seconds, evaluations=anywhere)]
+    if home_share and not found[0].interrupted:
+        found.append(asked(replace(space, home=True), home_share * budget_seconds, evaluations=at_home))
+    compared = sum(one.compared for one in found)
+    if any(one.interrupted for one in found) and all(one.best.seconds == np.inf for one in found):
         raise KeyboardInterrupt
-    if winner is None:
-        if evaluations is None or time.monotonic() >= deadline:
-            raise explain_infeasible(space, f"within {budget_seconds:g} s", "planner.budget_seconds", compared)
-        raise explain_infeasible(space, f"in {evaluations:,} evaluations", "planner.evaluations", compared)
-    whole = winner.assemble(best.x, made)
-    if best.value >= INFEASIBLE:
-        raise explain_broken_bounds(whole, space.problem)
-    return (whole if narrow else _parted(whole, space.problem, made)), compared
-
-
-def _parted(whole: Plan, problem: Problem, made: Made) -> Plan:
-    """Return the plan, with groups split unless that is worse: tasks that share no device need not take turns.
-
-    Where nothing is gained by it, rollouts that are a group of their own can still start as an array.
-    """
-    groups = [{name: whole.tasks[name] for name in group.tasks} for group in whole.groups]
-    parted = finish(problem, groups, made)
-    values = [plan_value(plan, problem.topology, problem.objective) for plan in (parted, whole)]
-    return parted if values[0] <= values[1] * (1 + _EQUAL) else whole
-
-
-def _has_all_engines(space: Space) -> bool:
-    kinds = range(len(space.classes))
-    return all(any(space.usable(task, kind) for kind in kinds) for task in space.problem.workload.tasks)
+    plans = [one.assembled(made) for one in found if one.best.value < INFEASIBLE]
+    if plans:
+        return (plans[0] if len(plans) == 1 else chosen(plans[0], plans[1], space.problem, robust)), compared
+    nearest = min(found, key=lambda one: one.best.value)
+    if nearest.winner is not None:
+        raise explain_broken_bounds(nearest.winner.assemble(nearest.best.x, made), space.problem)
+    if evaluations is None or any(one.late for one in found):
+        raise explain_infeasible(space, f"within {budget_seconds:g} s", "planner.budget_seconds", compared)
+    raise explain_infeasible(space, f"in {evaluations:,} evaluations", "planner.evaluations", compared)
 
 
 def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Progress], None] | None = None) -> Best:

@@ -32,12 +32,13 @@ class Chunk:
 class Space:
     """The device classes of a problem and how many devices each has; with `sites`, only those sites may be used.
 
-    `excluded` is a grouping that sha-ea leaves out.
+    `excluded` is a grouping that sha-ea leaves out. `home`: each training stays in one site.
     """
 
     problem: Problem
     sites: frozenset[str] | None = None
     excluded: Grouping | None = None
+    home: bool = False
 
     @cached_property
     def nodes(self) -> tuple[tuple[tuple[Device, ...], ...], ...]:

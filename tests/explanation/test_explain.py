@@ -20,9 +20,11 @@ from hetrl.explanation.idle import idle
 from hetrl.explanation.resources import ITERATION, attribution, critical_path
 from hetrl.explanation.training_sites import shares, training_sites
 from hetrl.explanation.what_if import UNCHANGED, questions, runner_up, study
+from hetrl.explanation.worse_links import ALL, worse_links
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, read_problem
+from hetrl.report.reasons import worse_links_reason
 from hetrl.search import solve
 from hetrl.search.sha_ea import groupings
 from hetrl.workload import Lengths, Workload
@@ -154,6 +156,26 @@ def test_two_sites_train_faster_over_a_fast_link_than_over_a_slow_one() -> None:
     assert fast.one == slow.one
 
 
+def test_worse_links_cost_what_the_prediction_over_them_says_and_all_of_them_the_most() -> None:
+    _, where, job = case("sync")
+    problem = Problem(where, replace(job, gradient_dtype="fp32"))
+    found = with_prediction(spread_training(), problem.model)
+    *each, every = worse_links(found, problem)
+    assert {one.link for one in each} == {"alps–jsc", "alps–lab"} and every.link == ALL
+    links = tuple(replace(link, gbps=0.7 * link.gbps) for link in where.links)
+    over_all = predict(found, replace(problem, topology=replace(where, links=links)).model).iteration_seconds
+    assert every.seconds == over_all >= each[0].seconds >= each[1].seconds >= found.predicted.iteration_seconds
+    assert each[0].link == "alps–jsc" and each[0].seconds > 1.1 * found.predicted.iteration_seconds
+    said = worse_links_reason((*each, every), found.predicted.iteration_seconds)
+    assert said.startswith("Where a link gives 30 % less than was measured, an iteration takes: alps–jsc ")
+
+
+def test_a_plan_that_crosses_is_asked_what_one_that_does_not_would_take() -> None:
+    found, where, _ = case("sync")
+    asked = [[one.name for one in questions(plan, where) if one.home] for plan in (found, spread_training())]
+    assert asked == [[], ["no training crosses a link"]]
+
+
 def test_one_site_alone_has_nothing_to_compare() -> None:
     found, where, job = case()
     assert training_sites(found, CostModel(Topology(where.sites[:1]), job)) is None
@@ -203,7 +225,7 @@ def test_gpus_that_nobody_can_reach_say_so() -> None:
 
 def test_the_questions_change_one_thing_each() -> None:
     where = topology()
-    asked = {question.name: question for question in questions(where)}
+    asked = {question.name: question for question in questions(plan(), where)}
     assert list(asked) == [
         UNCHANGED,
         "link alps–jsc doubled",
@@ -229,7 +251,7 @@ def test_the_study_answers_every_question_and_names_a_runner_up() -> None:
     told: list[str] = []
     study_of = study(found, problem, 0.2, report=told.append)
     answers = {answer.name: answer for answer in study_of.what_ifs}
-    assert list(answers) == [question.name for question in questions(where)]
+    assert list(answers) == [question.name for question in questions(found, where)]
     assert answers[UNCHANGED].seconds == pytest.approx(found.predicted.iteration_seconds)
     assert set(answers) < set(told)
     doubled = answers["link alps–lab doubled"].seconds

@@ -126,7 +126,8 @@ inline Int lay_out(Int task, const Genes& devices, const Genes& order, const Gen
     for (Int position = 0; position < choice[USED]; ++position) {
         const Int kind = order[position], owned = devices[kind], node = tables.per_node[kind];
         const Int units = units_on(owned, node, Int(1) << choice[TENSOR]);
-        if (units > 0 && tables.usable[task][kind]) {
+        const bool away = tables.home && used > 0 && tables.site[kind] != tables.site[cohorts.order[0]];
+        if (units > 0 && tables.usable[task][kind] && !away) {
             cohorts.order[used] = kind;
             cohorts.units[used] = units;
             ++used;
