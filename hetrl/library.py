@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from hetrl import explanation, search, simulator
 from hetrl.cost import iteration
-from hetrl.describe.experiment import Planner
 from hetrl.plan.plan import Plan, Predicted
 from hetrl.problem import Problem
 
@@ -28,7 +27,7 @@ def solve(
     What is not given is as the section `planner` of the experiment says, or its default where the problem was made in
     code. The options are those of `hetrl.search.solve`, which says what it raises.
     """
-    said = problem.files.experiment.planner if problem.files else Planner()
+    said = problem.planner
     return search.solve(
         problem,
         said.solver if solver is None else solver,

@@ -99,6 +99,11 @@ class Problem:
         return CostModel(self.topology, self.workload, self.efficiencies)
 
     @property
+    def planner(self) -> Planner:
+        """Return what the experiment says of the planner, or its defaults where the problem was made in code."""
+        return self.files.experiment.planner if self.files else Planner()
+
+    @property
     def experiment(self) -> Experiment:
         """Return the experiment file; UsageError where the problem was made in code."""
         return self._read.experiment

@@ -157,7 +157,8 @@ def _solved(
     home: bool = False,
 ) -> Plan | None:
     try:
-        return solve(problem, solver, budget_seconds, seed, excluded=excluded, home=home)
+        robust = 0.0 if home else problem.planner.robust
+        return solve(problem, solver, budget_seconds, seed, excluded=excluded, home=home, robust=robust)
     except InfeasibleError:
         return None
 

@@ -30,8 +30,7 @@ def worse_links(plan: Plan, problem: Problem) -> tuple[WorseLink, ...]:
 
     The share is `planner.robust`, its default where that is 0 or the problem was made in code.
     """
-    said = problem.files.experiment.planner.robust if problem.files else 0.0
-    less = said or Planner().robust
+    less = problem.planner.robust or Planner().robust
     found = []
     for name, topology in _worse(plan, problem.topology, less):
         predicted = predict(plan, replace(problem, topology=topology).model)
