@@ -12,7 +12,7 @@ from hetrl.runtime import wire
 from tests.engines.megatron.megatron_worlds import Worlds
 from tests.engines.wan.wan_worlds import LAYOUTS, run_sites
 
-NUMBERS = 6_000_000
+NUMBERS = 6 * 2**20  # two pieces of 4 MiB for each of three sites
 SLACK_BYTES = 300_000  # headers, acknowledgements, the meeting and the barrier
 
 
