@@ -2,9 +2,10 @@
 
 Compute is a sleep; what a step sends has the bytes of a smaller model, and goes through the runtime's own groups.
 
-    data        sleep, reduce_scatter of the gradient in bf16, change some parameters, all_gather of them
+    data        sleep, reduce_scatter of the gradient in bf16, change some parameters, all_gather of them; a bucket is
+                reduced once the last backward pass is so far, as megatron does it
     pipeline    1F1B over the stages, an activation forth and a gradient back per micro-batch
-    both        the pipeline, then what data does among the replicas of the stage
+    both        the pipeline, and what data does among the replicas of the stage
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hetrl.runtime.wire.keys import read_keys
 
 TIMEOUT_SECONDS = 300.0
 FORWARD = 1 / 3  # of the time of a micro-batch
+BUCKETS = 8  # of the gradient; megatron's have 40 million parameters, and a model of 8B has 200
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,10 @@ class Rank:
         self.forth, self.back = (torch.zeros(step.activation_bytes, dtype=torch.uint8) for _ in range(2))
         if group is not None:
             size, number = len(step.replicas), step.replicas.index(rank)
-            self.gradient = torch.ones(step.parameters // size * size, dtype=torch.bfloat16)
-            self.share = torch.empty(len(self.gradient) // size, dtype=torch.bfloat16)
-            self.weights = torch.ones_like(self.gradient)
+            each = step.parameters // size // BUCKETS
+            self.gradient = torch.ones(BUCKETS, size * each, dtype=torch.bfloat16)
+            self.share = torch.empty(BUCKETS, each, dtype=torch.bfloat16)
+            self.weights = torch.ones(BUCKETS * size * each, dtype=torch.bfloat16)
             self.mine = self.weights.view(size, -1)[number]
             some = torch.rand(len(self.mine), generator=torch.Generator().manual_seed(number)) < step.changed
             self.updated = some.nonzero().flatten()
@@ -65,7 +68,6 @@ class Rank:
         """Take a step."""
         self.pipeline()
         if self.group is not None:
-            dist.reduce_scatter_single(self.share, self.gradient, group=self.group)
             self.mine.view(torch.int16)[self.updated] += 1  # to the next value of bf16
             dist.all_gather_single(self.weights, self.mine.clone(), group=self.group)
 
@@ -75,11 +77,11 @@ class Rank:
         self._pending: list[dist.Work] = []
         for _ in range(ahead):
             self.forward()
-        for _ in range(step.micro_batches - ahead):
+        for number in range(step.micro_batches - ahead):
             self.forward()
-            self.backward()
-        for _ in range(ahead):
-            self.backward()
+            self.backward(last=not ahead and number + 1 == step.micro_batches)
+        for number in range(ahead):
+            self.backward(last=number + 1 == ahead)
         for work in self._pending:
             work.wait()
 
@@ -91,11 +93,15 @@ class Rank:
         if self.place + 1 < len(self.step.stages):
             self._pending.append(dist.isend(self.forth, self.step.stages[self.place + 1]))
 
-    def backward(self) -> None:
-        """Do one backward pass of this stage."""
+    def backward(self, last: bool) -> None:
+        """Do one backward pass of this stage; the last one reduces bucket after bucket."""
         if self.place + 1 < len(self.step.stages):
             dist.recv(self.back, self.step.stages[self.place + 1])
-        time.sleep((1 - FORWARD) * self.step.micro_batch_seconds)
+        for share, bucket in zip(self.share, self.gradient, strict=True) if last and self.group is not None else ():
+            time.sleep((1 - FORWARD) * self.step.micro_batch_seconds / BUCKETS)
+            self._pending.append(dist.reduce_scatter_single(share, bucket, group=self.group, async_op=True))
+        if not last or self.group is None:
+            time.sleep((1 - FORWARD) * self.step.micro_batch_seconds)
         if self.place > 0:
             self._pending.append(dist.isend(self.back, self.step.stages[self.place - 1]))
 
@@ -109,7 +115,7 @@ def sent_bytes() -> dict[str, int]:
 
 
 def link_gbps(size_bytes: int) -> float:
-    """Return what rank 0 gets to rank 1 over a link that has nothing else to do, as a probe would measure it."""
+    """Return, at rank 1, what comes from rank 0 over a link that has nothing else to do, as a probe measures it."""
     tensor = torch.zeros(size_bytes, dtype=torch.uint8)
     pair = dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT_SECONDS))
     seconds = []

@@ -129,9 +129,9 @@ class World:
         self._replies("ready")
 
     def link_gbps(self, size_mb: int) -> float:
-        """Return what a link gives."""
+        """Return what a link gives, as its receiver sees it: the sender is done before all has arrived."""
         self._order(["link", size_mb * 10**6])
-        return float(self._replies()[0])
+        return float(self._replies()[1])
 
     def steps(self, asked: Sequence[Step]) -> tuple[list[float], dict[str, float]]:
         """Return the seconds of each step but the first, and the bytes of one per direction, over the slowest ranks."""
@@ -213,9 +213,9 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         f"gradients and gather parameters of which {CHANGED:.1%} change; a pipeline has {MICRO_BATCHES} micro-batches "
         f"of {TOKENS:,} tokens in all. Bytes: of the busiest direction, counted by the gateways; n: those of the "
         "gradient. Share: the same step inside one site, over the one measured. Predicted: `hetrl.cost` with the rate "
-        "that a transfer alone got. Nothing is hidden behind compute here, where Megatron reduces during the backward "
-        f"pass.{two if data else ''} Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, at worst "
-        f"{max(off):.0%} off (to reach: all).",
+        "that a transfer alone got, and nothing hidden; the ranks reduce buckets during their last backward pass, as "
+        f"Megatron does.{two if data else ''} Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, at "
+        f"worst {max(off):.0%} off (to reach: all).",
         "",
         "| link | layout | measured Gbps | MB per step | of the gradient | s | predicted | share of one site | load |",
         "| --- " * 9 + "|",
