@@ -24,6 +24,7 @@ import torch.distributed as dist
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan import world
+from hetrl.runtime.wan.group import WanProcessGroup
 from hetrl.runtime.wire.keys import read_keys
 
 TIMEOUT_SECONDS = 300.0
@@ -54,15 +55,15 @@ class Rank:
         if group is not None:
             size, number = len(step.replicas), step.replicas.index(rank)
             each = step.parameters // size // BUCKETS
-            self.gradient = torch.ones(BUCKETS, size * each, dtype=torch.bfloat16)
+            normal = torch.randn(BUCKETS, size * each, generator=torch.Generator().manual_seed(self.rank))
+            self.gradient = (1e-3 * normal).to(torch.bfloat16)  # it crosses packed: ones would be nothing
             self.share = torch.empty(BUCKETS, each, dtype=torch.bfloat16)
             self.weights = torch.ones(BUCKETS * size * each, dtype=torch.bfloat16)
             self.mine = self.weights.view(size, -1)[number]
             some = torch.rand(len(self.mine), generator=torch.Generator().manual_seed(number)) < step.changed
             self.updated = some.nonzero().flatten()
-            gather_changes = getattr(group, "gather_changes", None)
-            if gather_changes is not None:
-                gather_changes(self.weights)
+            if isinstance(group, WanProcessGroup):  # others lie in one site
+                group.gather_changes(self.weights)
 
     def take(self) -> None:
         """Take a step."""

@@ -27,7 +27,7 @@ from typing import Any
 from _across_rank import FORWARD, Step
 from _results import ROOT, write_result
 
-from hetrl.cost.model import GATHERED
+from hetrl.cost.model import GATHERED, PACKED
 from hetrl.cost.network import Ring, reduction_seconds
 from hetrl.cost.training import Times, pipeline_seconds
 from hetrl.hardware import Device, Link, Node, Path as Wire, Site, Topology
@@ -114,7 +114,7 @@ def predicted_seconds(layout: Layout, step: Step, shape: Shape, gbps: float) -> 
     for stage in range(layout.stages if len(layout.replicas) > 1 else 0):
         ranks = [replica[stage] for replica in layout.replicas]
         devices = tuple(Device(wire.site_of(RANKS[rank]), "n0", rank, GPU) for rank in ranks)
-        rings.append(Ring(devices, size, size, True, GATHERED))
+        rings.append(Ring(devices, size, size, True, PACKED[2], GATHERED[2]))
     reduction = reduction_seconds(topology, rings, {}) if rings else 0.0
     return pipeline_seconds(apart, MICRO_BATCHES) + reduction, pipeline_seconds(near, MICRO_BATCHES)
 
@@ -214,8 +214,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         f"of {TOKENS:,} tokens in all. Bytes: of the busiest direction, counted by the gateways; n: those of the "
         "gradient. Share: the same step inside one site, over the one measured. Predicted: `hetrl.cost` with the rate "
         "that a transfer alone got, and nothing hidden; the ranks reduce buckets during their last backward pass, as "
-        f"Megatron does.{two if data else ''} Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, at "
-        f"worst {max(off):.0%} off (to reach: all).",
+        f"Megatron does.{two if data else ''} Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, "
+        f"at worst {max(off):.0%} off (to reach: all).",
         "",
         "| link | layout | measured Gbps | MB per step | of the gradient | s | predicted | share of one site | load |",
         "| --- " * 9 + "|",

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.hardware import Topology
 from hetrl.workload import Workload
 
-GATHERED = 1.0  # all of them: the runtime gathers whole parameters
+# Shares of their bytes that cross links, by the bytes of a number: docs/decisions.md, "Changed words travel as gaps and
+# steps" (1.2 % of bf16 parameters change: 1/123; all of fp32: 1/2.8) and "Sums of bf16 are packed".
+GATHERED: Mapping[int, float] = MappingProxyType({2: 0.01, 4: 0.4})
+PACKED: Mapping[int, float] = MappingProxyType({2: 2 / 3, 4: 1.0})
 
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
     """A topology and a workload, with the efficiencies that predictions rest on; calibrated ones unless given.
 
-    `gathered` is the share of its parameters' bytes that a sharded optimiser sends over links behind an update.
+    `gathered` is the share of its parameters' bytes that a sharded optimiser sends over links behind an update, by the
+    bytes of a parameter.
     """
 
     topology: Topology
     workload: Workload
     efficiencies: Efficiencies = field(default_factory=calibrated)
-    gathered: float = GATHERED
+    gathered: Mapping[int, float] = field(default_factory=lambda: GATHERED)
 
     def rates(self, device: str) -> Rates:
         """Return the effective rates of a device."""

@@ -59,13 +59,15 @@ def _one_per_node(devices: Iterable[Device]) -> list[Device]:
 class Ring:
     """Ranks that reduce the same gradients: `gradient_bytes` each, `parameter_bytes` gathered again if sharded.
 
-    Over links between sites the gather sends the share `gathered` of them (`CostModel.gathered`).
+    Over links between sites go the share `packed` of the gradients and the share `gathered` of the parameters
+    (`hetrl.cost.model`).
     """
 
     devices: tuple[Device, ...]
     gradient_bytes: float
     parameter_bytes: float
     sharded: bool
+    packed: float = 1.0
     gathered: float = 1.0
 
 
@@ -123,11 +125,11 @@ def wan_phases(rings: Sequence[Ring]) -> tuple[dict[Direction, float], dict[Dire
         sites, ranks = [*members], len(ring.devices)
         following = {*pairwise((*sites, sites[0]))}
         for source, target in permutations(sites, 2):
+            packed, changed = ring.packed * ring.gradient_bytes, ring.gathered * ring.parameter_bytes
             reduced[source, target] += formulas.wan_reduce_bytes(
-                members[target], ranks, len(sites), (source, target) in following, ring.gradient_bytes, ring.sharded
+                members[target], ranks, len(sites), (source, target) in following, packed, ring.sharded
             )
-            sent = ring.gathered * ring.parameter_bytes
-            gathered[source, target] += formulas.wan_gather_bytes(members[source], ranks, sent, ring.sharded)
+            gathered[source, target] += formulas.wan_gather_bytes(members[source], ranks, changed, ring.sharded)
     return dict(reduced), dict(gathered)
 
 

@@ -12,7 +12,7 @@ from statistics import NormalDist
 from hetrl.cost import formulas
 from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
 from hetrl.cost.hops import hops_of, messages
-from hetrl.cost.model import CostModel
+from hetrl.cost.model import PACKED, CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
 from hetrl.hardware import Path, wire_seconds
@@ -98,7 +98,7 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
         times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
         alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
         pipelines.append(alone * (1 + expected_largest(len(replicas)) * variation(workload, share)))
-    rings = gradient_rings(task, replicas, model.gathered)
+    rings = gradient_rings(task, replicas, model)
     reduction = reduction_seconds(model.topology, rings, sharing)
     shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
     update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
@@ -156,7 +156,7 @@ def _activation_bytes(
     return dict(loads)
 
 
-def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], gathered: float) -> list[Ring]:
+def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], model: CostModel) -> list[Ring]:
     """Return the data-parallel rings: one per stage and tensor-parallel rank."""
     if len(replicas) < 2:
         return []
@@ -164,9 +164,11 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], gathe
     rings = []
     for stages in zip(*replicas, strict=True):
         shape = stages[0].shape
-        gradient = shape.parameters * gradient_bytes(task.gradient_dtype, shape.weight_bytes)
+        size = gradient_bytes(task.gradient_dtype, shape.weight_bytes)
+        gradient, parameters = shape.parameters * size, shape.parameters * shape.weight_bytes
+        packed, gathered = PACKED[size], model.gathered[shape.weight_bytes]
         for ranks in zip(*(stage.devices for stage in stages), strict=True):
-            rings.append(Ring(ranks, gradient, shape.parameters * shape.weight_bytes, sharded, gathered))
+            rings.append(Ring(ranks, gradient, parameters, sharded, packed, gathered))
     return rings
 
 

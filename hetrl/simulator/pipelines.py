@@ -159,7 +159,7 @@ def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) 
     """Train on a batch (the response length of each sample): score it where that is needed, every optimiser step."""
     replicas = place_all(name, task.replicas, setting.model)
     pipelines = [Pipeline(setting, name, task, placed, True) for placed in replicas]
-    rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas, setting.model.gathered)}
+    rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas, setting.model)}
     workload = setting.model.workload
     if name == ACTOR_TRAINING and workload.scores_batch:
         yield from inference(setting, name, task, batch, SCORE)

@@ -304,7 +304,7 @@ def test_a_reduction_in_bf16_sends_half_and_one_of_a_model_in_fp32_does_not() ->
     for dtype, weight_bytes in product(("fp32", "bf16"), (2, 4)):
         task = replace(base, gradient_dtype=dtype)
         found = replace(model, workload=replace(grpo(), weight_bytes=weight_bytes))
-        rings = gradient_rings(task, place_all("actor_training", task.replicas, found), 1.0)
+        rings = gradient_rings(task, place_all("actor_training", task.replicas, found), found)
         sent[dtype, weight_bytes] = sum(ring.gradient_bytes for ring in rings)
     assert sent["fp32", 2] == 2 * sent["bf16", 2]
     assert sent["fp32", 4] == sent["bf16", 4] == sent["fp32", 2]

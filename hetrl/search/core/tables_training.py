@@ -20,6 +20,7 @@ from hetrl.cost.compute import (
 )
 from hetrl.cost.efficiency import Rates
 from hetrl.cost.memory import embedding_bytes, kept_bytes, training_state_bytes, update_bytes, working_bytes
+from hetrl.cost.model import PACKED
 from hetrl.cost.network import slowest
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import (
@@ -62,6 +63,7 @@ class TrainingTables(NamedTuple):
     update_bytes: float  # per parameter of a shard, during an update
     weight_bytes: float  # per parameter
     gradient_bytes: float  # per parameter, in the reduction
+    packed: float  # share of the gradients' bytes that crosses links
     gathered: float  # share of the parameters' bytes that a sharded optimiser gathers over links
     tied_bytes: Floats1  # [t] of the second copy of a tied embedding, in a pipeline
     micro_batches: Ints1  # [m] sizes to choose from
@@ -114,7 +116,8 @@ def training_tables(space: Space) -> TrainingTables:
         update_bytes=update_bytes(shape, 1, workload.gradient_dtype) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
         gradient_bytes=float(gradient_bytes(workload.gradient_dtype, workload.weight_bytes)),
-        gathered=space.problem.model.gathered,
+        packed=PACKED[gradient_bytes(workload.gradient_dtype, workload.weight_bytes)],
+        gathered=space.problem.model.gathered[workload.weight_bytes],
         tied_bytes=np.array([_tied_bytes(name, workload) for name in workload.tasks]),
         micro_batches=np.array(sizes, np.int64),
         most_tensor=most_tensor,

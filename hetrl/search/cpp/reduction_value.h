@@ -128,14 +128,13 @@ inline double rings_seconds(const Training& training, const Cohorts& cohorts, co
         }
         cohorts.load[i] = ring.nodes > 1 ? ranks * moved : 0.0;
         latency = std::max(latency, ring.latency);
-        const double sent = numbers.gathered * weights;
+        const double packed = numbers.packed * gradient, sent = numbers.gathered * weights;
         for (Int s = 0; s < ring.sites; ++s) {
             for (Int t = 0; t < ring.sites; ++t) {
                 if (s != t) {
                     const Int direction = sites[s] * places + sites[t];
-                    reduced[direction] +=
-                        ranks * wan_reduce_bytes(members[sites[t]], replicas, ring.sites, t == (s + 1) % ring.sites,
-                                                 gradient, choice[SHARDING]);
+                    reduced[direction] += ranks * wan_reduce_bytes(members[sites[t]], replicas, ring.sites,
+                                                                   t == (s + 1) % ring.sites, packed, choice[SHARDING]);
                     gathered[direction] +=
                         ranks * wan_gather_bytes(members[sites[s]], replicas, sent, choice[SHARDING]);
                 }
