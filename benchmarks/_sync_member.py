@@ -1,7 +1,8 @@
 """A member of the benchmark `sync`: a trainer that publishes weights, or a replica that takes them.
 
-The trainer publishes a full set for each line of JSON on stdin, [bytes, number of receivers], and answers with its
-seconds. The replica does all that the agent of a rollout server does, but has no server to load the weights.
+The trainer publishes for each line of JSON on stdin, [bytes or a safetensors file, number of receivers, delta], random
+weights of so many bytes or those of the file, whole or as what changed since the one before, and answers with what it
+published. The replica does all that the agent of a rollout server does, but has no server to load the weights.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
+from safetensors.torch import load_file
 
 from hetrl.runtime import wire
 from hetrl.runtime.run.rollout import Agent
 from hetrl.runtime.transport.member import Member
+from hetrl.runtime.weights.intake import Intake
+from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile
 from hetrl.runtime.wire.keys import read_keys
@@ -43,24 +48,31 @@ class NeverIdle:
 async def serve_replica(member: Member) -> None:
     """Take weights for as long as stdin is open."""
     with tempfile.TemporaryDirectory() as directory:
-        weights = WeightFile(Path(directory) / "weights", MOST_BYTES)
+        weights = Intake(WeightFile(Path(directory) / "weights", MOST_BYTES))
         await Agent(member, NoServer(), NeverIdle(), weights, recompute=False).serve()  # type: ignore[arg-type]
 
 
 async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:
-    """Publish a set of the size that each line names, to the first of the receivers, until stdin ends."""
-    loop, version = asyncio.get_running_loop(), 0
+    """Publish what each line names, to the first of the receivers, until stdin ends."""
+    loop, version, kept = asyncio.get_running_loop(), 0, Kept()
     while line := await asyncio.to_thread(sys.stdin.readline):
         version += 1
-        generator = torch.Generator().manual_seed(version)
-        size_bytes, taking = json.loads(line)
-        count = size_bytes // TENSOR_BYTES
-        tensors = [torch.randn(TENSOR_BYTES // 2, generator=generator).bfloat16() for _ in range(count)]
-        publisher = Publisher(member, wire.Publish(version=version, receivers=tuple(receivers[:taking])), loop)
+        source, taking, delta = json.loads(line)
+        tensors = load_file(source) if isinstance(source, str) else random_weights(source, version)
+        if not delta:
+            kept = Kept()
+        request = wire.Publish(version=version, receivers=tuple(receivers[:taking]))
+        publisher = Publisher(member, request, loop, kept if isinstance(source, str) else None)
         await publisher.begin()
-        await asyncio.to_thread(publisher.send_all, [(f"weight.{i}", tensor) for i, tensor in enumerate(tensors)])
-        published = await publisher.finish()
-        print(json.dumps([published.bytes, published.seconds]), flush=True)
+        await asyncio.to_thread(publisher.send_all, tensors.items())
+        print(json.dumps(msgspec.to_builtins(await publisher.finish())), flush=True)
+
+
+def random_weights(size_bytes: int, seed: int) -> dict[str, torch.Tensor]:
+    """Return tensors of so many bytes in all."""
+    generator = torch.Generator().manual_seed(seed)
+    count = size_bytes // TENSOR_BYTES
+    return {f"weight.{i}": torch.randn(TENSOR_BYTES // 2, generator=generator).bfloat16() for i in range(count)}
 
 
 async def main() -> None:

@@ -39,7 +39,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
 from hetrl.cost.stages import place_all
 from hetrl.cost.training import Times, expected_largest, gradient_rings, pipeline_seconds
-from hetrl.cost.weight_sync import critic_behind, held_bytes, weight_routes, weight_sync_cost
+from hetrl.cost.weight_sync import critic_behind, delta_share, held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_catalogue
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology
@@ -601,7 +601,7 @@ def test_an_engine_is_the_one_of_the_points_unless_it_is_named() -> None:
         engine_step_seconds("h100", "vllm-0.7")
 
 
-def test_a_delta_sends_what_changed_with_its_index_and_never_more_than_all() -> None:
+def test_a_delta_sends_what_changed_and_where_and_never_more_than_all() -> None:
     plan, workload, topology = whole_plan(), grpo(), three_sites()
     size = workload.actor.parameters * 2
     delta = replace(weight_routes(plan.tasks), encoding="delta")
@@ -611,5 +611,18 @@ def test_a_delta_sends_what_changed_with_its_index_and_never_more_than_all() -> 
         return cost.wan_bytes["alps", "lab"]
 
     assert crossing(None) == size
-    assert crossing(0.01) == pytest.approx(size * 0.03)
-    assert crossing(0.9) == size
+    assert crossing(0.0121) == pytest.approx(size / 124, rel=0.05)  # what the codec made of such a version
+    assert crossing(0.0988) == pytest.approx(size / 22, rel=0.05)
+    assert crossing(1.0) == pytest.approx(size * 3 / 16)
+    assert delta_share(1.0, 4) == pytest.approx(1 / 2.8, rel=0.01)
+    assert delta_share(0.0, 2) == 0.0
+
+
+def test_a_delta_is_loaded_whole() -> None:
+    plan, model = whole_plan(), CostModel(three_sites(), grpo())
+    full, delta = (
+        weight_sync_cost(replace(weight_routes(plan.tasks), encoding=encoding), plan.tasks, model, changed=0.01)
+        for encoding in ("full", "delta")
+    )
+    assert delta.pause_seconds == full.pause_seconds
+    assert delta.uplink_seconds < full.uplink_seconds

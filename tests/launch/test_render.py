@@ -96,13 +96,6 @@ def test_each_site_starts_its_ranks_of_a_training_that_spans_sites():
     assert ranks == {"actor_training-0": ("alpha", 0), "actor_training-1": ("beta", 1)}
 
 
-def test_weights_as_differences_are_refused():
-    plan = quick_plan()
-    plan = replace(plan, weight_sync=replace(plan.weight_sync, encoding="delta"))
-    with pytest.raises(UsageError, match="encoding is delta.*take full"):
-        rendered(plan, quick_gpus(plan))
-
-
 def test_site_without_a_device_is_refused():
     with pytest.raises(UsageError, match='"delta"'):
         rendered(replace(quick_plan(), site_order=("alpha", "beta", "gamma", "delta")), quick_gpus(quick_plan()))

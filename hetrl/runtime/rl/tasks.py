@@ -66,6 +66,7 @@ class Trainer:
     task: str
     address: str
     receivers: tuple[str, ...]
+    encoding: str = "full"  # of its weights: full | delta
 
     async def train(
         self, arrays: Mapping[str, NDArray[Any]], settings: wire.LossSettings, step: int
@@ -98,7 +99,7 @@ class Trainer:
         out are left out; it is an error then that fewer are left.
         """
         to = self.receivers if receivers is None else tuple(receivers)
-        request = wire.Publish(version=version, receivers=to, quorum=quorum)
+        request = wire.Publish(version=version, receivers=to, quorum=quorum, encoding=self.encoding)
         answer, _ = await self._ask(request, wire.Published, f"publish version {version} of {self.task}")
         if answer.failed and quorum is None:
             raise HetrlError("; ".join(answer.failed.values()))

@@ -27,7 +27,7 @@ from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.timeline import waits
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.link_metrics import LinkMeter
-from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics
+from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics, weight_metrics
 from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.wire.arrays import Arrays
 from hetrl.workload import (
@@ -171,7 +171,7 @@ class Iterations:
             measured["weight_bytes"] = 0
             if not warms_up:
                 with self.timeline.timed(seconds, WEIGHT_SYNC):
-                    measured["weight_bytes"] = (await self.publish()).bytes
+                    measured |= weight_metrics(await self.publish())
             feed.advance(self.versions.actor)
             seconds["iteration"] = time.monotonic() - start
             await self.checkpoints.after(ours.step, self.versions.actor)
@@ -190,4 +190,4 @@ class Iterations:
                     await self.versions.critic_arrived(ours.step)
             seconds["iteration"] = time.monotonic() - start
             await self.critic_checkpoints.after(ours.step, ours.step)
-        return {**measured, "critic_bytes": published.bytes}
+        return {**measured, "critic_bytes": weight_metrics(published)["weight_bytes"]}

@@ -52,7 +52,10 @@ class Record:
             "bytes": published.bytes,
             "seconds": round(published.seconds, 4),
             "digest": published.digest,
+            **_delta(published),
         }
+        if published.repaired:
+            self.events.append("weights_repaired", version=published.version, causes=published.repaired)
         self._published.append(row)
         self.events.append("weights_published", **row, to=sorted(published.apply_seconds))
 
@@ -121,6 +124,24 @@ class Record:
             "faults_survived": self._lost + sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)
+
+
+def weight_metrics(published: wire.Published) -> dict[str, Any]:
+    """Return what a step says of the version that followed it: its bytes and, of a delta, what share changed.
+
+    `weight_bytes` are those that the replicas with the version before got, `weight_full_bytes` those of the full set.
+    """
+    sent = published.bytes if published.delta_bytes is None else published.delta_bytes
+    changed = {} if published.changed is None else {"weights_changed": round(published.changed, 6)}
+    return {"weight_bytes": sent, "weight_full_bytes": published.bytes, **changed}
+
+
+def _delta(published: wire.Published) -> dict[str, Any]:
+    """Return how large a delta was and why receivers got the full set after all, where that is so."""
+    if published.delta_bytes is None:
+        return {}
+    changed = round(published.changed or 0.0, 6)
+    return {"delta_bytes": published.delta_bytes, "changed": changed, "repaired": sorted(published.repaired)}
 
 
 def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,12 @@ from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_std
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings
+from hetrl.runtime.weights.digests import digest_of
+from hetrl.runtime.weights.intake import Intake
 from hetrl.runtime.weights.model_directory import ensure_model_directory
+from hetrl.runtime.weights.node_directory import node_directory
+from hetrl.runtime.weights.node_share import NodeShare
+from hetrl.runtime.weights.safetensors_file import HEADER_BYTES
 from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 
 UPDATE_SECONDS = 600.0
@@ -54,17 +60,16 @@ def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
 
 @dataclass(frozen=True)
 class _Version:
-    """A version of the weights in a file on this node."""
+    """A version of the weights in a file on this node, whose digest is proven."""
 
     number: int
     path: Path
-    digest: str
 
 
 class Agent:
     """Answers the run for one server."""
 
-    def __init__(self, member: Member, server: VllmServer, idle: Idle, weights: WeightFile, *, recompute: bool) -> None:
+    def __init__(self, member: Member, server: VllmServer, idle: Idle, weights: Intake, *, recompute: bool) -> None:
         self._member, self._server, self._idle = member, server, idle
         self._weights, self._recompute = weights, recompute
         self._newest: _Version | None = None
@@ -99,9 +104,9 @@ class Agent:
                 case wire.Generate():
                     await self._generate(envelope, envelope.message)
                 case wire.WeightsBegin():
-                    self._weights.begin(envelope.message)
+                    await self._weights.begin(envelope.message)
                 case wire.WeightsTensor():
-                    self._weights.add(envelope.message, envelope.buffers[0])
+                    await self._weights.add(envelope.message, envelope.buffers[0])
                 case wire.WeightsEnd():
                     await self._apply(envelope, envelope.message)
                 case wire.Sleep(idle_state=state, keep_weights=keep):
@@ -122,21 +127,21 @@ class Agent:
     async def _apply(self, envelope: Envelope, end: wire.WeightsEnd) -> None:
         start = time.monotonic()
         try:
-            path, digest = self._weights.end(end)
+            path, digest = await self._weights.end(end)
         except HetrlError as error:
             await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
             return
-        self._newest, self._current = _Version(end.version, path, digest), not self._idle.asleep
+        self._newest, self._current = _Version(end.version, path), not self._idle.asleep
         if self._current:
-            await self._server.update_weights(end.version, path, digest, UPDATE_SECONDS, recompute=self._recompute)
+            await self._server.update_weights(end.version, path, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start
-        await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=end.digest, seconds=seconds))
+        await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=digest, seconds=seconds))
 
     async def _load(self) -> None:
         """Give a server that was asleep the newest version, where it does not have it."""
         if self._newest is not None and not self._current:
             version = self._newest
-            await self._server.load_weights(version.number, version.path, version.digest, UPDATE_SECONDS)
+            await self._server.load_weights(version.number, version.path, UPDATE_SECONDS)
         self._current = True
 
 
@@ -159,11 +164,18 @@ async def serve_replica(context: Context, replica: int) -> None:
             await member.send(context.controller, ready)
             if turn is not None:
                 await member.reply(turn, wire.Done())
-            weights = WeightFile(scratch / "weights", most_bytes(context.architecture))
-            recompute = context.experiment.algorithm.on_update == "recompute"
-            await Agent(member, server, Idle(server, settings.device), weights, recompute=recompute).serve()
+            with _weights_directory(context, replica, scratch) as (directory, share):
+                weights = Intake(WeightFile(directory, most_bytes(context.architecture)), share)
+                recompute = context.experiment.algorithm.on_update == "recompute"
+                await Agent(member, server, Idle(server, settings.device), weights, recompute=recompute).serve()
         finally:
             await server.stop()
+
+
+def _weights_directory(context: Context, replica: int, scratch: Path) -> AbstractContextManager[tuple[Path, NodeShare]]:
+    """Return where this replica keeps its weights, named after its run's directory, which no other run has."""
+    size = context.architecture.parameters * (4 if context.experiment.model.dtype == "fp32" else 2) + HEADER_BYTES
+    return node_directory(f"hetrl-{digest_of(str(context.directory).encode())}", size, replica, scratch)
 
 
 async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:

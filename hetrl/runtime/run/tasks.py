@@ -27,7 +27,7 @@ def tasks_of(context: Context, member: Member) -> Tasks:
 
     def trainer(task: str, receivers: tuple[str, ...]) -> Trainer:
         (address,) = context.addresses(task)
-        return Trainer(member, task, address, receivers)
+        return Trainer(member, task, address, receivers, context.plan.weight_sync.encoding)
 
     actor = trainer(ACTOR_TRAINING, context.replicas)
     critics = context.addresses(CRITIC_INFERENCE) if CRITIC_INFERENCE in context.plan.tasks else ()

@@ -44,6 +44,8 @@ from hetrl.runtime.run.engines import build_engine, checkpoints_of
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
+from hetrl.runtime.weights.intake import Intake
+from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 from hetrl.runtime.wire.arrays import pack, unpack
@@ -134,13 +136,14 @@ class Lead:
         member: Member,
         engine: MegatronEngine,
         thread: ThreadPoolExecutor,
-        weights: WeightFile,
+        weights: Intake,
         checkpoints: Path,
     ) -> None:
         self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
         self._checkpoints = checkpoints
         self._version = 0  # of the weights that arrived and are loaded
         self._asleep = False
+        self._kept: Kept | None = None  # where what changed is sent
         self._arrived: tuple[wire.WeightsEnd, Path] | None = None  # while asleep
 
     async def serve(self) -> None:
@@ -179,22 +182,28 @@ class Lead:
                 saved = wire.Saved(step=step, directory=directory, seconds=seconds, whole=whole)
                 await self._member.reply(envelope, saved)
             case wire.Publish():
-                publisher = Publisher(self._member, message, asyncio.get_running_loop())
+                self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
+                publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
                 with publisher.leaving_out():
                     await publisher.begin()
                     await self._in_thread(self._export, message, publisher)
                     published = await publisher.finish()
                 await self._member.reply(envelope, published)
             case wire.WeightsBegin():
-                self._incoming.begin(message)
+                await self._incoming.begin(message)
             case wire.WeightsTensor():
-                self._incoming.add(message, envelope.buffers[0])
+                await self._incoming.add(message, envelope.buffers[0])
             case wire.WeightsEnd(version=version):
-                self._arrived = message, self._incoming.end(message)[0]
+                try:
+                    path, digest = await self._incoming.end(message)
+                except HetrlError as error:
+                    await self._member.reply(envelope, wire.WeightsRejected(version=version, cause=str(error)))
+                    return
+                self._arrived = message, path
                 if not self._asleep:
                     await self._load_arrived()
                 seconds = time.monotonic() - start
-                applied = wire.WeightsApplied(version=version, digest=message.digest, seconds=seconds)
+                applied = wire.WeightsApplied(version=version, digest=digest, seconds=seconds)
                 await self._member.reply(envelope, applied)
             case wire.Sleep() | wire.Wake():
                 self._asleep = isinstance(message, wire.Sleep)
@@ -248,7 +257,7 @@ async def lead(context: Context, world: World, device: int) -> None:
                 await member.reply(turn, wire.Done())
             most = most_bytes(architecture(model_of(context.experiment, world.task).architecture))
             weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}", most)
-            await Lead(member, engine, thread, weights, checkpoints_of(world.task)).serve()
+            await Lead(member, engine, thread, Intake(weights), checkpoints_of(world.task)).serve()
             await loop.run_in_executor(thread, engine.close)
 
 

@@ -23,7 +23,6 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from hetrl.runtime.vllm.command import BACKEND
-from hetrl.runtime.weights.weight_file import digest_of_file
 
 
 class WorkerExtension:
@@ -41,10 +40,9 @@ class FileInit(WeightTransferInitInfo):
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """A safetensors file on this node and its blake2b-128 digest (hex)."""
+    """A safetensors file on this node, whose digest was proven while generation went on."""
 
     path: str
-    digest: str
 
 
 class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
@@ -67,15 +65,12 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         """Do nothing: there is no connection."""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the file; raises ValueError when its digest or its tensors are not what was promised.
+        """Load the file; raises ValueError when its tensors are not those of the model.
 
         A file whose tensors differ in name, dtype or shape from the version before is refused before the model is
         touched, so only the first version can fail half-way.
         """
         path = Path(update_info.path)
-        found = digest_of_file(path)
-        if found != update_info.digest:
-            raise ValueError(f"{path} has digest {found}, expected {update_info.digest}")
         with safe_open(path, framework="pt", device="cpu") as file:
             contents = _contents_of(file)
             if self._contents is not None and contents != self._contents:

@@ -121,25 +121,23 @@ class VllmServer:
         answer = await self._call("POST", "/inference/v1/generate", timeout_seconds, body)
         return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
 
-    async def update_weights(
-        self, version: int, path: Path, digest: str, timeout_seconds: float, *, recompute: bool = True
-    ) -> None:
-        """Load a version from a safetensors file whose blake2b-128 is `digest`, then serve it.
+    async def update_weights(self, version: int, path: Path, timeout_seconds: float, *, recompute: bool = True) -> None:
+        """Load a version from a safetensors file, whose digest was proven before, then serve it.
 
         Requests under way are held, then continue under the new weights, with `recompute` after their context was
-        computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (digest, a
-        tensor that the version before did not have) the old version is served on and HetrlError raised.
+        computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (a tensor
+        that the version before did not have) the old version is served on and HetrlError raised.
         """
         async with self._updating:
             await self.pause(forget=recompute)
             try:
-                await self.load_weights(version, path, digest, timeout_seconds)
+                await self.load_weights(version, path, timeout_seconds)
             finally:
                 await self.resume()
 
-    async def load_weights(self, version: int, path: Path, digest: str, timeout_seconds: float) -> None:
+    async def load_weights(self, version: int, path: Path, timeout_seconds: float) -> None:
         """Load a version as `update_weights` does, into a server that is paused."""
-        update = {"update_info": {"path": str(path.absolute()), "digest": digest}}
+        update = {"update_info": {"path": str(path.absolute())}}
         try:
             await self.call("/start_weight_update")
             await self.call("/update_weights", update, timeout_seconds)

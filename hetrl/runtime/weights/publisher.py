@@ -4,31 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+import numpy
 import torch
+from msgspec import structs
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Buffer
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
-from hetrl.runtime.weights.weight_file import digest_of_digests, pieces
+from hetrl.runtime.weights.digests import version_digest
+from hetrl.runtime.weights.intake import PIECES_PER_THREAD, threads
+from hetrl.runtime.weights.kept import Kept, words
+from hetrl.runtime.weights.pieces import PIECE_BYTES, check_spec, piece_of, word_bytes
+from hetrl.runtime.wire import changes
 
-CHUNK_BYTES = 4 * 2**20
 APPLY_SECONDS = 600.0
+SLOWEST_BYTES_PER_S = 1e8  # of writing, hashing and loading a version: a file system over the network
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A piece as it goes: whole to those without the base, as `changes` (where they are fewer bytes) to the others."""
+
+    message: wire.WeightsTensor
+    whole: memoryview
+    changes: bytes | None
+    words: int
+    changed: int
 
 
 class Publisher:
-    """Streams the tensors of one `Publish`; nothing larger than one tensor is held at a time."""
+    """Streams the tensors of one `Publish`; besides what is kept, some pieces at a time are held.
 
-    def __init__(self, member: Member, request: wire.Publish, loop: asyncio.AbstractEventLoop) -> None:
-        self._member, self._request, self._loop = member, request, loop
+    With `kept`, the version that was published last, its holders get what changed; it becomes this version. A receiver
+    that refuses what it got gets the full set from there, once.
+    """
+
+    def __init__(
+        self, member: Member, request: wire.Publish, loop: asyncio.AbstractEventLoop, kept: Kept | None = None
+    ) -> None:
+        self._member, self._request, self._loop, self._kept = member, request, loop, kept
         self._receivers = [*request.receivers]
         self._left_out: list[str] = []
-        self._digests: dict[str, str] = {}
-        self._bytes = 0
+        self._pieces: dict[tuple[str, int], wire.WeightsTensor] = {}
+        self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
         self._start = time.monotonic()
+        self._delta_bytes = self._words = self._changed = 0
+        self._base = (kept.version, kept.digest) if kept else (None, "")
+        self._holders = frozenset(kept.holders if kept and kept.version is not None else ()) & {*request.receivers}
 
     @contextmanager
     def leaving_out(self) -> Iterator[None]:
@@ -50,60 +79,150 @@ class Publisher:
 
     async def begin(self) -> None:
         """Announce the version."""
-        begin = wire.WeightsBegin(version=self._request.version, encoding=self._request.encoding)
-        await self._send(begin)
+        version = self._request.version
+        await self._send(self._of(holders=False), wire.WeightsBegin(version=version))
+        if self._kept is not None:
+            base, base_digest = self._base
+            delta = wire.WeightsBegin(version=version, encoding="delta", base_version=base, base_digest=base_digest)
+            await self._send(self._of(holders=True), delta)
+            self._kept.version = None  # until all of this one is kept
 
     def send_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send every tensor; called in the engine's thread, which waits whenever a link has enough to do."""
-        for name, tensor in tensors:
-            asyncio.run_coroutine_threadsafe(self._send_tensor(name, tensor), self._loop).result()
-
-    async def _send_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        for message, buffer in pieces(self._request.version, name, dtype, tuple(tensor.shape), data, CHUNK_BYTES):
-            self._digests[name] = message.digest
-            await self._send(message, [buffer])
-        self._bytes += data.nbytes
-
-    async def _send(self, message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
-        if self._receivers:
-            await self._member.send(self._receivers, message, buffers)
+        under_way: deque[Future[_Cut]] = deque()
+        count = threads()
+        with ThreadPoolExecutor(count, thread_name_prefix="weights") as pool:
+            for name, tensor in tensors:
+                for work in self._works(name, tensor):
+                    under_way.append(pool.submit(self._cut, *work))
+                    if len(under_way) > PIECES_PER_THREAD * count:
+                        self._ship(under_way.popleft().result())
+            while under_way:
+                self._ship(under_way.popleft().result())
 
     async def finish(self) -> wire.Published:
         """Close the version and wait for every receiver.
 
-        One that fails, refuses the version or computed another digest is among the `failed`; raises HetrlError when a
+        One that fails, refuses the full set or computed another digest is among the `failed`; raises HetrlError when a
         quorum is wanted and nobody applied it.
         """
-        version, digest = self._request.version, digest_of_digests(self._digests)
-        end = wire.WeightsEnd(version=version, tensors=len(self._digests), bytes=self._bytes, digest=digest)
-        receivers, doing = tuple(self._receivers), f"apply weight version {version}"
-        asked = (self._member.request(to, end, timeout_seconds=APPLY_SECONDS, doing=doing) for to in receivers)
-        applied, failed = dict[str, float](), dict[str, str]()
-        for receiver, reply in zip(receivers, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            match reply:
-                case _ if receiver in self._left_out:
-                    continue
-                case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=seconds)) if arrived == digest:
-                    applied[receiver] = seconds
-                case Envelope(message=other):
-                    failed[receiver] = f"{receiver}: {_refusal(other, version, digest)}"
-                case HetrlError() as error if not isinstance(error, RunAborted):
-                    failed[receiver] = str(error)
-                case BaseException() as error:
-                    raise error
+        digest = version_digest({place: message.digest for place, message in self._pieces.items()})
+        if self._kept is not None:
+            self._kept.digest, self._kept.version = digest, self._request.version
+        receivers = tuple(self._receivers)
+        await asyncio.gather(*(self._close(receiver, digest) for receiver in receivers))
+        told = [one for one in receivers if one not in self._left_out]
+        applied = {one: self._applied[one] for one in told if one in self._applied}
+        failed = {one: self._failed[one] for one in told if one in self._failed}
+        if self._kept is not None:
+            same = self._base == (self._request.version, digest)  # whoever had it has it still
+            self._kept.holders = set(applied) | (self._kept.holders if same else set())
         if failed and not applied and self._request.quorum != 0:
             raise HetrlError("; ".join(failed.values()))
         return wire.Published(
-            version=version,
+            version=self._request.version,
             digest=digest,
             bytes=self._bytes,
             seconds=time.monotonic() - self._start,
             apply_seconds=applied,
             failed=failed,
             left_out=tuple(self._left_out),
+            delta_bytes=self._delta_bytes if self._holders else None,
+            changed=self._changed / self._words if self._holders and self._words else None,
+            repaired=self._repaired,
         )
+
+    @property
+    def _bytes(self) -> int:
+        return sum(message.bytes for message in self._pieces.values())
+
+    def _of(self, *, holders: bool) -> list[str]:
+        """Return the receivers that have, or have not, the base of the delta."""
+        return [one for one in self._receivers if (one in self._holders) == holders]
+
+    def _works(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[wire.TensorSpec, int, memoryview, bool]]:
+        """Yield what `_cut` is to do for each piece of a tensor."""
+        data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        spec = wire.TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), bytes=data.nbytes)
+        check_spec(spec, self._request.version)
+        known = self._kept is not None and self._kept.room_for(spec)[1]
+        for offset in range(0, max(data.nbytes, 1), PIECE_BYTES):
+            yield spec, offset, data[offset : offset + PIECE_BYTES], known
+
+    def _cut(self, spec: wire.TensorSpec, offset: int, whole: memoryview, known: bool) -> _Cut:
+        """Take the digest of a piece and find what changed in it; what is kept of it becomes the piece."""
+        message = piece_of(self._request.version, spec, offset, whole)
+        if self._kept is None:
+            return _Cut(message, whole, None, 0, 0)
+        held, size = self._kept.tensors[spec.name][offset : offset + whole.nbytes], word_bytes(spec)
+        if not (self._holders and known and size):
+            held[:] = whole
+            return _Cut(message, whole, None, 0, 0)
+        after = numpy.frombuffer(whole, numpy.uint8)
+        payload = changes.encode(words(held, spec), words(after, spec))
+        held[:] = after
+        count, changed = whole.nbytes // size, changes.changed_words(payload)
+        return _Cut(message, whole, payload if len(payload) < whole.nbytes else None, count, changed)
+
+    def _ship(self, cut: _Cut) -> None:
+        asyncio.run_coroutine_threadsafe(self._send_piece(cut), self._loop).result()
+
+    async def _send_piece(self, cut: _Cut) -> None:
+        self._pieces[cut.message.tensor.name, cut.message.offset] = cut.message
+        self._words, self._changed = self._words + cut.words, self._changed + cut.changed
+        holders, others = self._of(holders=True), self._of(holders=False)
+        if cut.changes is None:
+            self._delta_bytes += cut.whole.nbytes
+            await self._send(self._receivers, cut.message, [cut.whole])
+            return
+        self._delta_bytes += len(cut.changes)
+        await self._send(holders, structs.replace(cut.message, changes=True), [cut.changes])
+        await self._send(others, cut.message, [cut.whole])
+
+    async def _close(self, receiver: str, digest: str) -> None:
+        """Wait for the word of a receiver; one that refuses what it got gets the full set, where that is kept."""
+        cause = await self._word_of(receiver, digest)
+        if cause is not None and self._kept is not None and receiver in self._receivers:
+            self._repaired[receiver] = cause
+            cause = await self._word_of(receiver, digest, again=True)
+        if cause is not None:
+            self._failed[receiver] = f"{receiver}: {cause}"
+
+    async def _repeat(self, receiver: str) -> None:
+        """Send the full set, as it is kept."""
+        assert self._kept is not None
+        await self._send([receiver], wire.WeightsBegin(version=self._request.version))
+        for (name, offset), message in self._pieces.items():
+            await self._send([receiver], message, [self._kept.tensors[name][offset : offset + message.bytes].data])
+
+    async def _word_of(self, receiver: str, digest: str, *, again: bool = False) -> str | None:
+        """Ask a receiver, sending the full set before where it is to come `again`, for its word on the version.
+
+        Returns why it refused it. That it applied it, or failed, is noted.
+        """
+        version, tensors = self._request.version, len({name for name, _ in self._pieces})
+        end = wire.WeightsEnd(version=version, tensors=tensors, bytes=self._bytes, digest=digest)
+        doing = f"apply weight version {version}"
+        try:
+            if again:
+                await self._repeat(receiver)
+            seconds = APPLY_SECONDS + self._bytes / SLOWEST_BYTES_PER_S
+            reply = await self._member.request(receiver, end, timeout_seconds=seconds, doing=doing)
+        except RunAborted:
+            raise
+        except HetrlError as error:
+            self._failed[receiver] = str(error)
+            return None
+        match reply:
+            case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=took)) if arrived == digest:
+                self._applied[receiver] = took
+                return None
+        return _refusal(reply.message, version, digest)
+
+    async def _send(self, receivers: Sequence[str], message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
+        if to := [one for one in receivers if one in self._receivers]:
+            await self._member.send(to, message, buffers)
 
 
 def _refusal(answer: wire.Message, version: int, digest: str) -> str:

@@ -1,58 +1,27 @@
 """Weights of one version between the wire and a file on the node: cut into pieces, checked, assembled as safetensors.
 
-The file that arrives has the layout of https://github.com/huggingface/safetensors ("Format"): the header's length in
-8 bytes, a JSON header padded with spaces, the tensors' bytes. Room for the header is kept ahead of the bytes, so that
-every piece is written to its final place the moment it arrives, in whatever order.
+Room for the header (`safetensors_file`) is kept ahead of the bytes, so that every piece is written to its final place
+the moment it arrives, in whatever order. What changed since the version before is applied to a copy of each piece: the
+file of that version stays as it is until the next one is proven.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy
+
 from hetrl.errors import HetrlError
 from hetrl.runtime.transport.chunks import Buffer, flat
-from hetrl.runtime.wire import TensorSpec, WeightsBegin, WeightsEnd, WeightsTensor
+from hetrl.runtime.weights.digests import digest_of, version_digest
+from hetrl.runtime.weights.pieces import check_spec, word_bytes
+from hetrl.runtime.weights.safetensors_file import HEADER_BYTES, Places, header_of, places_of, read_at, write_at
+from hetrl.runtime.wire import TensorSpec, WeightsBegin, WeightsEnd, WeightsTensor, changes
 from hetrl.workload import Architecture
 
-# Bytes kept for the length and the header: enough for some 30,000 tensors at about 130 bytes each.
-HEADER_BYTES = 4 * 2**20
-READ_BYTES = 2**20
-
-# numpy or torch name -> (safetensors name, bytes per element)
-DTYPES = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "float16": ("F16", 2),
-    "bfloat16": ("BF16", 2),
-    "int64": ("I64", 8),
-    "int32": ("I32", 4),
-    "int16": ("I16", 2),
-    "int8": ("I8", 1),
-    "uint8": ("U8", 1),
-    "bool": ("BOOL", 1),
-}
-
-
-def digest_of(data: Buffer) -> str:
-    """Return the blake2b-128 digest of a buffer in hex."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def digest_of_digests(digests: dict[str, str]) -> str:
-    """Return the digest of a whole version: blake2b-128 over the tensors' hex digests, joined in the order of names."""
-    return digest_of("".join(digests[name] for name in sorted(digests)).encode())
-
-
-def digest_of_file(path: Path) -> str:
-    """Return the blake2b-128 digest of a file in hex, read piece by piece; raises OSError when it cannot be read."""
-    with path.open("rb") as file:
-        return _digest_of_range(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+MOST_CHANGED_BYTES = 2**26  # of a piece that comes as changes: it is held in memory
 
 
 def most_bytes(model: Architecture) -> int:
@@ -60,40 +29,49 @@ def most_bytes(model: Architecture) -> int:
     return 2 * 4 * model.parameters + 2**20
 
 
-def pieces(
-    version: int, name: str, dtype: str, shape: Sequence[int], data: memoryview, chunk_bytes: int
-) -> Iterator[tuple[WeightsTensor, memoryview]]:
-    """Cut one tensor (C-contiguous, little-endian) into messages of at most `chunk_bytes`; an empty one is one piece.
-
-    `dtype` is a numpy or torch name, bfloat16 included. Raises HetrlError when `data` is not as long as the shape says.
-    """
-    data = flat(data)
-    spec = TensorSpec(name=name, dtype=dtype, shape=tuple(shape), bytes=data.nbytes)
-    _check_spec(spec, version)
-    digest = digest_of(data)
-    for offset in range(0, max(data.nbytes, 1), chunk_bytes):
-        message = WeightsTensor(version=version, tensor=spec, offset=offset, digest=digest)
-        yield message, data[offset : offset + chunk_bytes]
-
-
 @dataclass
 class _Arrival:
     """One tensor on its way: its place in the data section and the pieces that are there (offset -> bytes)."""
 
     spec: TensorSpec
-    digest: str
     start: int
     pieces: dict[int, int] = field(default_factory=dict)
 
     @property
-    def complete(self) -> bool:
-        return sum(self.pieces.values()) == self.spec.bytes
+    def gap(self) -> int | None:
+        """Return the first byte that no piece, or more than one, has; None where each has one."""
+        end = 0
+        for offset in sorted(self.pieces):
+            if offset != end:
+                return min(offset, end)
+            end += self.pieces[offset]
+        return None if end == self.spec.bytes else end
+
+
+@dataclass(frozen=True)
+class Held:
+    """A version that was proven: its file, its digest, and where its tensors stand in the data section."""
+
+    version: int
+    digest: str
+    path: Path
+    places: Places
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece that was admitted: what is to be written at a byte of the file; `base_at` is its place in the base."""
+
+    message: WeightsTensor
+    at: int
+    base_at: int | None
 
 
 class WeightFile:
-    """Writes the version that arrives to `directory` (made 0700); only the newest complete version stays there.
+    """Writes the version that arrives to `directory` (made 0700); only the newest proven version stays there.
 
-    A version in which anything is wrong is dropped as a whole: its remaining pieces are ignored and `end` says why.
+    A version in which anything is wrong is dropped as a whole: its remaining pieces are ignored and `end` says why. The
+    one before stays what it was. `write` may run on several threads; all else on one, with no `write` under way.
     """
 
     def __init__(self, directory: Path, most_bytes: int) -> None:
@@ -102,24 +80,41 @@ class WeightFile:
         self._version: int | None = None
         self._cause: str | None = None
         self._descriptor: int | None = None
+        self._base: int | None = None  # the open file of what is held, where a delta arrives
         self._arrivals: dict[str, _Arrival] = {}
+        self._leaves: dict[tuple[str, int], str] = {}
         self._bytes = 0
+        self.held: Held | None = None
 
     def begin(self, begin: WeightsBegin) -> None:
-        """Start a version; an unfinished one is dropped. Raises HetrlError for an encoding other than full."""
+        """Start a version; an unfinished one is dropped.
+
+        Raises HetrlError for an unknown encoding, and for a delta whose base is not the version that is held.
+        """
         self._discard()
-        self._version, self._cause, self._arrivals, self._bytes = begin.version, None, {}, 0
-        if begin.encoding != "full":
-            raise self._reject(f"encoding {begin.encoding!r} cannot be read; send the full set")
+        self._version, self._cause, self._bytes = begin.version, None, 0
+        self._arrivals, self._leaves = {}, {}
+        if begin.encoding not in ("full", "delta"):
+            raise self.reject(f"encoding {begin.encoding!r} cannot be read; send full or delta")
+        held = self.held
+        if begin.encoding == "delta":
+            if held is None or (begin.base_version, begin.base_digest) != (held.version, held.digest):
+                here = f"version {held.version} ({held.digest})" if held else "no version"
+                raise self.reject(f"its base is version {begin.base_version} ({begin.base_digest}), here is {here}")
+            try:
+                self._base = os.open(held.path, os.O_RDONLY)
+            except OSError as error:
+                self.held = None
+                raise self.reject(f"its base {held.path} cannot be read ({error.strerror})") from None
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Read as well: a digest is taken of what stands in the file, not of what came.
         self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
 
-    def add(self, message: WeightsTensor, buffer: Buffer) -> None:
-        """Write one piece; a tensor's digest is checked when its last piece arrives.
+    def admit(self, message: WeightsTensor, size: int) -> Piece | None:
+        """Give a piece whose buffer has `size` bytes its place; None: its version was dropped.
 
-        Raises HetrlError that names the tensor and the version when the piece does not fit what came before it, comes
-        twice, or completes a tensor with another digest. Pieces of a version that was dropped are ignored.
+        Raises HetrlError that names the tensor and the version when the piece does not fit what came before it, or
+        comes twice.
         """
         if message.version != self._version:
             raise HetrlError(
@@ -127,45 +122,87 @@ class WeightFile:
                 f"{'before any version began' if self._version is None else f'during version {self._version}'}"
             )
         if self._cause is not None:
-            return
-        spec, size = message.tensor, memoryview(buffer).nbytes
+            return None
         try:
             arrival = self._arrival(message)
+            base_at = self._checked(message, arrival, size)
         except HetrlError as error:
-            raise self._reject(str(error)) from None
-        if message.offset in arrival.pieces or (arrival.complete and arrival.pieces):
-            raise self._reject(f"tensor {spec.name}: the piece at byte {message.offset} came twice")
-        if message.offset < 0 or message.offset + size > spec.bytes:
-            raise self._reject(f"tensor {spec.name}: {size} bytes at {message.offset} lie outside its {spec.bytes}")
+            raise self.reject(str(error)) from None
+        arrival.pieces[message.offset] = message.bytes
+        self._leaves[message.tensor.name, message.offset] = message.digest
+        return Piece(message, HEADER_BYTES + arrival.start + message.offset, base_at)
+
+    def write(self, piece: Piece, buffer: Buffer) -> None:
+        """Write a piece to its place and check the digest of what stands there then.
+
+        Raises HetrlError, which `reject` is to be told, where it is another one or cannot be written.
+        """
+        message, descriptor = piece.message, self._open_descriptor
+        where = f"weight version {message.version}: tensor {message.tensor.name}"
         try:
-            _write(self._open_descriptor, buffer, HEADER_BYTES + arrival.start + message.offset)
+            content = buffer if piece.base_at is None else self._changed(piece, buffer)
+            write_at(descriptor, content, piece.at)
+            found = digest_of(read_at(descriptor, piece.at, message.bytes))
         except OSError as error:
-            raise self._reject(f"tensor {spec.name}: cannot be written to {self._part} ({error.strerror})") from None
-        arrival.pieces[message.offset] = size
-        if arrival.complete:
-            self._check_digest(arrival)
+            raise HetrlError(f"{where}: cannot be written to {self._part} ({error.strerror})") from None
+        except HetrlError as error:
+            raise HetrlError(f"{where}: {error}") from None
+        if found != message.digest:
+            raise HetrlError(f"{where}: byte {message.offset} arrived with digest {found}, sent as {message.digest}")
 
     def end(self, end: WeightsEnd) -> tuple[Path, str]:
-        """Close the version: return its file and the file's blake2b-128 digest (hex); older files are removed.
+        """Close the version: return its file and its digest; older files are removed.
 
         Raises HetrlError that names the version, and the tensor where there is one, when a piece was refused, a tensor
-        is missing or incomplete, or the number, the bytes or the digest of digests differ from what was sent.
+        is missing or incomplete, or the number, the bytes or the digest differ from what was sent.
         """
         if end.version != self._version:
             raise HetrlError(f"weight version {end.version} ended, but version {self._version} is arriving")
+        try:
+            return self._proven(end)
+        except HetrlError:
+            self._discard()
+            raise
+
+    def _proven(self, end: WeightsEnd) -> tuple[Path, str]:
         if self._cause is not None:
             raise HetrlError(self._cause)
         for name, arrival in self._arrivals.items():
-            if not arrival.complete:
-                arrived = sum(arrival.pieces.values())
-                raise self._reject(f"tensor {name}: {arrived} of {arrival.spec.bytes} bytes arrived")
+            if (gap := arrival.gap) is not None:
+                raise self.reject(f"tensor {name}: byte {gap} of {arrival.spec.bytes} did not arrive once")
         counted = (len(self._arrivals), self._bytes)
         if counted != (end.tensors, end.bytes):
-            raise self._reject(f"{counted[0]} tensors of {counted[1]} bytes came, sent {end.tensors} of {end.bytes}")
-        digest = digest_of_digests({name: arrival.digest for name, arrival in self._arrivals.items()})
+            raise self.reject(f"{counted[0]} tensors of {counted[1]} bytes came, sent {end.tensors} of {end.bytes}")
+        digest = version_digest(self._leaves)
         if digest != end.digest:
-            raise self._reject(f"the digest of its tensors is {digest}, sent as {end.digest}")
-        return self._finish()
+            raise self.reject(f"the digest of its pieces is {digest}, sent as {end.digest}")
+        return self._finish(digest)
+
+    def adopt(self, proven: Path, version: int, digest: str) -> Path:
+        """Hold a version that another replica of this node proved, under a name of its own; return its file.
+
+        Raises HetrlError where the file is gone, or is none that was written here.
+        """
+        self._discard()
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._directory / f"version-{version}.safetensors"
+        try:
+            path.unlink(missing_ok=True)
+            os.link(proven, path)
+            places = places_of(path)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise HetrlError(f"weight version {version}: {proven} cannot be taken over ({error!r})") from None
+        self._version = None
+        self._hold(Held(version, digest, path, places))
+        return path
+
+    def reject(self, what: str) -> HetrlError:
+        """Refuse the version that arrives; return the error, which `end` will raise when it drops the file.
+
+        Threads may still write to it.
+        """
+        self._cause = f"weight version {self._version}: {what.removeprefix(f'weight version {self._version}: ')}"
+        return HetrlError(self._cause)
 
     @property
     def _part(self) -> Path:
@@ -181,90 +218,71 @@ class WeightFile:
         spec = message.tensor
         arrival = self._arrivals.get(spec.name)
         if arrival is None:
-            _check_spec(spec, message.version)
+            check_spec(spec, message.version)
             if self._bytes + spec.bytes > self._most_bytes:
                 raise HetrlError(f"tensor {spec.name}: with it the version has more than {self._most_bytes} bytes")
-            arrival = _Arrival(spec, message.digest, start=self._bytes)
+            arrival = _Arrival(spec, start=self._bytes)
             self._arrivals[spec.name] = arrival
             self._bytes += spec.bytes
-        if (arrival.spec, arrival.digest) != (spec, message.digest):
-            raise HetrlError(f"tensor {spec.name}: its pieces disagree on dtype, shape or digest")
+        if arrival.spec != spec:
+            raise HetrlError(f"tensor {spec.name}: its pieces disagree on dtype or shape")
         return arrival
 
-    def _check_digest(self, arrival: _Arrival) -> None:
-        found = _digest_of_range(self._open_descriptor, HEADER_BYTES + arrival.start, arrival.spec.bytes)
-        if found != arrival.digest:
-            raise self._reject(f"tensor {arrival.spec.name}: arrived with digest {found}, sent as {arrival.digest}")
+    def _checked(self, message: WeightsTensor, arrival: _Arrival, size: int) -> int | None:
+        """Hold a piece against its tensor; return where its base stands in the file of what is held, for changes."""
+        name, offset, extent, whole = message.tensor.name, message.offset, message.bytes, arrival.spec.bytes
+        if offset in arrival.pieces:
+            raise HetrlError(f"tensor {name}: the piece at byte {offset} came twice")
+        if offset < 0 or extent < min(whole, 1) or offset + extent > whole:
+            raise HetrlError(f"tensor {name}: {extent} bytes at {offset} lie outside its {whole}")
+        if not message.changes:
+            if size != extent:
+                raise HetrlError(f"tensor {name}: {size} bytes at {offset} are not the {extent} announced")
+            return None
+        word = word_bytes(message.tensor)
+        if word is None or offset % word or extent % word or extent > MOST_CHANGED_BYTES:
+            raise HetrlError(f"tensor {name}: {extent} bytes at {offset} cannot come as changes")
+        spec, start = self.held.places.get(name, (None, 0)) if self.held and self._base is not None else (None, 0)
+        if spec != message.tensor:
+            raise HetrlError(f"tensor {name}: came as changes, but the base has {spec or 'nothing of this name'}")
+        return HEADER_BYTES + start + offset
 
-    def _finish(self) -> tuple[Path, str]:
-        header, count = _header(list(self._arrivals.values())), len(self._arrivals)
+    def _changed(self, piece: Piece, payload: Buffer) -> Buffer:
+        """Return the bytes of a piece that came as changes."""
+        assert self._base is not None and piece.base_at is not None  # admit() saw to it
+        content = bytearray(read_at(self._base, piece.base_at, piece.message.bytes))
+        changes.apply(numpy.frombuffer(content, f"<u{word_bytes(piece.message.tensor)}"), flat(payload))
+        return content
+
+    def _finish(self, digest: str) -> tuple[Path, str]:
+        places = {name: (arrival.spec, arrival.start) for name, arrival in self._arrivals.items()}
+        header, count = header_of(places), len(places)
         if len(header) > HEADER_BYTES:
-            raise self._reject(f"{count} tensors need a header of {len(header)} bytes, room {HEADER_BYTES}")
-        _write(self._open_descriptor, header.ljust(HEADER_BYTES), 0)
-        digest = _digest_of_range(self._open_descriptor, 0, HEADER_BYTES + self._bytes)
+            raise self.reject(f"{count} tensors need a header of {len(header)} bytes, room {HEADER_BYTES}")
         path = self._directory / f"version-{self._version}.safetensors"
-        os.close(self._open_descriptor)
-        self._descriptor = None
-        self._part.rename(path)
-        for other in self._directory.glob("version-*.safetensors"):
-            if other != path:
-                other.unlink()
+        try:
+            write_at(self._open_descriptor, header.ljust(HEADER_BYTES), 0)
+            self._part.rename(path)
+        except OSError as error:
+            raise self.reject(f"{self._part} cannot be completed ({error.strerror})") from None
+        assert self._version is not None
+        self._close()
+        self._hold(Held(self._version, digest, path, places))
         self._version = None
         return path, digest
 
-    def _reject(self, what: str) -> HetrlError:
-        self._cause = f"weight version {self._version}: {what.removeprefix(f'weight version {self._version}: ')}"
-        self._discard()
-        return HetrlError(self._cause)
+    def _hold(self, held: Held) -> None:
+        self.held = held
+        for other in self._directory.glob("version-*.safetensors"):
+            if other != held.path:
+                other.unlink()
 
     def _discard(self) -> None:
         if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
             self._part.unlink(missing_ok=True)
+        self._close()
 
-
-def _check_spec(spec: TensorSpec, version: int) -> None:
-    """Raise HetrlError for a dtype without a name here, a reserved name, or bytes that shape and dtype do not make."""
-    where = f"weight version {version}: tensor {spec.name}"
-    if spec.dtype not in DTYPES:
-        raise HetrlError(f"{where}: dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
-    if not spec.name or spec.name == "__metadata__":
-        raise HetrlError(f"{where}: this name cannot be written")
-    expected = math.prod(spec.shape) * DTYPES[spec.dtype][1]
-    if expected != spec.bytes or any(extent < 0 for extent in spec.shape):
-        raise HetrlError(f"{where}: {spec.dtype} {list(spec.shape)} takes {expected} bytes, {spec.bytes} announced")
-
-
-def _header(arrivals: list[_Arrival]) -> bytes:
-    """Return the length and the JSON header; the length counts the padding up to HEADER_BYTES."""
-    entries = {
-        arrival.spec.name: {
-            "dtype": DTYPES[arrival.spec.dtype][0],
-            "shape": arrival.spec.shape,
-            "data_offsets": (arrival.start, arrival.start + arrival.spec.bytes),
-        }
-        for arrival in arrivals
-    }
-    return (HEADER_BYTES - 8).to_bytes(8, "little") + json.dumps(entries, separators=(",", ":")).encode()
-
-
-def _write(descriptor: int, data: Buffer, offset: int) -> None:
-    """Write all of a buffer at a place of the file."""
-    rest = flat(data)
-    while rest.nbytes:
-        written = os.pwrite(descriptor, rest, offset)
-        rest, offset = rest[written:], offset + written
-
-
-def _digest_of_range(descriptor: int, offset: int, size: int) -> str:
-    """Return the digest of `size` bytes of a file from `offset`."""
-    digest = hashlib.blake2b(digest_size=16)
-    end = offset + size
-    while offset < end:
-        block = os.pread(descriptor, min(READ_BYTES, end - offset), offset)
-        if not block:
-            raise HetrlError(f"the file ends {end - offset} bytes early")
-        digest.update(block)
-        offset += len(block)
-    return digest.hexdigest()
+    def _close(self) -> None:
+        for descriptor in filter(lambda one: one is not None, (self._descriptor, self._base)):
+            os.close(descriptor)  # type: ignore[arg-type]
+        self._descriptor = self._base = None

@@ -54,19 +54,6 @@ def encode(base: Words, current: Words) -> bytes:
     return _payload(before.size, before.dtype, _compared(before, after))
 
 
-def encode_found(words: int, places: Words, steps: Words) -> bytes:
-    """Return the payload of changes that were found elsewhere, as on a GPU.
-
-    `places` are the indices, increasing and below `words`; `steps` the differences `current - base` of the bits there,
-    none of them zero, as integers of the word's size. Raises HetrlError for arrays that are not so.
-    """
-    differences, count = _words(steps), len(places)
-    ordered = not count or (places[0] >= 0 and places[-1] < words and bool((places[1:] > places[:-1]).all()))
-    if len(differences) != count or not ordered or not differences.all():
-        raise HetrlError(f"changes: {count} places and {len(differences)} steps are no changes of {words} words")
-    return _payload(words, differences.dtype, _by_block(words, places, differences))
-
-
 def apply(base: Words, payload: bytes | memoryview) -> int:
     """Turn `base`, flat and writable, into the current version in place; return how many words changed.
 
@@ -100,16 +87,6 @@ def _compared(before: Words, after: Words) -> Iterator[tuple[Words, Words]]:
         old, new = before[start : start + BLOCK_WORDS], after[start : start + BLOCK_WORDS]
         places = numpy.flatnonzero(old != new)
         yield places, new[places] - old[places]
-
-
-def _by_block(words: int, places: Words, steps: Words) -> Iterator[tuple[Words, Words]]:
-    """Cut changes of a whole array into those of each block."""
-    starts = numpy.arange(0, words, BLOCK_WORDS)
-    ends = numpy.searchsorted(places, starts + BLOCK_WORDS)
-    first = 0
-    for start, last in zip(starts, ends, strict=True):
-        yield places[first:last] - start, steps[first:last]
-        first = last
 
 
 def _payload(words: int, dtype: numpy.dtype[Any], blocks: Iterator[tuple[Words, Words]]) -> bytes:

@@ -76,7 +76,8 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Publish(Tagged, frozen=True, tag=True):
     """To a trainer: send the current weights as `version` to these members.
 
-    Those whose link is out are left out as long as `quorum` others are not; None: nobody is.
+    Those whose link is out are left out as long as `quorum` others are not; None: nobody is. With `encoding` delta,
+    those that are known to have the version before get what changed since.
     """
 
     version: int
@@ -86,24 +87,30 @@ class Publish(Tagged, frozen=True, tag=True):
 
 
 class WeightsBegin(Tagged, frozen=True, tag=True):
-    """A version starts to arrive; `base_version` is the version that a delta overwrites (None: a full set)."""
+    """A version starts to arrive: a full set, or a delta, whose base is the version of this number and digest."""
 
     version: int
-    encoding: str
+    encoding: str = "full"  # full | delta
     base_version: int | None = None
+    base_digest: str | None = None
 
 
 class WeightsTensor(Tagged, frozen=True, tag=True):
-    """A piece of one tensor: the buffer holds its bytes from `offset`; `digest` (blake2b-128, hex) is of all of it."""
+    """A piece of one tensor: `bytes` of it from `offset`, whose `digest` (BLAKE3, 16 bytes in hex) is this.
+
+    The buffer holds them as they are or, with `changes`, as what changed in those of the base (`wire.changes`).
+    """
 
     version: int
     tensor: TensorSpec
     offset: int
+    bytes: int
     digest: str
+    changes: bool = False
 
 
 class WeightsEnd(Tagged, frozen=True, tag=True):
-    """All pieces of the version are sent: so many tensors, and the digest of their digests in name order."""
+    """All pieces of the version are sent: so many tensors and bytes, and the digest over those of all pieces."""
 
     version: int
     tensors: int
@@ -120,14 +127,18 @@ class WeightsApplied(Tagged, frozen=True, tag=True):
 
 
 class WeightsRejected(Tagged, frozen=True, tag=True):
-    """A receiver refuses a version (digest, order, missing tensor); the sender sends the full set."""
+    """A receiver refuses a version (base, digest, order, missing tensor); it keeps and serves what it has."""
 
     version: int
     cause: str
 
 
 class Published(Tagged, frozen=True, tag=True):
-    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why, or were `left_out`."""
+    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why, or were `left_out`.
+
+    `bytes` are those of the full set. Where a delta was sent, it had `delta_bytes` for each receiver, and `changed` is
+    the share of words that differ. Those that refused what they got, got the full set once more: `repaired` has why.
+    """
 
     version: int
     digest: str
@@ -136,6 +147,9 @@ class Published(Tagged, frozen=True, tag=True):
     apply_seconds: dict[str, float]
     failed: dict[str, str] = msgspec.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    delta_bytes: int | None = None
+    changed: float | None = None
+    repaired: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 # ---- scoring and training (arrays travel as buffers in the order of `arrays`)

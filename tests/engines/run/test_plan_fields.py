@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,8 @@ from hetrl.problem import Problem, read_problem
 from hetrl.runtime.run import engines
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.run.rollout import settings_of
+from hetrl.runtime.run.tasks import tasks_of
+from hetrl.runtime.transport.member import Member
 from hetrl.runtime.vllm.command import command_of, environment_of
 from hetrl.search.assemble import Made, plan_of
 from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, CRITIC_TRAINING, REFERENCE_INFERENCE
@@ -138,7 +140,7 @@ CHANGES: Mapping[str, tuple[tuple[Callable[[Problem], Plan], Change], ...]] = {
         (together, task(name, replicas=(Replica(SAMPLES, PIPELINED, *server),)))
         for name, server in ((ACTOR_TRAINING, ()), (REFERENCE_INFERENCE, ()), (ACTOR_GENERATION, (0.02, 16)))
     ),
-    "weight_sync.encoding": ((apart, lambda p: replace(p, weight_sync=replace(p.weight_sync, encoding="delta"))),),
+    "weight_sync.encoding": ((apart, lambda p: replace(p, weight_sync=replace(p.weight_sync, encoding="full"))),),
     "weight_sync.routes.model": ((apart, route(model=CRITIC_TRAINING)),),
     "weight_sync.routes.source": ((apart, route(source="gamma")),),
     "weight_sync.routes.target": ((apart, route(target="alpha")),),
@@ -193,6 +195,7 @@ def outcome(plan: Plan, problem: Problem, directory: Path) -> Any:
         "worlds": [(world.ranks, engines.build_engine(context, world, 0).how) for world in worlds],
         "servers": [(command_of(one, directory), environment_of(one, directory)) for one in servers],
         "turns": context.shared_groups,
+        "trainers": [tasks_of(context, cast(Member, None)).actor.encoding],
         "shares": {name: [one.samples for one in task.replicas] for name, task in plan.tasks.items()},
         "links": links_of(files, {one: f"tcp://{one}:1" for one in plan.site_order}, plan.weight_sync.routes),
     }

@@ -19,10 +19,14 @@ from hetrl.cost.memory import BLOCK_TOKENS, least_kv_cache_gb
 from hetrl.errors import HetrlError
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings, last_words
+from hetrl.runtime.weights.digests import version_digest
+from hetrl.runtime.weights.kept import Kept
+from hetrl.runtime.weights.pieces import pieces
 from hetrl.runtime.weights.tiny_model import END_ID, write_tiny_model
-from hetrl.runtime.weights.weight_file import WeightFile, digest_of_digests, pieces
+from hetrl.runtime.weights.weight_file import WeightFile
 from hetrl.runtime.wire import Sample, Sampling, VersionSpan, WeightsBegin, WeightsEnd
 from hetrl.workload import Lengths, Workload, architecture_from_hf_config
+from tests.runtime.weights.receivers import Receiver, Wire, publish, stepped
 
 START_SECONDS = 120.0
 CALL_SECONDS = 60.0
@@ -45,7 +49,7 @@ class Served:
 
     def push(self, version: int) -> PreTrainedModel:
         policy = policy_of(self.model_directory, version)
-        self.run(self.server.update_weights(version, *write_version(self.weights, version, policy), CALL_SECONDS))
+        self.run(self.server.update_weights(version, write_version(self.weights, version, policy), CALL_SECONDS))
         return policy
 
     def run(self, awaitable):
@@ -68,18 +72,19 @@ def policy_of(directory: Path, seed: int) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def write_version(weights: WeightFile, version: int, policy: PreTrainedModel) -> tuple[Path, str]:
+def write_version(weights: WeightFile, version: int, policy: PreTrainedModel) -> Path:
     """Let the policy's weights arrive as they would over the wire."""
     weights.begin(WeightsBegin(version=version, encoding="full"))
-    digests, size = {}, 0
+    leaves, size = {}, 0
     for name, tensor in policy.state_dict().items():
         data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-        for message, buffer in pieces(version, name, "float32", tuple(tensor.shape), data, chunk_bytes=10_000):
-            weights.add(message, buffer)
-            digests[name] = message.digest
+        for message, buffer in pieces(version, name, "float32", tuple(tensor.shape), data, 10_000):
+            if (piece := weights.admit(message, buffer.nbytes)) is not None:
+                weights.write(piece, buffer)
+            leaves[name, message.offset] = message.digest
         size += data.nbytes
-    digest = digest_of_digests(digests)
-    return weights.end(WeightsEnd(version=version, tensors=len(digests), bytes=size, digest=digest))
+    tensors, digest = len({name for name, _ in leaves}), version_digest(leaves)
+    return weights.end(WeightsEnd(version=version, tensors=tensors, bytes=size, digest=digest))[0]
 
 
 def expected_logprobs(
@@ -187,13 +192,9 @@ def test_the_stop_token_ends_a_sample_and_belongs_to_it(served: Served) -> None:
 def test_a_refused_update_leaves_the_old_version_serving(served: Served) -> None:
     served.push(7)
     before = served.generate()
-    path, digest = write_version(served.weights, 8, policy_of(served.model_directory, 8))
-    with pytest.raises(HetrlError, match=f"weight version 8: .*digest {digest}, expected {'0' * 32}"):
-        served.run(served.server.update_weights(8, path, "0" * 32, CALL_SECONDS))
-    assert served.generate() == before
-    path, digest = write_version(served.weights, 9, policy_of(served.model_directory, 9).model)
+    path = write_version(served.weights, 9, policy_of(served.model_directory, 9).model)
     with pytest.raises(HetrlError, match=r"weight version 9: .*is not as in the version before"):
-        served.run(served.server.update_weights(9, path, digest, CALL_SECONDS))
+        served.run(served.server.update_weights(9, path, CALL_SECONDS))
     assert served.generate() == before
 
 
@@ -204,8 +205,8 @@ def test_requests_under_way_continue_under_the_next_version(served: Served) -> N
     async def update_after(delay_seconds: float) -> Sample:
         request = asyncio.create_task(served.server.generate(PROMPT, how(samples=1, max_tokens=240), CALL_SECONDS))
         await asyncio.sleep(delay_seconds)
-        path, digest = write_version(served.weights, 11, policies[11])
-        await served.server.update_weights(11, path, digest, CALL_SECONDS)
+        path = write_version(served.weights, 11, policies[11])
+        await served.server.update_weights(11, path, CALL_SECONDS)
         return (await request)[0]
 
     for attempt in range(20):  # until an update meets the request half-way, however fast the machine is
@@ -219,6 +220,22 @@ def test_requests_under_way_continue_under_the_next_version(served: Served) -> N
     for span in sample.versions:
         expected = expected_logprobs(policies[span.version], sample.tokens)[span.start : span.end]
         assert torch.tensor(sample.logprobs[span.start : span.end]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_deltas_serve_what_was_published(served: Served, tmp_path: Path) -> None:
+    """Each version arrives as what changed since the one before; what is sampled has the log-probs of what was sent."""
+    line, kept = Wire({"a/x/0": Receiver(tmp_path / "weights")}), Kept()
+    receiver, policy = line.receivers["a/x/0"], policy_of(served.model_directory, 20)
+    for version in range(20, 24):
+        found = publish(line, version, policy.state_dict(), kept)
+        assert (found.delta_bytes is None) == (version == 20)
+        assert receiver.file.held is not None
+        assert receiver.file.held.digest == found.digest
+        served.run(served.server.update_weights(version, receiver.file.held.path, CALL_SECONDS))
+        for sample in served.generate(samples=2):
+            assert sample.versions == (VersionSpan(version=version, start=0, end=12),)
+            assert torch.tensor(sample.logprobs) == pytest.approx(expected_logprobs(policy, sample.tokens), abs=1e-4)
+        policy.load_state_dict(stepped(policy.state_dict(), version, share=0.2))
 
 
 def test_abort_answers_with_what_there_is(served: Served) -> None:
@@ -244,7 +261,7 @@ def test_a_sleeping_server_holds_its_requests_and_wakes_with_the_newest_version(
 ) -> None:
     before, after = (policy_of(served.model_directory, version) for version in (40, 41))
     first = write_version(served.weights, 40, before)
-    served.run(served.server.update_weights(40, *first, CALL_SECONDS))
+    served.run(served.server.update_weights(40, first, CALL_SECONDS))
     idle = Idle(served.server, "cpu")
 
     async def nothing() -> None:
@@ -252,7 +269,7 @@ def test_a_sleeping_server_holds_its_requests_and_wakes_with_the_newest_version(
 
     async def load() -> None:
         if replaced:
-            await served.server.load_weights(41, *write_version(served.weights, 41, after), CALL_SECONDS)
+            await served.server.load_weights(41, write_version(served.weights, 41, after), CALL_SECONDS)
 
     async def sleep_in_the_middle() -> tuple[Sample, ...]:
         for delay_seconds in (0.3, 0.1, 0.0):  # until the sleep meets the request half-way, however fast the machine is

@@ -14,7 +14,7 @@ from hetrl.runtime.run.rollout import Agent
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer
-from hetrl.runtime.weights.weight_file import WeightFile
+from hetrl.runtime.weights.intake import Intake
 
 
 class Server:
@@ -56,7 +56,7 @@ class Run:
 class Files:
     """Weights that are whole as soon as they end."""
 
-    def end(self, end: wire.WeightsEnd) -> tuple[Path, str]:
+    async def end(self, end: wire.WeightsEnd) -> tuple[Path, str]:
         return Path(f"version-{end.version}"), end.digest
 
 
@@ -64,7 +64,7 @@ def asked(*messages: wire.Message, device: str = "cuda") -> list[str]:
     """Return what a server is asked when these arrive; every one of them is answered."""
     server, run = Server(), Run(*messages)
     idle = Idle(cast(VllmServer, server), device)
-    agent = Agent(cast(Member, run), cast(VllmServer, server), idle, cast(WeightFile, Files()), recompute=True)
+    agent = Agent(cast(Member, run), cast(VllmServer, server), idle, cast(Intake, Files()), recompute=True)
     asyncio.run(agent.serve())
     assert len(run.answers) == len(messages)
     return server.asked

@@ -12,7 +12,7 @@ from hetrl.runtime.run.rollout import Agent
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer
-from hetrl.runtime.weights.weight_file import WeightFile
+from hetrl.runtime.weights.intake import Intake
 
 SAMPLE = wire.Sample(tokens=(7,), logprobs=(-0.5,), versions=(wire.VersionSpan(1, 0, 1),), finish_reason="stop")
 
@@ -59,7 +59,7 @@ def draw(number: int, *prompt: int) -> wire.Generate:
 def served(*messages: wire.Message) -> tuple[Run, Server]:
     run, server = Run(*messages), Server()
     idle = Idle(cast(VllmServer, server), "cuda")
-    weights = cast(WeightFile, None)
+    weights = cast(Intake, None)
     asyncio.run(Agent(cast(Member, run), cast(VllmServer, server), idle, weights, recompute=True).serve())
     return run, server
 

@@ -64,31 +64,6 @@ def test_numbers_are_their_bits() -> None:
     assert before.tobytes() == expected
 
 
-@given(words=st.integers(1, 2000), share=st.sampled_from([0.0, 0.1, 1.0]), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=40)
-def test_changes_found_elsewhere_make_the_same_payload(words: int, share: float, seed: int) -> None:
-    base, current = versions(words, share, seed=seed)
-    places = numpy.flatnonzero(base != current)
-    found = changes.encode_found(words, places, (current - base)[places])
-    assert found == changes.encode(base, current)
-
-
-def test_changes_found_elsewhere_cross_blocks() -> None:
-    base, current = versions(3 * changes.BLOCK_WORDS + 5, 1e-5)
-    places = numpy.flatnonzero(base != current)
-    assert changes.encode_found(base.size, places, (current - base)[places]) == changes.encode(base, current)
-
-
-@pytest.mark.parametrize(
-    ("places", "steps"),
-    [([1, 1], [1, 1]), ([2, 1], [1, 1]), ([9, 10], [1, 1]), ([-1, 2], [1, 1]), ([1, 2], [1]), ([1, 2], [1, 0])],
-    ids=["twice", "backwards", "outside", "negative", "one step short", "no change"],
-)
-def test_changes_that_are_none_are_refused(places: list[int], steps: list[int]) -> None:
-    with pytest.raises(HetrlError, match="no changes of 10 words"):
-        changes.encode_found(10, numpy.array(places), numpy.array(steps, "<u2"))
-
-
 def test_a_step_of_an_optimiser_is_small() -> None:
     """One bf16 word in a hundred moves to its neighbour: 10 bits each, where the entropy is 9.1."""
     random = numpy.random.default_rng(0)

@@ -1,0 +1,58 @@
+"""The file that weights arrive in: the layout of https://github.com/huggingface/safetensors ("Format").
+
+The header's length in 8 bytes, a JSON header padded with spaces, the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from hetrl.errors import HetrlError
+from hetrl.runtime.transport.chunks import Buffer, flat
+from hetrl.runtime.weights.pieces import DTYPES
+from hetrl.runtime.wire import TensorSpec
+
+# Bytes kept for the length and the header: enough for some 30,000 tensors at about 130 bytes each.
+HEADER_BYTES = 4 * 2**20
+
+Places = Mapping[str, tuple[TensorSpec, int]]  # of each tensor: what it is, and its first byte in the data section
+
+
+def header_of(places: Places) -> bytes:
+    """Return the length and the JSON header; the length counts the padding up to HEADER_BYTES."""
+    entries = {
+        name: {"dtype": DTYPES[spec.dtype][0], "shape": spec.shape, "data_offsets": (start, start + spec.bytes)}
+        for name, (spec, start) in places.items()
+    }
+    return (HEADER_BYTES - 8).to_bytes(8, "little") + json.dumps(entries, separators=(",", ":")).encode()
+
+
+def places_of(path: Path) -> dict[str, tuple[TensorSpec, int]]:
+    """Return where the tensors of a file stand, as its header says."""
+    names = {name: dtype for dtype, (name, _) in DTYPES.items()}
+    with path.open("rb") as file:
+        header = json.loads(file.read(HEADER_BYTES)[8:])
+    return {
+        name: (TensorSpec(name, names[entry["dtype"]], tuple(entry["shape"]), end - start), start)
+        for name, entry in header.items()
+        for start, end in [entry["data_offsets"]]
+    }
+
+
+def write_at(descriptor: int, data: Buffer, offset: int) -> None:
+    """Write all of a buffer at a place of the file."""
+    rest = flat(data)
+    while rest.nbytes:
+        written = os.pwrite(descriptor, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def read_at(descriptor: int, offset: int, size: int) -> bytes:
+    """Return `size` bytes of a file from `offset`."""
+    data = os.pread(descriptor, size, offset)
+    if len(data) != size:
+        raise HetrlError(f"the file ends {size - len(data)} bytes early")
+    return data
