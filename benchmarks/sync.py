@@ -1,4 +1,6 @@
-"""Weight sync over shaped links: how long a full set takes from a trainer to a replica at one other site, or two.
+"""Weight sync over shaped links: full sets and deltas from a trainer to a replica at one other site, or two.
+
+`--tiny` tries it on small models in a minute and writes nothing.
 
 share = bytes of the set per second, over the rate of one link (each link carries the set once)
 seconds = from the first byte to the word of all replicas that every digest is right and the file is there
@@ -10,12 +12,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from _cpu import cpu_of_all
 from _results import ROOT, write_result
+from _sync_deltas import SHAPE, Setting, delta_lines, measure_deltas, reached as deltas_reached
 
 from lab.worlds.gateways import SITES, Shape, lab_sites, order, reply_of
 
@@ -27,8 +31,8 @@ REPEATS = 3
 WARM_UP_MB = 64
 
 
-def measure() -> list[dict[str, Any]]:
-    """Publish sets of each size over each shape."""
+def measure(setting: Setting, sizes_mb: Sequence[int]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Publish sets of each size over each shape, then the deltas."""
     script = str(ROOT / "benchmarks" / "_sync_member.py")
     trainer, *replicas = (f"{site}/{'actor_generation' if i else 'actor_training'}/0" for i, site in enumerate(SITES))
     rows: list[dict[str, Any]] = []
@@ -41,16 +45,20 @@ def measure() -> list[dict[str, Any]]:
         members = [process.pid for process in (publishing, *taking)]
         around = {"members": members, "gateways": [one.pid for one in sites.gateways], "shaper": [sites.shaper_pid]}
 
-        def publish(size_mb: int, receivers: int) -> tuple[float, dict[str, float]]:
+        def ordered(source: str | int, receivers: int, delta: bool) -> tuple[dict[str, Any], dict[str, float]]:
             before = cpu_of_all(around)
-            order(publishing, [size_mb * 10**6, receivers])
-            _, seconds = reply_of(publishing)
-            return seconds, {name: (cpu - before[name]).seconds for name, cpu in cpu_of_all(around).items()}
+            order(publishing, [source, receivers, delta])
+            published = reply_of(publishing)
+            return published, {name: (cpu - before[name]).seconds for name, cpu in cpu_of_all(around).items()}
+
+        def publish(size_mb: int, receivers: int) -> tuple[float, dict[str, float]]:
+            published, cpu_seconds = ordered(size_mb * 10**6, receivers, False)
+            return published["seconds"], cpu_seconds
 
         for shape, receivers in product(SHAPES, RECEIVERS):
             sites.shape(shape)
             publish(WARM_UP_MB, receivers)
-            for size_mb in SIZES_MB:
+            for size_mb in sizes_mb:
                 taken = sorted((publish(size_mb, receivers) for _ in range(REPEATS)), key=lambda one: one[0])
                 seconds, cpu_seconds = taken[REPEATS // 2]
                 where = {"gbps": shape.gbps, "delay_ms": shape.delay_ms, "receivers": receivers, "size_mb": size_mb}
@@ -58,13 +66,18 @@ def measure() -> list[dict[str, Any]]:
                 measured = {"seconds": seconds, "share": share, "cpu_seconds": cpu_seconds, "load": os.getloadavg()[0]}
                 rows.append({**where, **measured})
                 print(f"{shape}, {receivers} sites: {size_mb} MB, {share:.0%} of the link", file=sys.stderr, flush=True)
-    return rows
+        sites.shape(SHAPE)
+        return rows, measure_deltas(ordered, RECEIVERS[-1], setting)
 
 
 def main() -> None:
     """Run all, write the result."""
     load = os.getloadavg()[0]  # what else the machine had to do
-    rows = measure()
+    if "--tiny" in sys.argv:
+        _, deltas = measure(Setting(("tiny",), (1e-3,), 1), (16,))
+        print("\n".join(delta_lines(deltas)))
+        return
+    rows, deltas = measure(Setting(), SIZES_MB)
     reached = all(row["share"] >= SHARE for row in rows if row["gbps"] == SHAPES[0].gbps)
     lines = [
         "A full set of weights (bf16) from a trainer to a replica at one other site, or one at each of two, until all "
@@ -85,7 +98,9 @@ def main() -> None:
             f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms | {row['receivers']} | {row['size_mb']} MB "
             f"| {row['seconds']:.2f} | {row['share']:.0%} | {per_gb} | {sum(cpu.values()) / row['seconds']:.1f} |"
         )
-    write_result("sync", {"seed": 1, "load_before": load, "rows": rows, "reached": reached}, "\n".join(lines))
+    lines += ["", *delta_lines(deltas)]
+    result = {"rows": rows, "reached": reached, "deltas": deltas, "deltas_reached": deltas_reached(deltas)}
+    write_result("sync", {"seed": 1, "load_before": load, **result}, "\n".join(lines))
 
 
 if __name__ == "__main__":
