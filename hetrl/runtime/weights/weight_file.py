@@ -89,7 +89,8 @@ class WeightFile:
     def begin(self, begin: WeightsBegin) -> None:
         """Start a version; an unfinished one is dropped.
 
-        Raises HetrlError for an unknown encoding, and for a delta whose base is not the version that is held.
+        Raises HetrlError for an unknown encoding, for a delta whose base is not the version that is held, and where no
+        file can be written.
         """
         self._discard()
         self._version, self._cause, self._bytes = begin.version, None, 0
@@ -106,9 +107,12 @@ class WeightFile:
             except OSError as error:
                 self.held = None
                 raise self.reject(f"its base {held.path} cannot be read ({error.strerror})") from None
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Read as well: a digest is taken of what stands in the file, not of what came.
-        self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Read as well: a digest is taken of what stands in the file, not of what came.
+            self._descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        except OSError as error:
+            raise self.reject(f"{self._part} cannot be written ({error.strerror})") from None
 
     def admit(self, message: WeightsTensor, size: int) -> Piece | None:
         """Give a piece whose buffer has `size` bytes its place; None: its version was dropped.
@@ -283,6 +287,7 @@ class WeightFile:
         self._close()
 
     def _close(self) -> None:
-        for descriptor in filter(lambda one: one is not None, (self._descriptor, self._base)):
-            os.close(descriptor)  # type: ignore[arg-type]
+        for descriptor in (self._descriptor, self._base):
+            if descriptor is not None:
+                os.close(descriptor)
         self._descriptor = self._base = None
