@@ -91,8 +91,9 @@ def delta_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "proven on its node (vLLM's loading is left out). Fewer: bytes of the full set over those sent. Every version "
         "arrived with the digest of what was published. To reach: "
         + ", ".join(f"{times:g}x at {steps}" for steps, times in TO_REACH.items())
-        + " steps per version. The last column is no measurement: an 8B model in bf16, its bytes by this ratio over "
-        f"{LINK_SHARE:.0%} of the link, its work by these processor seconds on {CORES} cores of each node.",
+        + " steps per version, which at 1e-5 no code of places alone can (docs/decisions.md). The last column is no "
+        f"measurement: an 8B model in bf16, its bytes by this ratio over {LINK_SHARE:.0%} of the link, its work by "
+        f"these processor seconds on {CORES} cores of each node.",
         "",
         "| model | rate | steps | changed | fewer bytes | seconds | trainer and replicas, cpu s/GB | gateways "
         "| 8B, projected |",
