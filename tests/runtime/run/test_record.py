@@ -15,7 +15,7 @@ from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.run.context import Context
-from hetrl.runtime.run.record import Record, generation_seconds, gpu_hours
+from hetrl.runtime.run.record import Record, generation_seconds, gpu_hours, weight_metrics
 from tests.plan.plan_cases import plan
 
 NO_LINKS = wire.LinkStatsReply(links={}, refused=0, malformed=0)
@@ -81,3 +81,23 @@ def test_the_summary_compares_generation_and_the_whole_training_with_what_was_pr
     assert set(measured) == {*plan().predicted.tasks, "iteration"}
     held = summary["gpu_hours"]
     assert set(held) == {"alps", "jsc"} and held["alps"] == pytest.approx(2 * held["jsc"], abs=2e-4)
+
+
+def published(**changes: Any) -> wire.Published:
+    return wire.Published(
+        **{"version": 3, "digest": "d", "bytes": 1000, "seconds": 0.5, "apply_seconds": {"a": 0.1}, **changes}
+    )
+
+
+def test_a_version_says_what_was_sent_of_it_and_what_changed(tmp_path: Path) -> None:
+    assert weight_metrics(published()) == {"weight_bytes": 1000, "weight_full_bytes": 1000}
+    delta = published(delta_bytes=10, changed=0.01, repaired={"b": "its base is version 1"})
+    assert weight_metrics(delta) == {"weight_bytes": 10, "weight_full_bytes": 1000, "weights_changed": 0.01}
+    record = Record(tmp_path, "alpha")
+    record.published(published())
+    record.published(delta)
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["weights_published", "weights_repaired", "weights_published"]
+    assert events[1]["causes"] == {"b": "its base is version 1"}
+    assert "delta_bytes" not in events[0]
+    assert (events[2]["delta_bytes"], events[2]["changed"], events[2]["repaired"]) == (10, 0.01, ["b"])
