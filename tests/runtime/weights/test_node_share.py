@@ -82,9 +82,9 @@ def test_what_is_damaged_is_served_by_none_and_repaired_for_all(node: Wire) -> N
 
 
 def test_one_that_leads_and_takes_nothing_is_not_waited_for_again(node: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "SHARE_SECONDS", 0.1)
     kept, weights = Kept(), model(0)
     publish(node, 1, weights, kept)
+    monkeypatch.setattr(intake, "SHARE_SECONDS", 0.1)
     for version in (2, 3):
         weights = stepped(weights, version)
         found = publish(node, version, weights, kept, to=[OTHER])
