@@ -211,8 +211,17 @@ def _add_running(verbs: _Verbs) -> None:
     relay.add_argument("--connections", type=_count, default=512, help="of gateways, at once (default %(default)s)")
     relay.add_argument("--per-address", type=_count, default=128, help="of them from one address (default %(default)s)")
 
-    resume = _verb(verbs, "resume", "launch.verbs.runs:resume_command", "follow a run at Slurm sites again")
+    resume = _verb(
+        verbs, "resume", "launch.verbs.resume:resume_command", "follow a run again, or go on where one ended"
+    )
     _add_run(resume)
+    resume.add_argument(
+        "--config", metavar="CONFIG", type=Path, help="the experiment as it shall be (default: as it was)"
+    )
+    plans = resume.add_mutually_exclusive_group()
+    plans.add_argument("--plan", metavar="FILE", type=Path, help="go on by this plan (default: that of the run)")
+    plans.add_argument("--replan", action="store_true", help="go on by a plan made for the sites as they are")
+    resume.add_argument("--yes", action="store_true", help="ask nothing")
     resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 
     cancel = _verb(verbs, "cancel", "launch.verbs.runs:cancel_command", "end a run and all its processes")

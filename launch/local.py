@@ -43,11 +43,18 @@ GATEWAY_RESTARTS = 100  # of one gateway: one that keeps crashing ends the run
 _SAME_CREATION_SECONDS = 2.0  # the system derives creation times from its boot time, which moves with the clock
 
 
-def prepare_local(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = False) -> Prepared:
+def prepare_local(
+    problem: Problem,
+    plan: Plan,
+    config: Path,
+    *,
+    continues: Mapping[str, Sequence[str]] = {},
+    dry_run: bool = False,
+) -> Prepared:
     """Make the run directory with all that its sites read; nothing is started, of a dry run never.
 
-    Raises UsageError for a port that is taken and for two sites without a way, HetrlError where the directory cannot
-    be written.
+    `continues`: see `stage`. Raises UsageError for a port that is taken and for two sites without a way, HetrlError
+    where the directory cannot be written.
     """
     used = [site for site in problem.scenario.sites if site.name in plan.site_order]
     gateways = gateway_endpoints(used)
@@ -59,7 +66,7 @@ def prepare_local(problem: Problem, plan: Plan, config: Path, *, dry_run: bool =
     jobs = commands(render(plan, gpus), run.id, gpus, {site.name: site.prefix for site in used})
     held = held_by_site(plan, problem.topology)
     experiments = dict.fromkeys(plan.site_order, with_absolute_paths(problem.experiment))
-    stage(run, experiments, plan, gpus, held, gateways, keys, links, secrets)
+    stage(run, experiments, plan, gpus, held, gateways, keys, links, secrets, continues=continues)
     write_scripts(run, jobs)
     return Prepared(run, partial(LocalExecutor, run, jobs))
 

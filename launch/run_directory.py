@@ -184,13 +184,15 @@ def stage(
     links: Mapping[str, SiteLinks],
     relay_secrets: Mapping[str, str],
     listen: Mapping[str, Mapping[str, Any]] = {},
+    continues: Mapping[str, Sequence[str]] = {},
 ) -> None:
     """Put into every site's directory what its processes read.
 
     `experiments` are the experiment as each site reads it, with paths of its own. `held` counts the devices that the
     jobs hold at each site. `gateways` are the endpoints (tcp://host:port); one that is None is found by the gateway
     itself, which `listen` tells interface and port. `links` are the ways of each site; of `relay_secrets` (by relay) a
-    site gets the keys of this run alone, for the relays that it uses.
+    site gets the keys of this run alone, for the relays that it uses. `continues` are, by site, its directories of the
+    runs that this one goes on from, the latest first.
     """
     members = everyone(plan)
     for site in plan.site_order:
@@ -200,7 +202,7 @@ def stage(
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
         described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device), "held": dict(held)}
-        replace_json(directory / "site.json", described)
+        replace_json(directory / "site.json", {**described, "continues": [*continues.get(site, ())]})
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
         patience = {peer: experiment.launch.patience_seconds(site, peer) for peer in plan.site_order if peer != site}

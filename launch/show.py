@@ -90,6 +90,10 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return (
                 f"{event['left_out']} of {event['prompts']} prompts are longer than {event['limit']} tokens: left out"
             )
+        case "resumed" if event["version"] == 0:
+            return "no checkpoint to go on from: the run begins again"
+        case "resumed":
+            return f"goes on after step {event['step']}, with version {event['version']} of the weights"
         case "warm_start":
             return f"warm start: {event['steps']} supervised steps, sampled reward {event['reward']:.2f}"
     return None

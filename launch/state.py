@@ -93,6 +93,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
         case "go":
             members = {**state.members, **dict.fromkeys(event["members"], "running")}
             return state if state.ended else replace(state, phase="running", members=members)
+        case "resumed":
+            return replace(state, step=event["step"])
         case "step":
             return replace(state, step=event["step"], steps=event["of"], reward=event["reward"])
         case "process_exited":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,11 @@ class Submitted:
             assert self._process.poll() is None, f"the run ended: {self.finish().stderr}"
             time.sleep(0.02)
 
+    def kill(self) -> None:
+        """Kill the launcher, which has no last word then."""
+        self._process.kill()
+        self._process.communicate()
+
     def finish(self) -> Finished:
         """Wait for the end."""
         stdout, stderr = self._process.communicate(timeout=900)
@@ -68,12 +73,17 @@ class Submitted:
         return Finished(self._process.returncode, stdout, stderr, self.directory)
 
 
-@contextmanager
-def submitted(config: Path, work: Path, *arguments: str) -> Iterator[Submitted]:
+def submitted(config: Path, work: Path, *arguments: str) -> AbstractContextManager[Submitted]:
     """Run `hetrl submit` in a directory of its own; relative names in the configuration are those of the repository."""
+    return started(work, "submit", str(config), *arguments)
+
+
+@contextmanager
+def started(work: Path, *arguments: str) -> Iterator[Submitted]:
+    """Run a verb that follows a run in a directory of its own."""
     work.mkdir(parents=True, exist_ok=True)
     (work / "topology").exists() or (work / "topology").symlink_to(ROOT / "topology")
-    command = [sys.executable, "-m", "launch.cli", "submit", str(config), *arguments]
+    command = [sys.executable, "-m", "launch.cli", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=work, text=True, **pipes) as process:
         try:

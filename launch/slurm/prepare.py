@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from launch.slurm.preflight import preflight, preview_table
 from launch.slurm.stage import Staged, describe, dry_run_text, stage_slurm
 
 
-def prepare_slurm(problem: Problem, plan: Plan, config: Path) -> Prepared:
-    """Make the run directory with all that its sites read; nothing is copied or submitted.
+def prepare_slurm(problem: Problem, plan: Plan, config: Path, continues: Mapping[str, Sequence[str]] = {}) -> Prepared:
+    """Make the run directory with all that its sites read (`continues`: see `stage`); nothing is copied or submitted.
 
     Whether it shall be, the sites say, and then the user. Raises what `stage_slurm` does.
     """
-    staged = stage_slurm(problem, plan, config)
+    staged = stage_slurm(problem, plan, config, continues=continues)
     slurm = describe(problem, staged, plan.site_order)
 
     def agree(console: Console, always_yes: bool) -> bool:

@@ -40,8 +40,15 @@ class Staged:
     carried: tuple[Carried, ...]
 
 
-def stage_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = False) -> Staged:
-    """Make the run directory with all that its sites read; nothing is copied or submitted.
+def stage_slurm(
+    problem: Problem,
+    plan: Plan,
+    config: Path,
+    *,
+    continues: Mapping[str, Sequence[str]] = {},
+    dry_run: bool = False,
+) -> Staged:
+    """Make the run directory with all that its sites read (`continues`: see `stage`); nothing is copied or submitted.
 
     A dry run does without the secrets of relays, and takes /scratch where a site's file names no directory. Raises
     UsageError for a site file that lacks what a job needs and for two sites without a way, HetrlError where the
@@ -64,7 +71,7 @@ def stage_slurm(problem: Problem, plan: Plan, config: Path, *, dry_run: bool = F
     held = held_by_site(plan, problem.topology)
     experiment = with_absolute_paths(problem.experiment)
     experiments = {site.name: with_places(experiment, site.place) for site in used}
-    stage(run, experiments, plan, gpus, held, dict.fromkeys(plan.site_order), keys, links, secrets, listen)
+    stage(run, experiments, plan, gpus, held, dict.fromkeys(plan.site_order), keys, links, secrets, listen, continues)
     write_site_scripts(run, scripts)
     return Staged(run, scripts, directories, tuple(carried_files(links, directories)))
 

@@ -1,4 +1,4 @@
-"""The verbs about a run that exists: `hetrl status`, `hetrl resume`, `hetrl cancel`."""
+"""The verbs about a run that exists: `hetrl status`, `hetrl cancel`."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import argparse
 import json
 import sys
 import time
-from functools import partial
 
-from rich.console import Console
-
-from hetrl.errors import HetrlError, PartialError, UsageError
 from hetrl.files import EventLog
-from hetrl.plan.document import read_plan
 from launch.collect import Collector
-from launch.life import bring_up
 from launch.local import carrying, processes_of, stop_processes
 from launch.run_directory import Run, find_run, lead_site_of
 from launch.show import columns, from_here, refused_line
-from launch.slurm.executor import SlurmExecutor
-from launch.slurm.run import SlurmRun, read_slurm_run
-from launch.slurm.watch import cancel_everywhere, cancel_jobs, job_rows, living_jobs, refresh
-from launch.state import FINISHED, State
+from launch.slurm.run import read_slurm_run
+from launch.slurm.watch import cancel_jobs, job_rows, living_jobs, refresh
+from launch.state import State
 
 LAUNCHER_SECONDS = 20.0  # how long `cancel` waits for a launcher that follows the run to end
 
@@ -70,34 +63,6 @@ def status_rows(run: Run, state: State, living: int) -> list[tuple[str, str]]:
         rows.append(("updated", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(state.updated))))
     rows.append(("directory", from_here(run.path)))
     return rows
-
-
-def resume_command(arguments: argparse.Namespace) -> int:
-    """Take a run up where the last launcher left it."""
-    run = find_run(arguments.run)
-    slurm = read_slurm_run(run)
-    if slurm is None:
-        raise UsageError(f"{run.id}: nothing of it is at a Slurm site; submit it again")
-    state = current_state(run)
-    if state.ended:
-        return _finish_off(run, slurm, state)
-    plan = read_plan(run.path / "plan.json")
-    return bring_up(run, plan, partial(SlurmExecutor, run, slurm), Console(), detach=arguments.detach)
-
-
-def _finish_off(run: Run, slurm: SlurmRun, state: State) -> int:
-    """Cancel what may be left of a run that has ended; raises HetrlError where it did not end well."""
-    count, remains = cancel_everywhere(slurm)
-    left = (
-        f"{count} job{'' if count == 1 else 's'} that had been left: cancelled" if count else "nothing of it was left"
-    )
-    ended = f"{run.id} is {state.phase} already; {left}"
-    if remains:
-        raise PartialError("\n".join([ended, *remains]))
-    if state.phase != FINISHED:
-        raise HetrlError(f"{ended}; a run that has ended cannot be resumed, submit its experiment again")
-    print(ended)
-    return 0
 
 
 def cancel_command(arguments: argparse.Namespace) -> int:

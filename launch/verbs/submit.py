@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -44,15 +45,25 @@ def submit_command(arguments: argparse.Namespace) -> int:
 
 
 def prepare(
-    problem: Problem, plan: Plan, config: Path, executor: str, console: Console, *, dry_run: bool = False
+    problem: Problem,
+    plan: Plan,
+    config: Path,
+    executor: str,
+    console: Console,
+    *,
+    continues: Mapping[str, Sequence[str]] = {},
+    dry_run: bool = False,
 ) -> Prepared:
-    """Make the run directory with all that its sites read, its plan's page and first event; nothing is started."""
+    """Make the run directory with all that its sites read, its plan's page and first event; nothing is started.
+
+    `continues`: see `launch.run_directory.stage`.
+    """
     if executor == SLURM:
         from launch.slurm.prepare import prepare_slurm
 
-        prepared = prepare_slurm(problem, plan, config)
+        prepared = prepare_slurm(problem, plan, config, continues)
     else:
-        prepared = prepare_local(problem, plan, config, dry_run=dry_run)
+        prepared = prepare_local(problem, plan, config, continues=continues, dry_run=dry_run)
     write_plan_page(prepared.run, plan, problem)
     log_planned(prepared.run, plan, problem.experiment)
     say(console, f"run {prepared.run.id} in {from_here(prepared.run.path)}")

@@ -19,6 +19,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.megatron import checkpoint_files
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.run import engines, trainer
+from hetrl.runtime.run.checkpoint_places import places_of
 from hetrl.runtime.run.context import read_context
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.wan.world import stop_wan_world
@@ -95,7 +96,7 @@ def write_site(directory: Path, case: Case) -> None:
     (directory / "plan.json").write_text(json.dumps(plan))
     gpus = {f"{SITE}/node/{number}": "h100" for number in range(64)}
     site = {"run": "r", "site": SITE, "lead_site": SITE, "bind": "tcp://127.0.0.1:9", "gpus": gpus, "held": {SITE: 64}}
-    (directory / "site.json").write_text(json.dumps(site))
+    (directory / "site.json").write_text(json.dumps({**site, "continues": []}))
     write_keys(directory / "keys.json", make_run_keys([SITE])[SITE])
 
 
@@ -118,19 +119,20 @@ def live(case: Case, directory: Path, defect: str | None = None, written: Path |
 
 def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | None) -> dict[str, Any]:
     seen: dict[str, Any] = {"devices": {str(parameter.device) for parameter in engine.parameters.values()}}
+    places = places_of(task)
     if engine.rank == 0:
         share(wire.Score(step=1, what=WHAT[task], arrays=()), ())  # the others would hear garbage: nobody is there
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
     with _packed(engine):
-        scores = trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), engines.CHECKPOINTS)
+        scores = trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places)
     seen["scores"] = None if scores is None else scores.shape
     _sleep(engine)
-    trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), engines.CHECKPOINTS)
+    trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places)
     if task in LOSSES:
         settings = LOSSES[task]
         for _ in range(2):
             request = _request(wire.Train(step=1, arrays=(), settings=settings))
-            seen["metrics"] = sorted(trainer.execute(engine, *request, engines.CHECKPOINTS))
+            seen["metrics"] = sorted(trainer.execute(engine, *request, places))
             _sleep(engine)
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)

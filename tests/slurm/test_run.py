@@ -115,6 +115,25 @@ def test_tasks_that_share_devices_take_turns_in_one_job(lab: Lab) -> None:
     assert [(each["site"], each["job_kind"]) for each in submitted] == [("alpha", "gang")]
 
 
+def test_a_run_that_has_ended_goes_on_with_more_steps(lab: Lab) -> None:
+    """That of the test before: its reference is that of its first step, its optimiser that of its last."""
+    home = lab.home("alpha")
+    assert (home / "shared.yaml").exists(), "the run of shared devices comes first"
+    before = max((home / "runs").iterdir())
+    experiment = yaml.safe_load((home / "shared.yaml").read_text())
+    (home / "more.yaml").write_text(yaml.safe_dump({**experiment, "steps": 3}))
+    done = hetrl(lab, "resume", before.name, "--config", "more.yaml", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(home)
+    run = max((home / "runs").iterdir())
+    assert run != before
+    rows = lines(run / "metrics.jsonl")
+    assert rows[:2] == lines(before / "metrics.jsonl")
+    assert rows[2]["step"] == 3 and rows[2]["kl"] > 0
+    assert rows[2]["weight_version"] == rows[1]["weight_version"] + 1
+    (resumed,) = (event for event in lines(run / "events.jsonl") if event["kind"] == "resumed")
+    assert (resumed["step"], resumed["version"]) == (2, rows[2]["weight_version"])
+
+
 def test_one_training_over_two_clusters_learns_as_over_one(lab: Lab) -> None:
     """Three replicas, at alpha and at beta."""
     home = lab.home("alpha")

@@ -1,11 +1,15 @@
-"""What the ranks of a world tell each other: what went wrong at one, and who has got how far."""
+"""What the ranks of a world tell each other: what went wrong at one, who has got how far, files that another lacks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from hetrl.errors import HetrlError
+from hetrl.runtime.megatron.snapshot import CHUNK_BYTES, write_parts
 
 CAUSE_BYTES = 1000  # of a message that crosses; longer ones are cut off
 
@@ -39,3 +43,37 @@ def everywhere(flag: bool) -> list[bool]:
     flags[dist.get_rank()] = int(flag)
     dist.all_reduce(flags)
     return [bool(value) for value in flags.tolist()]
+
+
+def send(parts: Iterable[torch.Tensor], to: int) -> None:
+    """Send bytes (uint8) that another rank takes with `receive`."""
+    for part in parts:
+        dist.send(torch.tensor([part.numel()]), to)
+        dist.send(part, to)
+    dist.send(torch.tensor([0]), to)
+
+
+def receive(source: int) -> Iterator[torch.Tensor]:
+    """Yield what `send` sends, to its end; raises HetrlError for a part that is longer than any that it sends."""
+    while True:
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, source)
+        if not length.item():
+            return
+        if not 0 < length.item() <= CHUNK_BYTES:
+            raise HetrlError(f"rank {source} sends {length.item()} bytes at once, which no rank does")
+        part = torch.empty(int(length.item()), dtype=torch.uint8)
+        dist.recv(part, source)
+        yield part
+
+
+def write_arriving(path: Path, source: int) -> OSError | None:
+    """Write what `send` sends to a file; return why that failed: the other rank sends on all the same."""
+    arriving, failure = receive(source), None
+    try:
+        write_parts(path, arriving)
+    except OSError as error:
+        failure = error
+        for _ in arriving:
+            pass
+    return failure

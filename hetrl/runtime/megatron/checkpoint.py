@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import checkpoint_files as files, hf_weights, slices
-from hetrl.runtime.megatron.agreement import agree, everywhere
+from hetrl.runtime.megatron.agreement import agree, everywhere, send, write_arriving
 from hetrl.runtime.megatron.checkpoint_files import RANDOM, WEIGHTS, Contents
 from hetrl.runtime.megatron.hf_weights import Home
 from hetrl.runtime.megatron.layout import Layout
@@ -216,38 +216,14 @@ def _carry(partial: Path, contents: Contents, snapshots: Snapshots, sees: Sequen
 
     Each of these gets about as many. Returns why this rank could not write what came.
     """
-    failure, rank = None, dist.get_rank()
+    failure: OSError | None = None
+    rank = dist.get_rank()
     writers = [other for other, seen in enumerate(sees) if seen]
     for number, source in enumerate(other for other, seen in enumerate(sees) if not seen):
         writer = writers[number % len(writers)]
         for name in contents.files_of(source):
             if rank == source:
-                _send(snapshots[name], writer)
+                send(snapshots[name].parts(), writer)
             if rank == writer:
-                arriving = _receive(source)
-                try:
-                    write_parts(partial / name, arriving)
-                except OSError as error:
-                    failure = error
-                    for _ in arriving:  # the other rank sends on
-                        pass
+                failure = write_arriving(partial / name, source) or failure
     return failure
-
-
-def _send(snapshot: Snapshot, to: int) -> None:
-    for part in snapshot.parts():
-        dist.send(torch.tensor([part.numel()]), to)
-        dist.send(part, to)
-    dist.send(torch.tensor([0]), to)
-
-
-def _receive(source: int) -> Iterator[torch.Tensor]:
-    """Yield what `_send` sends, to its end."""
-    while True:
-        length = torch.zeros(1, dtype=torch.int64)
-        dist.recv(length, source)
-        if not length.item():
-            return
-        part = torch.empty(int(length.item()), dtype=torch.uint8)
-        dist.recv(part, source)
-        yield part

@@ -64,26 +64,29 @@ def path_of(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-def latest(root: Path) -> Path | None:
-    """Return the whole checkpoint of the highest step under `root`, None without one; others are passed over."""
+def whole(root: Path) -> dict[int, Path]:
+    """Return the whole checkpoints under `root` by their step, the highest first; others are passed over."""
+    found = {}
     for directory in _by_step(root):
         cause = _cause(directory)
         if cause is None:
-            return directory
-        log.warning("%s", cause)
-    return None
+            found[_step_of(directory)] = directory
+        else:
+            log.warning("%s", cause)
+    return found
 
 
 def keep_last(root: Path, count: int) -> list[Path]:
     """Remove all but the `count` newest whole checkpoints under `root`, and what was left half-written; return them.
 
-    Not while one is being written. Raises HetrlError for a count below one.
+    That of step 0 stays, which has the weights that the run began with. Not while one is being written. Raises
+    HetrlError for a count below one.
     """
     if count < 1:
         raise HetrlError(f"{root}: {count} checkpoints cannot be kept; keep at least 1")
     directories = _by_step(root)
     unfinished = [directory for directory in directories if not (directory / COMPLETE).is_file()]
-    whole = [directory for directory in directories if _cause(directory) is None]
+    whole = [directory for directory in directories if _step_of(directory) and _cause(directory) is None]
     removed = [*whole[count:], *unfinished, *sorted(root.glob(f"step-*{_PARTIAL}"))]
     for directory in removed:
         _remove(directory)
@@ -102,7 +105,11 @@ def _cause(directory: Path) -> HetrlError | None:
 def _by_step(root: Path) -> list[Path]:
     """Return the directories named as checkpoints, the newest first."""
     found = [path for path in root.glob("step-*") if re.fullmatch(r"step-\d+", path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def _step_of(directory: Path) -> int:
+    return int(directory.name.removeprefix("step-"))
 
 
 def _remove(directory: Path) -> None:
@@ -169,6 +176,12 @@ def finish(directory: Path, contents: Contents) -> None:
     write_json(partial / MODEL_INDEX, model_index_of(models))
     write_json(partial / PIECES_INDEX, index_of(ranks, contents.shapes, contents.kinds))
     write_json(partial / COMPLETE, {path.name: path.stat().st_size for path in sorted(partial.iterdir())})
+    give_name(directory)
+
+
+def give_name(directory: Path) -> None:
+    """Let what `begin` started, and what is complete, be the checkpoint; one of that name is replaced."""
+    partial = partial_of(directory)
     _sync_directory(partial)
     replaced = directory.with_name(f"{directory.name}.replaced{_PARTIAL}")
     if directory.exists():

@@ -15,13 +15,19 @@ others: dynamic sampling, DAPO (arXiv 2503.14476, section 3.2), bounded as in ve
 
 Prompts are numbered in the order in which they are drawn, and each is drawn once: trained on, dropped or rejected.
 Without staleness the batches depend on the numbers alone, not on which group came back first.
+
+A feed goes on where another one stopped from the other's `position` after a trained batch: what was under way then, or
+waited for a later batch, is drawn again, before all others and in its order. So no prompt is skipped, and none is
+trained on twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetrl.runtime.rl.sampling import PromptGroup
@@ -46,27 +52,76 @@ def equal_rewards(group: PromptGroup) -> bool:
     return len(set(group.rewards)) < 2
 
 
+@dataclass(frozen=True)
+class Position:
+    """Where a feed is after `batches` trained batches.
+
+    `following` is the first prompt that nobody asked for; those of `again` come before it, and came to nothing yet.
+    """
+
+    batches: int = 0
+    following: int = 0
+    again: tuple[int, ...] = ()
+    dropped: int = 0
+    rejected: int = 0
+
+
+@dataclass
+class _Settled:
+    """The prompts that one batch took, dropped or rejected."""
+
+    taken: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+
+    @property
+    def numbers(self) -> list[int]:
+        return self.taken + self.dropped + self.rejected
+
+
 class Feed:
     """Draws groups ahead of the trainer; `draw(number)` samples the group of prompt `number`."""
 
     def __init__(
-        self, draw: Draw, batch: int, max_staleness: int, iterations: int, version: int, max_draws: int = 1
+        self,
+        draw: Draw,
+        batch: int,
+        max_staleness: int,
+        iterations: int,
+        version: int,
+        max_draws: int = 1,
+        start: Position = Position(),
     ) -> None:
-        """Feed `iterations` batches of `batch` groups, the first trained from weight version `version`.
+        """Feed batches of `batch` groups, `iterations` in all with those before `start`.
 
-        At `max_draws` 1 groups with equal rewards are like others.
+        The first is trained from weight version `version`. At `max_draws` 1 groups with equal rewards are like others.
         """
         self._draw, self._batch, self._max_staleness = draw, batch, max_staleness
         self._needed = iterations * batch
-        self._version, self._iterations = version, 0
+        self._version, self._iterations = version, start.batches
         self._running: dict[int, asyncio.Future[PromptGroup]] = {}
         self._since: dict[int, int] = {}  # the version that served when a running group was admitted
         self._waiting: dict[int, PromptGroup] = {}
         self._advanced = asyncio.Event()  # groups may run that nobody waits for yet
         self._most_rejected = (max_draws - 1) * batch
-        self._trained = 0
-        self._next = 0
-        self.dropped = self.rejected = 0
+        self._trained = start.batches * batch
+        self._next, self._again = start.following, deque(start.again)
+        self._settling = _Settled()  # by the batch that is to be taken
+        self._ahead: deque[_Settled] = deque()  # batches that are taken and not trained yet
+        self.dropped, self.rejected = start.dropped, start.rejected
+
+    @property
+    def position(self) -> Position:
+        """Return where the feed is after the batches that were trained, as `advance` counts them."""
+        undone = [*self._ahead, self._settling]
+        again = {*self._again, *self._running, *self._waiting, *(n for one in undone for n in one.numbers)}
+        return Position(
+            batches=self._iterations,
+            following=self._next,
+            again=tuple(sorted(again)),
+            dropped=self.dropped - sum(len(one.dropped) for one in undone),
+            rejected=self.rejected - sum(len(one.rejected) for one in undone),
+        )
 
     async def batch(self, version: int) -> tuple[PromptGroup, ...]:
         """Return the batch that is trained from `version`, in the order of the prompts; raises what a draw raised."""
@@ -85,6 +140,8 @@ class Feed:
     def advance(self, version: int) -> None:
         """Note that an iteration was trained and that `version` is served; more groups may start."""
         self._version, self._iterations = version, self._iterations + 1
+        if self._ahead:
+            self._ahead.popleft()
         self._admit()
         self._advanced.set()
 
@@ -99,9 +156,10 @@ class Feed:
         accepted = self._trained + self._accepted()
         allowed = capacity(self._max_staleness, self._iterations, self._batch, accepted, len(self._running))
         for _ in range(min(allowed, self._needed - accepted - len(self._running))):
-            self._running[self._next] = asyncio.ensure_future(self._draw(self._next))
-            self._since[self._next] = self._version
-            self._next += 1
+            number = self._again.popleft() if self._again else self._next
+            self._next = max(self._next, number + 1)
+            self._running[number] = asyncio.ensure_future(self._draw(number))
+            self._since[number] = self._version
 
     def _collect(self) -> None:
         for number in [number for number, task in self._running.items() if task.done()]:
@@ -126,6 +184,7 @@ class Feed:
         stale = [n for n, group in self._waiting.items() if version - oldest_version(group) > self._max_staleness]
         for number in stale:
             del self._waiting[number]
+        self._settling.dropped += stale
         self.dropped += len(stale)
 
     def _take(self) -> tuple[PromptGroup, ...]:
@@ -137,6 +196,9 @@ class Feed:
         for number in rejected:
             del self._waiting[number]
         self.rejected += len(rejected)
+        self._settling.taken, self._settling.rejected = numbers, rejected
+        self._ahead.append(self._settling)
+        self._settling = _Settled()
         if taken := len([number for number in equal if number in numbers]):
             log.warning(
                 "a batch has %d groups of equal rewards, since %d others were rejected already: nothing is learnt from "

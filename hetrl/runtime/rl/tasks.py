@@ -19,7 +19,9 @@ from hetrl.runtime.rl.balance import over_replicas
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 
-_Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Published)
+_Answer = TypeVar(
+    "_Answer", wire.Scored, wire.Trained, wire.Saved, wire.FoundCheckpoints, wire.Restored, wire.Published
+)
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,27 @@ class Trainer:
         answer, _ = await self._ask(request, wire.Trained, f"step {step}: {self.task}", buffers)
         return answer.metrics
 
-    async def save(self, step: int, version: int) -> wire.Saved:
+    async def save(self, step: int, version: int, progress: str) -> wire.Saved:
         """Begin a checkpoint after a step; it is written beside the next ones until `finish_save`."""
-        answer, _ = await self._ask(
-            wire.Save(step=step, version=version), wire.Saved, f"checkpoint of {self.task} after step {step}"
-        )
+        request = wire.Save(step=step, version=version, progress=progress)
+        answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
         return answer
 
     async def finish_save(self, step: int, keep: int, *, wait: bool) -> wire.Saved:
         """Complete the checkpoint of a step and keep the newest; without `wait` only if it is written already."""
         request = wire.FinishSave(step=step, keep=keep, wait=wait)
         answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
+        return answer
+
+    async def checkpoints(self) -> frozenset[int]:
+        """Return the steps whose checkpoints can be taken up."""
+        answer, _ = await self._ask(wire.FindCheckpoints(), wire.FoundCheckpoints, f"find checkpoints of {self.task}")
+        return frozenset(answer.steps)
+
+    async def restore(self, step: int) -> wire.Restored:
+        """Take up the checkpoint of a step; HetrlError where it cannot be read."""
+        doing = f"take up the checkpoint of {self.task} after step {step}"
+        answer, _ = await self._ask(wire.Restore(step=step), wire.Restored, doing)
         return answer
 
     async def publish(

@@ -71,6 +71,11 @@ class Turns:
         for group in self._groups:
             group.open.set()
 
+    def begin_with(self, batch: int) -> None:
+        """Expect the tasks of this batch first, as after the steps of an earlier run."""
+        for group in self._groups:
+            group.batch = batch
+
     async def start(self, seen: Callable[[str], Awaitable[None]], timeout_seconds: float) -> None:
         """Let every task of a shared group start and go to sleep, one after the other; `seen` waits for a member."""
 

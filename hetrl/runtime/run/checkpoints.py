@@ -29,17 +29,28 @@ class CheckpointSchedule:
         self._trainer, self._record, self._settings, self._steps = trainer, record, settings, steps
         self._under_way: _UnderWay | None = None
 
-    async def after(self, step: int, version: int) -> None:
-        """Begin and complete checkpoints after a step; HetrlError when one could not be written."""
+    async def first(self, version: int, progress: str) -> None:
+        """Write one before the first step."""
+        await self._begin(0, version, progress)
+        await self._finish(wait=True)
+
+    async def after(self, step: int, version: int, progress: str = "") -> None:
+        """Begin and complete checkpoints after a step; HetrlError when one could not be written.
+
+        `progress` is what the controller needs to go on from there.
+        """
         last = step == self._steps
         due = last or step % self._settings.every_steps == 0
         await self._finish(wait=due)
         if due:
-            begun = time.monotonic()
-            saved = await self._trainer.save(step, version)
-            self._under_way = _UnderWay(step, begun, saved.seconds)
+            await self._begin(step, version, progress)
         if last:
             await self._finish(wait=True)
+
+    async def _begin(self, step: int, version: int, progress: str) -> None:
+        begun = time.monotonic()
+        saved = await self._trainer.save(step, version, progress)
+        self._under_way = _UnderWay(step, begun, saved.seconds)
 
     async def _finish(self, *, wait: bool) -> None:
         """Complete the checkpoint under way, if any, and note it; without `wait` only when it is written."""

@@ -1,7 +1,8 @@
 """What a process of a run knows at its start: the files that were staged in its site's own directory.
 
 config.yaml   the experiment          plan.json   the plan
-site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus, held
+site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus, held,
+              continues (this site's directories of the runs that this one goes on from, the latest first)
 keys.json     the site's CURVE keys (0600)
 """
 
@@ -46,6 +47,7 @@ class Context:
     held: Mapping[str, int]  # site -> devices that the jobs hold there, the idle ones of granted nodes too
     experiment: Experiment
     plan: Plan
+    continues: tuple[Path, ...] = ()
 
     @property
     def controller(self) -> str:
@@ -149,6 +151,7 @@ def read_context(directory: Path) -> Context:
         held=site["held"],
         experiment=experiment,
         plan=read_plan(directory / "plan.json"),
+        continues=tuple(map(Path, site["continues"])),
     )
 
 

@@ -3,6 +3,7 @@
 wait until every member is READY, send GO
 publish the first weights
 warm start: supervised steps until the sampled reward is where RL should begin
+or, of a run that goes on from another one: take up its last checkpoints and publish what they hold
 the steps                                                            (`hetrl.runtime.run.iterations`)
 write the summary, send FINISH
 """
@@ -28,7 +29,7 @@ from hetrl.runtime.data.rewards import Scorer, open_scorer
 from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.experience import padded
-from hetrl.runtime.rl.feed import Feed
+from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import STRETCH_TOKENS, PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
@@ -36,13 +37,14 @@ from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_std
 from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
+from hetrl.runtime.run.progress import Progress, newest_step, read_progress, rows_until
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.run.tasks import tasks_of
 from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, architecture
+from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, architecture
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
 WARM_START_PROMPTS, WARM_START_SAMPLES = 64, 256  # of each check, at least: a standard deviation of 0.03 or less
@@ -133,26 +135,60 @@ class Run:
         )
 
     async def train(self) -> None:
-        """Publish, warm start, every step, then the summary."""
-        async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
-            await self.publish()
-        if self.experiment.warm_start is not None:
-            settings = self.experiment.warm_start
-            await warm_start(settings, self.warm_start_check, partial(self.imitate, settings))
-        if self.tasks.reference is not None:
-            async with self.turns.of(ACTOR_TRAINING):
-                await self.tasks.actor.publish(self.versions.actor, tuple(self.tasks.reference.worlds))
-            self.versions.reference = self.versions.actor
+        """Begin, or go on where another run was, take every step, then write the summary."""
+        step = await newest_step(self.tasks) if self.context.continues else None
+        if self.context.continues and step is None:
+            self.record.goes_on(0, 0, ())
+        progress = await (self.begin() if step is None else self.go_on(step))
         staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
-        prompts, steps = self.experiment.prompts, self.experiment.steps
-        feed = Feed(self.draw, prompts, staleness, steps, self.versions.actor, max_draws)
+        prompts, steps, start = self.experiment.prompts, self.experiment.steps, progress.position
+        feed = Feed(self.draw, prompts, staleness, steps, self.versions.actor, max_draws, start)
         try:
-            await self.iterations.run(feed)
+            await self.iterations.run(feed, progress.first_version)
         finally:
             await feed.close()
         stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
         self.record.summary(self.context, stats)
         self.record.events.append("finished")
+
+    async def begin(self) -> Progress:
+        """Serve the first weights, and take the supervised steps where there are some; their end is a checkpoint."""
+        async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
+            await self.publish()
+        if self.experiment.warm_start is not None:
+            settings = self.experiment.warm_start
+            await warm_start(settings, self.warm_start_check, partial(self.imitate, settings))
+        progress = Progress(self.versions.actor, self.versions.actor, self.experiment.prompts, Position())
+        async with self.turns.of(ACTOR_TRAINING):
+            await self.keep_reference(progress.version)
+            if self.experiment.warm_start is not None:  # nobody can draw these weights from a seed again
+                await self.iterations.checkpoints.first(progress.version, progress.to_text())
+        return progress
+
+    async def keep_reference(self, version: int) -> None:
+        """Let the reference keep the weights that the actor's trainer has."""
+        if self.tasks.reference is not None:
+            await self.tasks.actor.publish(version, tuple(self.tasks.reference.worlds))
+            self.versions.reference = version
+
+    async def go_on(self, step: int) -> Progress:
+        """Take up the checkpoints of a step, and serve what they hold under the versions that it had."""
+        actor, critic, prompts = self.tasks.actor, self.tasks.critic, self.experiment.prompts
+        async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
+            if self.tasks.reference is not None:  # it keeps what the first step began with
+                warm = 0 in await actor.checkpoints()
+                await self.keep_reference((await actor.restore(0)).version if warm else 1)
+            progress = read_progress((await actor.restore(step)).progress, prompts)
+            self.versions.actor = progress.version - 1
+            await self.publish()
+        if critic is not None and step > 0:
+            async with self.turns.of(CRITIC_TRAINING), self.versions.critic_lock:
+                await critic.restore(step)
+                await critic.publish(step)
+                await self.versions.critic_arrived(step)
+        self.turns.begin_with(step + 1)
+        self.record.goes_on(step, progress.version, rows_until(self.context.continues, step))
+        return progress
 
     async def publish(self) -> wire.Published:
         """Make the actor's current weights the next version at every replica; one that does not take them is lost."""

@@ -1,4 +1,4 @@
-"""The training engine of a task of a run, and where it writes its checkpoints."""
+"""The training engine of a task of a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.runtime.wire.members import World
-from hetrl.workload import ACTOR_TRAINING, TRAININGS, Architecture, architecture, has_language_head
-
-CHECKPOINTS = Path("checkpoints")
+from hetrl.workload import TRAININGS, Architecture, architecture, has_language_head
 
 
 def layout_of(plan: TaskPlan) -> Layout:
@@ -79,8 +77,3 @@ def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
     else:
         engine.load(random_weights(config, model.seed))
     return engine
-
-
-def checkpoints_of(task: str) -> Path:
-    """Return where a task writes its checkpoints, in the site's directory, where its processes start."""
-    return CHECKPOINTS if task == ACTOR_TRAINING else CHECKPOINTS / task

@@ -27,6 +27,7 @@ from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.timeline import waits
 from hetrl.runtime.run.checkpoints import CheckpointSchedule
 from hetrl.runtime.run.link_metrics import LinkMeter
+from hetrl.runtime.run.progress import Progress
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics, weight_metrics
 from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.wire.arrays import Arrays
@@ -84,6 +85,7 @@ class Iterations:
         self.groups = groups
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
+        self.first_version = versions.actor
         self.generated = 0.0  # when the last sample of the newest batch was back
         settings, steps = experiment.checkpoints, experiment.steps
         self.checkpoints = CheckpointSchedule(self.tasks.actor, record, settings, steps)
@@ -104,18 +106,20 @@ class Iterations:
         told = {**valued, **lost, "generation_latency_seconds": round(latency_seconds, 4)}
         return Prepared(step, rewarded, arrays, ready, seconds, told)
 
-    async def run(self, feed: Feed) -> None:
+    async def run(self, feed: Feed, first: int) -> None:
         """Train on one batch after another; while a step is trained, the next batch is prepared as far as it can be.
 
-        In mode sync that is not before the step's weights are served, as there are no samples.
+        In mode sync that is not before the step's weights are served, as there are no samples. The steps that the feed
+        counts already are those of a run that this one goes on from; the first one was trained from version `first`.
         """
-        first, warmup = self.versions.actor, self.experiment.critic.warmup_steps if self.tasks.critic else 0
+        self.first_version, taken = first, feed.position.batches
+        warmup = self.experiment.critic.warmup_steps if self.tasks.critic else 0
         coming: asyncio.Future[Prepared] | None = None
         training: asyncio.Future[None] | None = None
         try:
-            for step in range(1, self.experiment.steps + 1):
+            for step in range(taken + 1, self.experiment.steps + 1):
                 start = time.monotonic()
-                ours = await (coming or self.prepare(step, feed, first))
+                ours = await (coming or self.prepare(step, feed, first + max(0, taken - warmup)))
                 if step < self.experiment.steps:
                     version = first + max(0, step - warmup)
                     coming = asyncio.ensure_future(self.prepare(step + 1, feed, version))
@@ -174,8 +178,12 @@ class Iterations:
                     measured |= weight_metrics(await self.publish())
             feed.advance(self.versions.actor)
             seconds["iteration"] = time.monotonic() - start
-            await self.checkpoints.after(ours.step, self.versions.actor)
+            await self.checkpoints.after(ours.step, self.versions.actor, self.progress(feed).to_text())
         return measured
+
+    def progress(self, feed: Feed) -> Progress:
+        """Return what it takes to go on after the steps that were trained."""
+        return Progress(self.versions.actor, self.first_version, self.experiment.prompts, feed.position)
 
     async def train_critic(self, ours: Prepared, batch: asyncio.Future[Arrays], start: float) -> dict[str, float]:
         """Train the critic, and send its weights to where it is asked for values."""

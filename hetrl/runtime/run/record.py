@@ -86,6 +86,13 @@ class Record:
         self._warm_start = {"steps": steps, "reward": round(reward, 4)}
         self.events.append("warm_start", **self._warm_start)
 
+    def goes_on(self, step: int, version: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Note that the run goes on after a step of another one, whose rows of metrics become this one's."""
+        for row in rows:
+            self._rows.append(dict(row))
+            append_line(self._directory / "metrics.jsonl", row)
+        self.events.append("resumed", step=step, version=version, rows=len(rows))
+
     def saved(self, saved: wire.Saved, seconds: float, waited_seconds: float) -> None:
         """Note a checkpoint that is whole `seconds` after it was begun, of which the trainer waited for some."""
         times = {"seconds": round(seconds, 3), "waited_seconds": round(waited_seconds, 3)}

@@ -6,6 +6,7 @@ it, and rank 0 answers:
     Score    log-probs of sequences under the current weights
     Train    one optimiser step on one minibatch
     Save     copy the state, which is then written to the site's disk beside what follows; FinishSave makes it whole
+    Restore  take up a state that was saved, by this run or by one that it goes on from (FindCheckpoints says which)
     Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
     Sleep    leave the devices to another task, as the plan's idle state says, until Wake
 """
@@ -35,12 +36,13 @@ from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
 from hetrl.runtime.megatron.batch import TokenBatch
-from hetrl.runtime.megatron.checkpoint_files import keep_last, path_of
+from hetrl.runtime.megatron.checkpoint_files import keep_last
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.megatron.model import kernels
+from hetrl.runtime.run.checkpoint_places import CheckpointPlaces, places_of
 from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
-from hetrl.runtime.run.engines import build_engine, checkpoints_of
+from hetrl.runtime.run.engines import build_engine
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
@@ -82,7 +84,7 @@ def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryv
     return TokenBatch(tokens=tokens, lengths=lengths, mask=mask, extras=extras)
 
 
-def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes], checkpoints: Path) -> Any:
+def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes], places: CheckpointPlaces) -> Any:
     """Do what a shared request asks for (collective); rank 0 gets the result."""
     match message:
         case wire.Score(temperature=temperature, what=what):
@@ -93,10 +95,12 @@ def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes],
             return engine.sleep(offload=state == "offload")
         case wire.Wake():
             return engine.wake()
-        case wire.Save(step=step, version=version):
-            return engine.save(path_of(checkpoints, step), {"step": step, "version": version})
+        case wire.Save(step=step):
+            return engine.save(places.written(step), {"version": message.version, "progress": message.progress})
         case wire.FinishSave(wait=wait):
             return engine.finish_save(wait=wait)
+        case wire.Restore(step=step):
+            return places.take_up(engine, step)
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
 
@@ -112,7 +116,7 @@ def following(rank: int) -> Iterator[None]:
         raise HetrlError(f"rank {rank}: the other ranks are gone; see the log of rank 0") from None
 
 
-def follow(engine: MegatronEngine, checkpoints: Path) -> None:
+def follow(engine: MegatronEngine, places: CheckpointPlaces) -> None:
     """Be one of the other ranks: do what rank 0 shares until it says Finish."""
     while True:
         message, buffers = share(None)
@@ -125,7 +129,7 @@ def follow(engine: MegatronEngine, checkpoints: Path) -> None:
                 for _ in engine.export():
                     pass
             case _:
-                execute(engine, message, buffers, checkpoints)
+                execute(engine, message, buffers, places)
 
 
 class Lead:
@@ -137,10 +141,10 @@ class Lead:
         engine: MegatronEngine,
         thread: ThreadPoolExecutor,
         weights: Intake,
-        checkpoints: Path,
+        places: CheckpointPlaces,
     ) -> None:
         self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
-        self._checkpoints = checkpoints
+        self._places = places
         self._version = 0  # of the weights that arrived and are loaded
         self._asleep = False
         self._kept: Kept | None = None  # where what changed is sent
@@ -177,10 +181,17 @@ class Lead:
             case wire.Save(step=step) | wire.FinishSave(step=step):
                 whole = bool(await self._execute(message, ()))
                 if isinstance(message, wire.FinishSave) and whole:
-                    await self._in_thread(keep_last, self._checkpoints, message.keep)
-                directory, seconds = str(path_of(self._checkpoints, step)), time.monotonic() - start
+                    await self._in_thread(keep_last, self._places.own, message.keep)
+                directory, seconds = str(self._places.written(step)), time.monotonic() - start
                 saved = wire.Saved(step=step, directory=directory, seconds=seconds, whole=whole)
                 await self._member.reply(envelope, saved)
+            case wire.FindCheckpoints():
+                found = await self._in_thread(self._places.find)
+                await self._member.reply(envelope, wire.FoundCheckpoints(steps=tuple(found)))
+            case wire.Restore(step=step):
+                kept = await self._execute(message, ())
+                restored = wire.Restored(step=step, version=kept["version"], progress=kept["progress"])
+                await self._member.reply(envelope, restored)
             case wire.Publish():
                 self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
                 publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
@@ -220,9 +231,7 @@ class Lead:
             self._version, self._arrived = self._arrived[0].version, None
 
     async def _execute(self, message: wire.Message, buffers: Iterable[bytes | memoryview]) -> Any:
-        return await self._in_thread(
-            lambda: execute(self._engine, *share(message, list(buffers)), checkpoints=self._checkpoints)
-        )
+        return await self._in_thread(lambda: execute(self._engine, *share(message, list(buffers)), places=self._places))
 
     def _export(self, message: wire.Publish, publisher: Publisher) -> None:
         share(message)
@@ -257,7 +266,8 @@ async def lead(context: Context, world: World, device: int) -> None:
                 await member.reply(turn, wire.Done())
             most = most_bytes(architecture(model_of(context.experiment, world.task).architecture))
             weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}", most)
-            await Lead(member, engine, thread, Intake(weights), checkpoints_of(world.task)).serve()
+            places = places_of(world.task, context.continues)
+            await Lead(member, engine, thread, Intake(weights), places).serve()
             await loop.run_in_executor(thread, engine.close)
 
 
@@ -284,7 +294,7 @@ def main() -> int:
                 if context.takes_turns(world.task):
                     share(None)  # rank 0 was told that the devices are ours
                 engine = build_engine(context, world, rank)
-                follow(engine, checkpoints_of(world.task))
+                follow(engine, places_of(world.task, context.continues))
                 engine.close()
     except HetrlError as error:
         return exit_with(error)

@@ -64,12 +64,16 @@ from hetrl.runtime.wire.header import (
 )
 from hetrl.runtime.wire.work import (
     WORK_SECONDS as WORK_SECONDS,
+    FindCheckpoints as FindCheckpoints,
     FinishSave as FinishSave,
+    FoundCheckpoints as FoundCheckpoints,
     Generate as Generate,
     Generated as Generated,
     LossSettings as LossSettings,
     Publish as Publish,
     Published as Published,
+    Restore as Restore,
+    Restored as Restored,
     Sample as Sample,
     Sampling as Sampling,
     Save as Save,

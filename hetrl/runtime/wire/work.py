@@ -208,10 +208,14 @@ class Train(Tagged, frozen=True, tag=True):
 
 
 class Save(Tagged, frozen=True, tag=True):
-    """To a trainer: copy the state after this step of the run and write it beside the next; answered by `Saved`."""
+    """To a trainer: copy the state after this step of the run and write it beside the next; answered by `Saved`.
+
+    `progress` is what the controller needs to go on from there; the trainer keeps it and does not read it.
+    """
 
     step: int
     version: int
+    progress: str = ""
 
 
 class FinishSave(Tagged, frozen=True, tag=True):
@@ -235,6 +239,30 @@ class Saved(Tagged, frozen=True, tag=True):
     directory: str
     seconds: float
     whole: bool
+
+
+class FindCheckpoints(Tagged, frozen=True, tag=True):
+    """To a trainer: which whole checkpoints are there to go on from? Answered by `FoundCheckpoints`."""
+
+
+class FoundCheckpoints(Tagged, frozen=True, tag=True):
+    """The steps of the whole checkpoints that a trainer can take up."""
+
+    steps: tuple[int, ...]
+
+
+class Restore(Tagged, frozen=True, tag=True):
+    """To a trainer: take up the checkpoint of this step; answered by `Restored`."""
+
+    step: int
+
+
+class Restored(Tagged, frozen=True, tag=True):
+    """A checkpoint is taken up; what `Save` said of it."""
+
+    step: int
+    version: int
+    progress: str
 
 
 class Trained(Tagged, frozen=True, tag=True):
@@ -279,6 +307,10 @@ WorkMessage = (
     | Save
     | FinishSave
     | Saved
+    | FindCheckpoints
+    | FoundCheckpoints
+    | Restore
+    | Restored
     | Trained
     | Sleep
     | Wake

@@ -19,7 +19,7 @@ MODEL, RANK = "model-00001-of-00001.safetensors", checkpoint.rank_file(0)
 CONTENTS = checkpoint.Contents({0: MODEL}, {0: RANK}, {"a": (2, 3)}, ("exp_avg",))
 
 
-def begun(root: Path, step: int, box: tuple[tuple[int, int], ...] = ((0, 2), (0, 3))) -> Path:
+def begun(root: Path, step: int, box: tuple[tuple[int, int], ...] = ((0, 2), (0, 3)), number: int = 7) -> Path:
     """Write the files of a checkpoint of one tensor, of whose moments a rank has a box."""
     directory = checkpoint.path_of(root, step)
     partial = checkpoint.begin(directory)
@@ -29,15 +29,20 @@ def begun(root: Path, step: int, box: tuple[tuple[int, int], ...] = ((0, 2), (0,
     rank.add(name_of("exp_avg", "a", box), tensor[tuple(slice(*ends) for ends in box)])
     write_parts(partial / MODEL, model.parts())
     write_parts(partial / RANK, rank.parts())
-    checkpoint.write_json(partial / checkpoint.STATE, {"format": checkpoint.FORMAT, "step": step})
+    checkpoint.write_json(partial / checkpoint.STATE, {"format": checkpoint.FORMAT, "step": step, "id": number})
     return directory
 
 
-def small_checkpoint(root: Path, step: int) -> Path:
-    """Write a whole checkpoint of one tensor."""
-    directory = begun(root, step)
+def small_checkpoint(root: Path, step: int, number: int = 7) -> Path:
+    """Write a whole checkpoint of one tensor; `number` is what tells it from others."""
+    directory = begun(root, step, number=number)
     checkpoint.finish(directory, CONTENTS)
     return directory
+
+
+def newest(root: Path) -> Path:
+    """Return the whole checkpoint of the highest step."""
+    return next(iter(checkpoint.whole(root).values()))
 
 
 def break_off(directory: Path) -> None:
@@ -67,11 +72,11 @@ def other_format(directory: Path) -> None:
 @pytest.mark.parametrize("damage", [break_off, truncate, lose, garble, other_format])
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     older, newer = (small_checkpoint(tmp_path, step) for step in (9, 10))
-    assert checkpoint.latest(tmp_path) == newer
+    assert newest(tmp_path) == newer
     damage(newer)
     with pytest.raises(HetrlError, match="step-00000010: (half-written, it cannot be loaded|its format is)"):
         checkpoint.read_state(newer)
-    assert checkpoint.latest(tmp_path) == older
+    assert newest(tmp_path) == older
 
 
 def test_the_last_whole_checkpoints_are_kept(tmp_path: Path) -> None:
@@ -89,7 +94,7 @@ def test_a_damaged_checkpoint_does_not_count_among_the_kept(tmp_path: Path) -> N
     older, newer = (small_checkpoint(tmp_path, step) for step in (1, 2))
     truncate(newer)
     assert checkpoint.keep_last(tmp_path, 1) == []
-    assert checkpoint.latest(tmp_path) == older
+    assert newest(tmp_path) == older
 
 
 def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
@@ -102,20 +107,20 @@ def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
     assert tensors["a"].tolist() == [[3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]
 
 
-def test_without_checkpoints_there_is_no_latest(tmp_path: Path) -> None:
-    assert checkpoint.latest(tmp_path / "nowhere") is None
+def test_without_checkpoints_none_is_found(tmp_path: Path) -> None:
+    assert not checkpoint.whole(tmp_path / "nowhere")
     (tmp_path / "step-x").mkdir()
-    assert checkpoint.latest(tmp_path) is None
+    assert not checkpoint.whole(tmp_path)
 
 
 def test_what_was_never_completed_is_not_taken_up(tmp_path: Path) -> None:
     older = small_checkpoint(tmp_path, 1)
     newer = begun(tmp_path, 2)
-    assert checkpoint.latest(tmp_path) == older
+    assert newest(tmp_path) == older
     with pytest.raises(HetrlError, match="step-00000002: no checkpoint there"):
         checkpoint.read_state(newer)
     checkpoint.finish(newer, CONTENTS)
-    assert checkpoint.latest(tmp_path) == newer
+    assert newest(tmp_path) == newer
 
 
 def cut_off(partial: Path) -> None:
@@ -139,7 +144,7 @@ def test_a_file_that_is_not_whole_keeps_the_checkpoint_from_its_name(
     damage(checkpoint.partial_of(directory))
     with pytest.raises(HetrlError, match="safetensors: not whole"):
         checkpoint.finish(directory, CONTENTS)
-    assert checkpoint.latest(tmp_path) is None
+    assert not checkpoint.whole(tmp_path)
 
 
 def test_values_that_no_rank_wrote_keep_the_checkpoint_from_its_name(tmp_path: Path) -> None:

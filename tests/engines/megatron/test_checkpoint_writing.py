@@ -24,6 +24,7 @@ from tests.engines.megatron.megatron_worlds import (
     weights,
     written,
 )
+from tests.engines.megatron.test_checkpoint_files import newest
 
 WAIT_SECONDS = 60.0
 
@@ -94,7 +95,7 @@ def overtaken(rank: int, port: int, argument: tuple[Job, Path]) -> dict[str, Any
         engine.train_step(job.batch, job.settings)
         after = dict(engine.export())
         seen["whole before"] = engine.finish_save(wait=False)
-        seen["latest before"] = checkpoint.latest(root)
+        seen["newest before"] = newest(root)
         if rank == 0:  # the other ranks' files are not there yet
             disk.set()
         seen["whole at one rank"] = engine.finish_save(wait=False)
@@ -113,9 +114,9 @@ def test_a_step_beside_the_writing_does_not_change_what_is_written(worlds: World
         for seen in (first, *others):
             assert not seen["whole before"]
             assert not seen["whole at one rank"]
-            assert seen["latest before"] == checkpoint.path_of(root, 1)
+            assert seen["newest before"] == checkpoint.path_of(root, 1)
             assert seen["whole"]
-        assert checkpoint.latest(root) == checkpoint.path_of(root, 2)
+        assert newest(root) == checkpoint.path_of(root, 2)
         assert contents(checkpoint.path_of(root, 1)) == contents(checkpoint.path_of(root, 2))
 
 
@@ -174,7 +175,7 @@ def test_one_rank_that_cannot_write_is_named_on_all_and_older_checkpoints_stay(w
             assert "step-0000000" + step + ".partial/optimizer-rank-00001.safetensors" in message
             assert message.startswith("rank 1: ") == (number != 1)
         assert messages["left"] == "step-00000001"
-    assert checkpoint.latest(tmp_path) == checkpoint.path_of(tmp_path, 5)
+    assert newest(tmp_path) == checkpoint.path_of(tmp_path, 5)
 
 
 def apart(rank: int, port: int, argument: tuple[Job, Path]) -> dict[str, str]:

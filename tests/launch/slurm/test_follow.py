@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from hetrl.errors import GangTimeoutError
-from hetrl.files import EventLog, read_lines
+from hetrl.files import EventLog, read_lines, replace_json
 from launch import follow
 from launch.cli import main
 from launch.run_directory import Run
@@ -21,6 +21,7 @@ from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import read_slurm_run
 from launch.slurm.watch import carry, look_at, refresh
 from launch.state import fold
+from launch.verbs.resume import directories_of
 from tests.launch.launch_cases import ROOT, until
 from tests.launch.slurm.slurm_cases import SITES, environment, kinds, make_clusters, submit
 
@@ -193,12 +194,21 @@ def test_cancel_says_what_it_could_not_reach_and_comes_back_for_it(clusters, run
     assert clusters.states()["gamma"] == ["CANCELLED"]
 
 
-def test_a_run_that_failed_is_not_resumed(clusters, run, capsys):
-    assert main(["cancel"]) == 0
-    assert main(["resume"]) == 1
-    assert "is cancelled already; nothing of it was left; a run that has ended cannot be resumed" in (
-        capsys.readouterr().err
-    )
+def test_a_run_that_goes_on_finds_the_directories_of_those_before_it(clusters, run):
+    slurm = read_slurm_run(run)
+    assert slurm is not None
+    here = {site: str(clusters.directory(run, site)) for site in SITES}
+    assert directories_of(run, slurm, [*SITES, "delta"]) == {site: [path] for site, path in here.items()}
+    site = run.site("beta") / "site.json"
+    replace_json(site, {**json.loads(site.read_text()), "continues": ["/scratch/first"]})
+    assert directories_of(run, slurm, ["beta"]) == {"beta": [here["beta"], "/scratch/first"]}
+
+
+def test_a_run_that_finished_goes_on_only_with_another_experiment(clusters, run, capsys):
+    clusters.finish(run)
+    assert main(["resume"]) == 0
+    assert main(["resume"]) == 0
+    assert "is finished already; nothing of it was left; --config EXPERIMENT" in capsys.readouterr().out
 
 
 def test_cancel_when_nobody_answers(clusters, run):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.rl.feed import Feed, capacity, oldest_version
+from hetrl.runtime.rl.feed import Feed, Position, capacity, oldest_version
 from hetrl.runtime.rl.sampling import PromptGroup
 
 
@@ -293,3 +294,59 @@ def test_a_failed_draw_ends_the_batch() -> None:
 
 def test_the_oldest_token_counts() -> None:
     assert oldest_version(group(0, 5, 4, 6)) == 4
+
+
+def drawn_in_lives(ends: list[int], order: random.Random, **of_feed: Any) -> tuple[list[list[int]], Position]:
+    """Return the batches that are trained on, and the last position, of a run that ends and goes on after some steps.
+
+    Whenever it ends, the next batch may have been taken, and draws are under way.
+    """
+    found, start = list[list[int]](), Position()
+    iterations, batch, equal = of_feed["iterations"], of_feed["batch"], of_feed["equal"]
+
+    async def live(start: Position, end: int) -> Position:
+        async def draw(number: int) -> PromptGroup:
+            began = version
+            for _ in range(order.randrange(6)):
+                await asyncio.sleep(0)
+            return replace(of(number, equal=number in equal), samples=group(number, began).samples * 2)
+
+        version = 1 + start.batches
+        settings = (batch, of_feed["max_staleness"], iterations, version, of_feed["max_draws"])
+        feed = Feed(draw, *settings, start)
+        for _ in range(start.batches, end):
+            found.append(numbers(await feed.batch(version)))
+            version += 1
+            feed.advance(version)
+        if order.random() < 0.5 and end < iterations:
+            await feed.batch(version)
+        position = feed.position
+        await feed.close()
+        return position
+
+    for end in [*ends, iterations]:
+        start = asyncio.run(live(start, end))
+        assert start.batches == end
+    return found, start
+
+
+@given(
+    st.sets(st.integers(0, 40)),
+    st.integers(1, 4),
+    st.integers(0, 2),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 5), max_size=3).map(sorted),
+    st.integers(0, 2**16),
+)
+def test_a_run_that_ends_and_goes_on_skips_no_prompt_and_trains_on_none_twice(
+    equal: set[int], batch: int, max_staleness: int, max_draws: int, ends: list[int], seed: int
+) -> None:
+    settings = {"batch": batch, "iterations": 5, "max_staleness": max_staleness, "max_draws": max_draws, "equal": equal}
+    found, position = drawn_in_lives(ends, random.Random(seed), **settings)
+    trained = [number for one in found for number in one]
+    assert len(set(trained)) == len(trained) == 5 * batch
+    settled = position.following - len(position.again)
+    assert settled == len(trained) + position.dropped + position.rejected
+    assert not {*position.again} & {*trained}
+    if not max_staleness:
+        assert found == drawn_in_lives([], random.Random(1), **settings)[0]

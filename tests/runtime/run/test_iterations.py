@@ -207,7 +207,7 @@ async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[
     try:
         groups = [Group(tuple(group), ()) for group in world.groups]
         iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), nothing, nothing, groups)
-        await iterations.run(feed)
+        await iterations.run(feed, versions.actor)
     finally:
         await feed.close()
     return record.rows

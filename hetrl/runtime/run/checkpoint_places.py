@@ -1,0 +1,123 @@
+"""Where the checkpoints of a task lie: those that it writes, and those of the runs that this one goes on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetrl.errors import HetrlError
+from hetrl.runtime.megatron import checkpoint_files as files
+from hetrl.runtime.megatron.agreement import agree, everywhere, receive, send, write_arriving
+from hetrl.runtime.megatron.engine import MegatronEngine
+from hetrl.runtime.megatron.snapshot import CHUNK_BYTES
+from hetrl.workload import ACTOR_TRAINING
+
+CHECKPOINTS = Path("checkpoints")
+
+
+@dataclass(frozen=True)
+class CheckpointPlaces:
+    """Directories with checkpoints of a task: `own`, where it writes, and those of earlier runs, the latest first."""
+
+    own: Path
+    earlier: tuple[Path, ...] = ()
+
+    def written(self, step: int) -> Path:
+        """Return where the checkpoint of a step is written."""
+        return files.path_of(self.own, step)
+
+    def find(self) -> dict[int, Path]:
+        """Return the whole checkpoints by their step, each from the latest run that has it."""
+        found: dict[int, Path] = {}
+        for root in (self.own, *self.earlier):
+            found = {**files.whole(root), **found}
+        return found
+
+    def take_up(self, engine: MegatronEngine, step: int) -> dict[str, Any]:
+        """Let the engine have the state of a step, and return what was kept beside it (collective).
+
+        Sites that do not have the checkpoint get it from one that has. Raises HetrlError on every rank where none has.
+        """
+        return engine.restore(bring(self.find().get(step), self.written(step)))
+
+
+def places_of(task: str, earlier: Sequence[Path] = ()) -> CheckpointPlaces:
+    """Return the places of a task; `earlier` are the directories that earlier runs had at this site.
+
+    Its own is in the site's directory, where its processes start.
+    """
+    below = CHECKPOINTS if task == ACTOR_TRAINING else CHECKPOINTS / task
+    return CheckpointPlaces(below, tuple(directory / below for directory in earlier))
+
+
+def bring(found: Path | None, target: Path) -> Path:
+    """Return where this rank sees a checkpoint, brought to `target` at each site that does not have it (collective).
+
+    `found` is where this rank sees it; one that sees none, or another one than the lowest rank that sees one, gets that
+    over the network. Raises HetrlError on every rank where nobody sees one, or a disk fails.
+    """
+    sees = everywhere(found is not None)
+    if True not in sees:
+        raise HetrlError(f"{target.name}: no rank sees this checkpoint")
+    source = sees.index(True)
+    wanted = torch.tensor([_identity(found) if found is not None else 0])
+    dist.broadcast(wanted, source)
+    while False in (sees := everywhere(found is not None and _identity(found) == wanted.item())):
+        receiver, failure = sees.index(False), None
+        if dist.get_rank() == source:
+            assert found is not None
+            _send_all(found, receiver)
+        elif dist.get_rank() == receiver:
+            failure = _receive_all(target, source)
+        agree(failure, f"{target}: the checkpoint could not be written")
+        if target.is_dir() and _identity(target) == wanted.item():  # what one rank got, others of its site see too
+            found = target
+    assert found is not None
+    return found
+
+
+def _identity(checkpoint: Path) -> int:
+    """Return the number that a checkpoint got when it was begun."""
+    return int(files.read_state(checkpoint)["id"])
+
+
+def _send_all(checkpoint: Path, to: int) -> None:
+    """Send every file of a checkpoint, behind their names."""
+    names = [*json.loads((checkpoint / files.COMPLETE).read_text(encoding="utf-8")), files.COMPLETE]
+    send([_bytes_of(json.dumps(names).encode())], to)
+    for name in names:
+        send(_parts(checkpoint / name), to)
+
+
+def _parts(path: Path) -> Iterator[torch.Tensor]:
+    with path.open("rb") as file:
+        while data := file.read(CHUNK_BYTES):
+            yield _bytes_of(data)
+
+
+def _receive_all(target: Path, source: int) -> OSError | None:
+    """Write what `_send_all` sends; it has its name once everything is there."""
+    failure: OSError | None = None
+    try:
+        files.begin(target)
+    except OSError as error:
+        failure = error
+    names = json.loads(b"".join(bytes(part.numpy()) for part in receive(source)))
+    for name in names:
+        unwritten = write_arriving(files.partial_of(target) / Path(name).name, source)
+        failure = failure or unwritten
+    if failure is None:
+        files.give_name(target)
+    else:
+        files.discard(target)
+    return failure
+
+
+def _bytes_of(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,0 +1,74 @@
+"""What a controller needs to go on after a step, as the actor's checkpoints keep it; and how it finds the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hetrl.errors import HetrlError, UsageError
+from hetrl.files import read_lines
+from hetrl.runtime.rl.feed import Position
+from hetrl.runtime.rl.learner import Tasks
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is: `version` of the actor's weights, that of the samples of its first step, what the feed gave.
+
+    `prompts` are those of a batch, which numbers of prompts count in.
+    """
+
+    version: int
+    first_version: int
+    prompts: int
+    position: Position
+
+    @property
+    def step(self) -> int:
+        """Return how many steps were taken."""
+        return self.position.batches
+
+    def to_text(self) -> str:
+        """Return it as a checkpoint keeps it."""
+        return msgspec.json.encode(self).decode()
+
+
+def read_progress(text: str, prompts: int) -> Progress:
+    """Read what a checkpoint keeps of a run whose batches have so many prompts.
+
+    Raises HetrlError where it is something else, UsageError where its batches have another number of prompts.
+    """
+    try:
+        found = msgspec.json.decode(text, type=Progress)
+    except msgspec.DecodeError as error:
+        raise HetrlError(f"what the checkpoint keeps of its run cannot be read: {error}") from None
+    if found.prompts != prompts:
+        raise UsageError(
+            f"the run to go on from had {found.prompts} prompts per batch, the experiment has {prompts}: prompts would "
+            "be skipped or trained on twice; leave batch.samples and samples_per_prompt as they were"
+        )
+    return found
+
+
+async def newest_step(tasks: Tasks) -> int | None:
+    """Return the last step of which there is a checkpoint of every model that is trained; None where there is none.
+
+    At step 0 a critic has the weights that it starts from, and needs no checkpoint.
+    """
+    steps = await tasks.actor.checkpoints()
+    if tasks.critic is not None:
+        steps &= await tasks.critic.checkpoints() | {0}
+    return max(steps, default=None)
+
+
+def rows_until(directories: Sequence[Path], step: int) -> list[dict[str, Any]]:
+    """Return the metrics of all steps to this one, from the first of the directories that has them; else none."""
+    for directory in directories:
+        rows = [row for row in read_lines(directory / "metrics.jsonl") if row["step"] <= step]
+        if [row["step"] for row in rows] == [*range(1, step + 1)]:
+            return rows
+    return []

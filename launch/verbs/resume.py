@@ -1,0 +1,99 @@
+"""`hetrl resume`: follow a run again that goes on without a launcher, or go on where one ended, in a run of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from functools import partial
+
+from rich.console import Console
+
+from hetrl.errors import PartialError, UsageError
+from hetrl.files import EventLog
+from hetrl.plan.document import read_plan
+from hetrl.runtime.run.support import check_runnable
+from launch.executor import SLURM, choose_executor
+from launch.life import begin, bring_up
+from launch.local import carrying, processes_of
+from launch.render import check_startable
+from launch.run_directory import Run, find_run, lead_site_of
+from launch.screen import say
+from launch.slurm.executor import SlurmExecutor
+from launch.slurm.run import SlurmRun, read_slurm_run
+from launch.slurm.watch import cancel_everywhere
+from launch.state import FINISHED, State
+from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
+from launch.verbs.runs import current_state
+from launch.verbs.submit import prepare
+
+
+def resume_command(arguments: argparse.Namespace) -> int:
+    """Take a run up where the last launcher, or the run itself, left it; returns the exit code of its end."""
+    run = find_run(arguments.run)
+    slurm, state = read_slurm_run(run), current_state(run)
+    if slurm is not None and not state.ended:
+        plan = read_plan(run.path / "plan.json")
+        return bring_up(run, plan, partial(SlurmExecutor, run, slurm), Console(), detach=arguments.detach)
+    left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state)
+    if state.phase == FINISHED and arguments.config is None:
+        print(f"{left}; --config EXPERIMENT with more steps goes on from it")
+        return 0
+    return _go_on(run, slurm, arguments)
+
+
+def _end_local(run: Run, state: State) -> str:
+    """See that nothing of a run lives on here; raises UsageError where something does."""
+    if processes_of([state.launcher] if state.launcher else []) or processes_of(state.processes) or carrying(run):
+        raise UsageError(f"{run.id}: it runs; `hetrl status {run.id}` shows it, `hetrl cancel {run.id}` ends it")
+    if not state.ended:
+        cause = "its processes are gone without a last word"
+        EventLog(run.events, "resume").append("failed", cause=cause, exit_code=1)
+    return f"{run.id} is {state.phase} already"
+
+
+def _end_jobs(run: Run, slurm: SlurmRun, state: State) -> str:
+    """Cancel what may be left of a run that has ended; raises PartialError where some may live on."""
+    count, remains = cancel_everywhere(slurm)
+    left = (
+        f"{count} job{'' if count == 1 else 's'} that had been left: cancelled" if count else "nothing of it was left"
+    )
+    ended = f"{run.id} is {state.phase} already; {left}"
+    if remains:
+        raise PartialError("\n".join([ended, *remains]))
+    return ended
+
+
+def _go_on(run: Run, slurm: SlurmRun | None, arguments: argparse.Namespace) -> int:
+    """Start a run that takes up the last checkpoints of another one, by its plan or another."""
+    console, config = Console(), arguments.config or run.path / "config.yaml"
+    problem = problem_at(config)
+    executor = choose_executor(problem.experiment.launch.executor, problem.scenario.sites)
+    if (executor == SLURM) != (slurm is not None):
+        where = "at its Slurm sites" if slurm is not None else "in its directory here"
+        raise UsageError(f"{run.id}: its checkpoints are {where}, where launch.executor of {config} starts nothing")
+    check_runnable(problem.experiment)
+    given = arguments.plan or run.path / "plan.json"
+    plan = solve_problem(problem) if arguments.replan else given_plan(given, problem)
+    if plan.lead_site != lead_site_of(run):
+        raise UsageError(
+            f"{run.id}: its checkpoints are at {lead_site_of(run)}, and the plan trains at {plan.lead_site}; take a "
+            "plan that trains there, or resume without --replan"
+        )
+    print_plan(console, plan, problem)
+    check_startable(plan)
+    say(console, f"going on from {run.id}")
+    continues = directories_of(run, slurm, plan.site_order)
+    prepared = prepare(problem, plan, config, executor, console, continues=continues)
+    return begin(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
+
+
+def directories_of(run: Run, slurm: SlurmRun | None, sites: Sequence[str]) -> dict[str, list[str]]:
+    """Return, by site, its directories of a run and of those that this one went on from, the latest first."""
+    found = {}
+    for site in sites:
+        here = run.site(site)
+        if (here / "site.json").is_file():
+            directory = str(here) if slurm is None else slurm.site(site).directory
+            found[site] = [directory, *json.loads((here / "site.json").read_text())["continues"]]
+    return found

@@ -1,0 +1,64 @@
+"""A checkpoint that some ranks do not see is brought to their sites, once to each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hetrl.errors import HetrlError
+from hetrl.runtime.megatron import checkpoint_files as files
+from hetrl.runtime.run.checkpoint_places import CheckpointPlaces, bring
+from hetrl.runtime.wan.torch_world import start_world
+from tests.engines.megatron.megatron_worlds import Worlds, store_at
+from tests.engines.megatron.test_checkpoint_files import small_checkpoint
+
+RANKS = 4  # two at each of two sites
+
+
+def brought(rank: int, port: int, work: Path) -> Any:
+    """Return what a rank finds at its site, and which files were written there."""
+    start_world(rank, RANKS, store_at(rank, port), 60.0, "cpu")  # it is left when the job ends
+    site = work / ("alpha" if rank < 2 else "beta")
+    places = CheckpointPlaces(site / "checkpoints", (site / "earlier",))
+    try:
+        found = bring(places.find().get(3), places.written(3))
+    except HetrlError as error:
+        return str(error)
+    return found.relative_to(work), {path.name: path.read_bytes() for path in found.iterdir()}
+
+
+def test_it_is_the_same_at_every_site(worlds: Worlds, tmp_path: Path) -> None:
+    written = small_checkpoint(tmp_path / "alpha" / "earlier", 3)
+    whole = {path.name: path.read_bytes() for path in written.iterdir()}
+    places = [place for place, found in worlds.run(brought, RANKS, tmp_path) if found == whole]
+    here, there = Path("alpha/earlier/step-00000003"), Path("beta/checkpoints/step-00000003")
+    assert places == [here, here, there, there]
+
+
+def test_another_one_of_the_same_step_is_replaced(worlds: Worlds, tmp_path: Path) -> None:
+    written = small_checkpoint(tmp_path / "alpha" / "earlier", 3)
+    small_checkpoint(tmp_path / "beta" / "earlier", 3, number=8)
+    whole = {path.name: path.read_bytes() for path in written.iterdir()}
+    assert all(found == whole for _, found in worlds.run(brought, RANKS, tmp_path))
+
+
+def test_what_nobody_has_is_said_by_all(worlds: Worlds, tmp_path: Path) -> None:
+    assert worlds.run(brought, RANKS, tmp_path) == ["step-00000003: no rank sees this checkpoint"] * RANKS
+
+
+def test_a_disk_that_fails_is_named_by_all(worlds: Worlds, tmp_path: Path) -> None:
+    small_checkpoint(tmp_path / "alpha" / "earlier", 3)
+    (tmp_path / "beta").mkdir()
+    (tmp_path / "beta" / "checkpoints").write_text("no directory")
+    answers = worlds.run(brought, RANKS, tmp_path)
+    assert all("checkpoints/step-00000003: the checkpoint could not be written" in said for said in answers)
+
+
+def test_the_latest_run_that_has_a_step_counts(tmp_path: Path) -> None:
+    places = CheckpointPlaces(tmp_path / "own", (tmp_path / "later", tmp_path / "first"))
+    for root, steps in (("first", (0, 2)), ("later", (2, 4)), ("own", ())):
+        for step in steps:
+            small_checkpoint(tmp_path / root, step)
+    found = {step: path.parent.name for step, path in places.find().items()}
+    assert found == {0: "first", 2: "later", 4: "later"}
+    assert files.path_of(tmp_path / "own", 5) == places.written(5)

@@ -1,0 +1,64 @@
+"""`hetrl resume` of a local run: what lives is left alone, what is gone has failed, checkpoints stay where they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from hetrl.files import EventLog, read_lines, replace_json
+from hetrl.problem import read_problem
+from lab.planned.random_plans import plan_on_one_device, random_plan, write_experiment
+from launch.cli import main
+from launch.collect import Collector, log_planned
+from launch.local import LocalExecutor
+from launch.run_directory import LAUNCHER, Run, create_run
+from tests.launch.launch_cases import job
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Run:
+    """Give a run on one device of alpha that was planned by a launcher that is gone."""
+    monkeypatch.setenv("HETRL_RUNS", str(tmp_path / "runs"))
+    config = write_experiment(tmp_path, "sync")
+    problem = read_problem(config)
+    plan = plan_on_one_device(problem)
+    made = create_run("quick", config.read_text(), plan)
+    log_planned(made, plan, problem.experiment)
+    rows = [{**row, "launcher": None} for row in read_lines(made.events)]
+    made.events.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    replace_json(made.site("alpha") / "site.json", {"continues": []})
+    return made
+
+
+def test_a_run_that_lives_is_left_alone(run, capsys):
+    events = EventLog(run.events, LAUNCHER)
+    executor = LocalExecutor(run, [job(run, "alpha", controller="import time; time.sleep(60)")], events, lambda: None)
+    executor.start()
+    try:
+        assert main(["resume"]) == 2
+        assert f"{run.id}: it runs" in capsys.readouterr().err
+    finally:
+        executor.stop()
+    assert not [row for row in read_lines(run.events) if row["kind"] == "failed"]
+
+
+def test_a_run_that_is_gone_has_failed_and_goes_on_only_where_its_checkpoints_are(run, tmp_path, capsys):
+    problem = read_problem(tmp_path / "config.yaml")
+    plans = (random_plan(problem, seed) for seed in range(100))
+    replace_json(tmp_path / "beta.json", next(plan for plan in plans if plan.lead_site == "beta").to_json())
+    assert main(["resume", "--plan", str(tmp_path / "beta.json")]) == 2
+    said = capsys.readouterr().err
+    assert "its checkpoints are at alpha, and the plan trains at beta; take a plan that trains there" in said
+    state = Collector(run, "alpha")
+    state.collect()
+    assert (state.state.phase, state.state.cause) == ("failed", "its processes are gone without a last word")
+
+
+def test_another_executor_finds_no_checkpoints(run, tmp_path, capsys):
+    config = tmp_path / "slurm.yaml"
+    document = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    config.write_text(yaml.safe_dump({**document, "launch": {"executor": "slurm", "walltime": "01:00:00"}}))
+    assert main(["resume", "--config", str(config)]) == 2
+    assert f"{run.id}: its checkpoints are in its directory here, where launch.executor of" in capsys.readouterr().err
