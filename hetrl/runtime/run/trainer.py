@@ -190,7 +190,7 @@ class Lead:
                 await self._member.reply(envelope, wire.FoundCheckpoints(steps=tuple(found)))
             case wire.Restore(step=step):
                 kept = await self._execute(message, ())
-                restored = wire.Restored(step=step, version=kept["version"], progress=kept["progress"])
+                restored = wire.Restored(step=step, version=kept["version"], progress=kept.get("progress", ""))
                 await self._member.reply(envelope, restored)
             case wire.Publish():
                 self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
