@@ -206,7 +206,13 @@ def stage(
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
         patience = {peer: experiment.launch.patience_seconds(site, peer) for peer in plan.site_order if peer != site}
-        known = {"members": members, "hold_seconds": hold_seconds, "patience_seconds": patience, "keys": "keys.json"}
+        known = {
+            "members": members,
+            "hold_seconds": hold_seconds,
+            "patience_seconds": patience,
+            "orphan_seconds": experiment.launch.orphan_timeout_seconds,
+            "keys": "keys.json",
+        }
         connected = {**shared, **listen.get(site, {}), **known}
         relay_keys = write_relay_keys(directory, run.id, links[site], relay_secrets)
         replace_json(directory / "gateway.json", {**connected, **relay_keys, **links[site].to_json()})

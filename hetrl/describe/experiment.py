@@ -237,7 +237,8 @@ class Launch(Strict):
     """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
 
     `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
-    single links, by their sites as "alpha-beta". `poll_seconds` is how often a Slurm site is looked at.
+    single links, by their sites as "alpha-beta". After `orphan_timeout` without a word of the controller what it left
+    behind ends. `poll_seconds` is how often a Slurm site is looked at.
     """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
@@ -245,6 +246,7 @@ class Launch(Strict):
     gang_timeout: Clock = "00:10:00"
     patience: Clock = "00:10:00"
     link_patience: Mapping[str, Clock] = {}
+    orphan_timeout: Clock = "00:30:00"
     templates: str | None = None
     poll_seconds: Annotated[float, Field(ge=1)] = 30.0
 
@@ -257,6 +259,21 @@ class Launch(Strict):
     def gang_timeout_seconds(self) -> int:
         """Return how long members wait for each other at the start."""
         return seconds_of(self.gang_timeout)
+
+    @property
+    def orphan_timeout_seconds(self) -> int:
+        """Return how long a member goes on without a word of the controller."""
+        return seconds_of(self.orphan_timeout)
+
+    @model_validator(mode="after")
+    def _patience_comes_first(self) -> Launch:
+        longest = max((self.patience, *self.link_patience.values()), key=seconds_of)
+        if self.orphan_timeout_seconds <= seconds_of(longest):
+            raise ValueError(
+                f"orphan_timeout ({self.orphan_timeout}) must be longer than the patience with any link ({longest}): "
+                "what lies behind a link that is out would end before the link is given up"
+            )
+        return self
 
     def patience_seconds(self, site: str, other: str) -> int:
         """Return how long the link between two sites may be out; 0 within a site."""

@@ -113,9 +113,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "model without one": (changed("reward", "kind", to="model"), "architecture goes with kind model"),
     "walltime": (changed("launch", "walltime", to="8h"), '"8h" is not HH:MM:SS'),
     "patience": (changed("launch", "patience", to="10m"), '"10m" is not HH:MM:SS'),
+    "patience that outlasts orphans": (
+        changed("launch", "patience", to="00:30:00"),
+        "orphan_timeout (00:30:00) must be longer than the patience with any link (00:30:00)",
+    ),
     "patience with a link": (changed("launch", "link_patience", to={"a-b": "1h"}), '"1h" is not HH:MM:SS'),
     "no such link": (
-        changed("launch", "link_patience", to={"alpha-omega": "01:00:00"}),
+        changed("launch", "link_patience", to={"alpha-omega": "00:20:00"}),
         'launch.link_patience: no link "alpha-omega"',
     ),
     "seventy minutes": (changed("launch", "gang_timeout", to="00:70:00"), "launch.gang_timeout: "),

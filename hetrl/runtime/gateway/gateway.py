@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
@@ -56,7 +57,8 @@ class Gateway:
     names another number. In `directory`, of mode 0700, members of this node find a unix socket. Messages for a
     member or a site that is not up yet are held for `hold_seconds`; a site that was up and does not answer for its
     `patience_seconds` (else `PATIENCE_SECONDS`) is given up until it does. At most `lane_bytes` of control messages
-    and as much of the rest wait for each destination.
+    and as much of the rest wait for each destination. `serve` ends with a HetrlError where nothing of a controller was
+    heard for `orphan_seconds`, behind `hold_seconds` at first.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Gateway:
         patience_seconds: Mapping[str, float] = MappingProxyType({}),
         streams: Mapping[str, int] = MappingProxyType({}),
         lane_bytes: int = LANE_BYTES,
+        orphan_seconds: float = math.inf,
     ) -> None:
         strangers = sorted(set(peers) - set(keys.peers) - {site})
         if strangers or keys.site != site:
@@ -98,6 +101,7 @@ class Gateway:
         self._authority, self._offences = OfTheTable(), Offences(self.address, self._cut_off)
         self._refusals: Counter[str] = Counter()
         self._zap = ZapHandler(site, keys.site_by_key())
+        self._orphan_seconds, self._last_word = orphan_seconds, 0.0  # of the controller
         self._stop = asyncio.Event()
         self._defect: BaseException | None = None
 
@@ -179,6 +183,8 @@ class Gateway:
             raise ValueError(f"from {header.source} of run {header.run} with the key of {origin}")
         if header.source != gateway_of(origin) and header.source not in self._members:
             raise ValueError(f"from {header.source}, who is no member of the run")
+        if wire.role_of(header.source) == wire.CONTROLLER:
+            self._last_word = max(self._last_word, now())
         if origin != self.site:
             self._links[origin].heard(bytes_of(frames))
             here = [one for one in header.to if wire.site_of(one) == self.site and one != self.address]
@@ -294,6 +300,7 @@ class Gateway:
     # ---- time
 
     async def _tick_until_stopped(self) -> None:
+        self._last_word = now() + self._hold_seconds
         while not self._stop.is_set():
             for link in self._links.values():
                 link.tick(self._to_gateway)
@@ -303,6 +310,9 @@ class Gateway:
                 for parcel in parcels:
                     self._refuse(parcel, cause)
             self._pump()
+            if now() - self._last_word > self._orphan_seconds:
+                silence = f"no word of the controller for {self._orphan_seconds:g} s (launch.orphan_timeout)"
+                self._fail(HetrlError(f"{self.site}: {silence}, so the gateway ends"))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
 

@@ -2,7 +2,7 @@
 
 gateway.json     run, site, bind (the gateway's endpoint; none: an address of this node, of `interface` and `port` where
                  they are given, which goes to gateway.endpoint), members (the addresses of the run), hold_seconds,
-                 patience_seconds (by peer), keys, relay_keys (file names), and the ways to the peers
+                 patience_seconds (by peer), orphan_seconds, keys, relay_keys (file names), and the ways to the peers
                  (`hetrl.runtime.gateway.ways.SiteLinks`): links, offers, proxy, ...
 """
 
@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import logging
+import math
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -43,6 +44,7 @@ class GatewayFile:
     relay_keys: str | None = None
     interface: str | None = None
     port: int = 0
+    orphan_seconds: float | None = None
 
 
 def main() -> int:
@@ -86,6 +88,7 @@ def read_gateway(path: Path) -> tuple[Gateway, Ways]:
         hold_seconds=described.hold_seconds,
         patience_seconds=described.patience_seconds,
         streams={peer: way.streams for peer, way in links.links.items()},
+        orphan_seconds=math.inf if described.orphan_seconds is None else described.orphan_seconds,
     )
     return gateway, ways
 

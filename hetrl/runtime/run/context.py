@@ -31,6 +31,7 @@ from hetrl.runtime.wire.members import World, addresses_of, worlds_of
 from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
 
 HEARTBEAT_SECONDS = 2.0
+WORD_SECONDS = 10.0  # between two of the controller's to a member
 GENERATION = ACTOR_GENERATION
 
 
@@ -66,9 +67,15 @@ class Context:
 
     @asynccontextmanager
     async def joined(self, role: str, instance: int = 0) -> AsyncIterator[Member]:
-        """Connect a member that says to the controller that it lives and, should it fail, why."""
+        """Connect a member that says to the controller that it lives and, should it fail, why.
+
+        It ends where the controller says nothing for `launch.orphan_timeout`, behind the start of the gang at first.
+        """
+        launch = self.experiment.launch
         async with self.member(role, instance) as member:
-            member.start_heartbeat(self.controller, HEARTBEAT_SECONDS)
+            member.start_heartbeat(lambda: (self.controller,), HEARTBEAT_SECONDS)
+            orphan_seconds = launch.orphan_timeout_seconds
+            member.expect_word_of(self.controller, orphan_seconds, launch.gang_timeout_seconds + orphan_seconds)
             try:
                 yield member
             except RunAborted:

@@ -33,7 +33,7 @@ from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import STRETCH_TOKENS, PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
-from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
@@ -259,6 +259,7 @@ async def control(context: Context) -> None:
     async with context.member(wire.CONTROLLER) as member:
         try:
             membership = Membership(member, context.members, record.ready, context.ranks)
+            member.start_heartbeat(lambda: membership.living, WORD_SECONDS)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
             await membership.gather(context.experiment.launch.gang_timeout_seconds, turns)
             record.events.append("go", members=context.members)

@@ -67,6 +67,11 @@ class Membership:
         self._last_seen |= dict.fromkeys(self._ranks, time.monotonic())
         await self._member.send(self._expected, wire.Go())
 
+    @property
+    def living(self) -> tuple[str, ...]:
+        """Return the members that were heard and are not lost."""
+        return tuple(name for name, heard in self._connected.items() if heard.is_set() and name in self._last_seen)
+
     async def connected(self, name: str) -> None:
         """Wait for the first word of a member."""
         await self._connected[name].wait()

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +32,7 @@ __all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
 SEND_SECONDS = 600.0
 HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
+_LISTEN_SECONDS = 1.0
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
 _FAREWELL_SECONDS = 0.5  # for what was sent to arrive
 
@@ -171,9 +172,15 @@ class Member:
         """Answer the message that `envelope` holds."""
         await self.send(envelope.header.source, message, buffers, reply_to=envelope.header.id)
 
-    def start_heartbeat(self, to: str, every_seconds: float = 2.0, doing: Callable[[], str] = str) -> None:
-        """Tell `to` every so often that this member lives, and what it is `doing`, until it closes."""
+    def start_heartbeat(
+        self, to: Callable[[], Iterable[str]], every_seconds: float = 2.0, doing: Callable[[], str] = str
+    ) -> None:
+        """Tell whoever `to` names then, every so often, that this member lives, and what it is `doing`."""
         self._start(self._beat(to, every_seconds, doing), "heartbeat")
+
+    def expect_word_of(self, source: str, within_seconds: float, first_seconds: float) -> None:
+        """End, as the run's abort does, when nothing came of `source` for so long; its first word may take longer."""
+        self._start(self._listen(source, within_seconds, first_seconds), "listening")
 
     def offended(self, source: str, what: str) -> None:
         """Count what another member should not have said; after several times nothing of it is heard any more."""
@@ -252,10 +259,26 @@ class Member:
 
     # ---- time and the end
 
-    async def _beat(self, to: str, every_seconds: float, doing: Callable[[], str]) -> None:
+    async def _beat(self, to: Callable[[], Iterable[str]], every_seconds: float, doing: Callable[[], str]) -> None:
         while True:
-            self._exchange.tell(to, wire.Heartbeat(doing=doing()))
+            for address in to():
+                self._exchange.tell(address, wire.Heartbeat(doing=doing()))
             await asyncio.sleep(every_seconds)
+
+    async def _listen(self, source: str, within_seconds: float, first_seconds: float) -> None:
+        self._receiver.expect(source)
+        began, silent_for = self._receiver.heard, 0
+        while silent_for < 2:  # in a process that stood still, the clock is ahead of what there is to hear
+            heard = self._receiver.heard
+            limit_seconds = first_seconds if heard == began else within_seconds
+            silent_for = silent_for + 1 if self._loop.time() - heard > limit_seconds else 0
+            await asyncio.sleep(_LISTEN_SECONDS)
+        self._finish(
+            RunAborted(
+                f"{wire.site_of(source)}: no word of {source} for {limit_seconds:g} s (launch.orphan_timeout); so "
+                f"{self.address} ends; `hetrl resume` goes on from the last checkpoint"
+            )
+        )
 
     async def _tick(self) -> None:
         greeted = self._loop.time()

@@ -40,6 +40,12 @@ class Receiver:
         self._exchange, self._mailbox, self._moved = exchange, mailbox, moved
         self._authority, self._offences, self._links = authority, offences, links
         self._settling = False
+        self._expected: str | None = None  # whose word is waited for
+        self.heard = 0.0  # when anything of it came last, by the loop's clock
+
+    def expect(self, source: str) -> None:
+        """Note from here on when a member says anything; that it lives is no message to anybody else."""
+        self._expected, self.heard = source, asyncio.get_running_loop().time()
 
     def hear(self, frames: list[zmq.Frame]) -> None:
         """Take a chunk, or a message outside the channels."""
@@ -49,6 +55,8 @@ class Receiver:
             source = header.source
             if self._offences.cause(source) is not None:
                 return
+            if source == self._expected:
+                self.heard = asyncio.get_running_loop().time()
             if header.places:
                 self._take_chunk(header, [frame.buffer for frame in frames[1:]])
             else:
@@ -95,6 +103,8 @@ class Receiver:
                 self._exchange.hasten(now, site)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self._refused(header, receiver, cause)
+            case wire.Heartbeat() if header.source == self._expected:
+                pass
             case wire.Heartbeat() | wire.LinkStatsReply():
                 self._accept(Envelope(header, message, ()), None)
             case _:

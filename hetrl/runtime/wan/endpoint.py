@@ -195,8 +195,8 @@ class Endpoint:
         """Hear what arrives until `close`."""
         try:
             async with self.member:
-                if self._watcher is not None:
-                    self.member.start_heartbeat(self._watcher, doing=self._doing)
+                if (watcher := self._watcher) is not None:
+                    self.member.start_heartbeat(lambda: (watcher,), doing=self._doing)
                 reading = self._loop.create_task(self._read())
                 self._up.set_result(None)
                 with self.member.links.told(self._link_changed):

@@ -55,7 +55,7 @@ _WORD_ON_WEIGHTS = tuple(Say(say.receivers, say.sources) for say in _WEIGHTS)
 AUTHORITY: Mapping[type[Tagged], tuple[Say, ...]] = {
     wire.Join: _TO_GROUP,
     wire.Go: _FROM_GROUP,
-    wire.Heartbeat: (*_TO_GROUP, *_BETWEEN_GATEWAYS),
+    wire.Heartbeat: (*_TO_GROUP, *_ORDER, *_BETWEEN_GATEWAYS),
     wire.Abort: _FROM_GROUP,
     wire.Finish: (*_ORDER, *_BETWEEN_PROBES),
     wire.Failed: _BETWEEN_MEMBERS,

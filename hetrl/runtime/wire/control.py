@@ -23,7 +23,7 @@ class Go(Tagged, frozen=True, tag=True):
 
 
 class Heartbeat(Tagged, frozen=True, tag=True):
-    """A member lives, `doing` this; or, from a gateway, a stream of its link does that carries nothing else."""
+    """A member lives, `doing` this, or the controller; of a gateway: a stream of its link that carries nothing else."""
 
     doing: str = ""
 

@@ -319,11 +319,60 @@ def test_heartbeats_arrive_until_the_member_closes() -> None:
     async def scenario() -> None:
         async with running("alpha", "beta") as run, members(run, CONTROLLER) as (controller,):
             async with run.member(BETA) as rollout:
-                rollout.start_heartbeat(CONTROLLER, every_seconds=0.01)
+                rollout.start_heartbeat(lambda: (CONTROLLER,), every_seconds=0.01)
                 arrived = [await controller.receive(20) for _ in range(3)]
             assert {(envelope.header.source, type(envelope.message)) for envelope in arrived} == {
                 (BETA, wire.Heartbeat)
             }
+
+    asyncio.run(scenario())
+
+
+def test_a_member_ends_when_nothing_comes_of_whom_it_expects_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the controller says anything it goes on, and hears nothing of that."""
+    monkeypatch.setattr(member, "_LISTEN_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        told = [BETA]
+        async with running("alpha", "beta") as run, members(run, CONTROLLER, BETA) as (controller, rollout):
+            rollout.expect_word_of(CONTROLLER, within_seconds=0.5, first_seconds=20.0)
+            controller.start_heartbeat(lambda: told, every_seconds=0.01)
+            with pytest.raises(DeadlineError):
+                await rollout.receive(1.5)
+            await controller.send(BETA, wire.Go())
+            assert (await rollout.receive(20)).message == wire.Go()
+            told.clear()
+            with pytest.raises(RunAborted, match=f"no word of {CONTROLLER} for 0.5 s .launch.orphan_timeout."):
+                await rollout.receive(20)
+
+    asyncio.run(scenario())
+
+
+def test_the_first_word_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "_LISTEN_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        async with running("alpha", "beta") as run, members(run, BETA) as (rollout,):
+            rollout.expect_word_of(CONTROLLER, within_seconds=0.1, first_seconds=1.0)
+            with pytest.raises(DeadlineError):
+                await rollout.receive(0.5)
+            with pytest.raises(RunAborted, match="for 1 s"):
+                await rollout.receive(20)
+
+    asyncio.run(scenario())
+
+
+def test_a_gateway_ends_when_no_word_of_the_controller_passes_it() -> None:
+    async def scenario() -> None:
+        async with running("alpha", "beta", hold_seconds=0.5, orphan_seconds=1.0) as run:
+            async with run.member(BETA), run.member(CONTROLLER) as controller:
+                controller.start_heartbeat(lambda: (BETA,), every_seconds=0.05)
+                await asyncio.sleep(3.0)
+                assert not run.ended("beta")
+            with pytest.raises(HetrlError, match="beta: no word of the controller for 1 s .launch.orphan_timeout."):
+                await run.end_of("beta")
+            with pytest.raises(HetrlError, match="alpha: no word of the controller"):
+                await run.end_of("alpha")
 
     asyncio.run(scenario())
 

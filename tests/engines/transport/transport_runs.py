@@ -81,6 +81,14 @@ class Run:
         self.gateways[site].stop()
         await self._serving.pop(site)
 
+    def ended(self, site: str) -> bool:
+        """Whether a gateway ended by itself."""
+        return self._serving[site].done()
+
+    async def end_of(self, site: str) -> None:
+        """Wait until a gateway ends by itself; raises what it ends with."""
+        await self._serving.pop(site)
+
     async def stop_all(self) -> None:
         await asyncio.gather(*(self.stop(site) for site in list(self._serving)))
 

@@ -174,3 +174,18 @@ def test_a_run_ends_with_the_failure_of_whom_it_needs() -> None:
 def test_a_site_that_cannot_be_reached_ends_the_run() -> None:
     with pytest.raises(HetrlError, match="beta cannot be reached: the link"):
         _watched([("alpha/gateway/0", wire.Undeliverable(receiver="beta", cause="the link"))], lambda *_: False)
+
+
+def test_only_members_that_were_heard_and_are_not_lost_are_told_of_the_controller() -> None:
+    found, member = _gathered(*((name, JOIN) for name in MEMBERS))
+    assert found.living == MEMBERS
+    member.heard = [(REPLICA, wire.Failed(cause="gone"))]
+
+    async def watch() -> None:
+        async with asyncio.timeout(0.5):
+            await found.watch(lambda name, error: True)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(watch())
+    assert found.living == (TRAINER, OTHER)
+    assert Membership(member, MEMBERS, lambda name, join: None).living == ()  # type: ignore[arg-type]
