@@ -27,7 +27,7 @@ class CostModel:
     topology: Topology
     workload: Workload
     efficiencies: Efficiencies = field(default_factory=calibrated)
-    gathered: Mapping[int, float] = field(default_factory=lambda: GATHERED)
+    gathered: Mapping[int, float] = field(default_factory=lambda: dict(GATHERED))  # a proxy goes to no other process
 
     def rates(self, device: str) -> Rates:
         """Return the effective rates of a device."""

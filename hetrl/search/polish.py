@@ -2,7 +2,7 @@
 
     repeat until a whole round finds nothing, or a limit is reached:
         for every change: a gene of a task, layers from one stage to another, places of two classes, the group of a
-                          task, devices of a class from one group to another
+                          task, one of its own with devices of a class, devices of a class from one group to another
             take it if the plan is better
 
 The evolution changes at random, and leaves some of the small changes untried.
@@ -66,12 +66,34 @@ def changes(x: Vector, evaluator: Evaluator) -> Iterator[Change]:
     if evaluator.space.excluded is None:
         for task in range(tables.tasks):
             yield from (_set(0, (task,), g) for g in range(min(int(group.max()) + 2, tables.tasks)))
+            yield from _parted(task, group, devices, tables)
     yield from _moved_devices(int(group.max()) + 1, devices, tables)
 
 
 def _set(part: int, place: tuple[int, ...], value: int) -> Change:
     def change(x: Views) -> None:
         x[part][place] = value
+
+    return change
+
+
+def _parted(task: int, group: Vector, devices: Vector, tables: Tables) -> Iterator[Change]:
+    """Yield a task in a group of its own, with some of the devices of a class of those that it leaves."""
+    source, target = int(group[task]), int(group.max()) + 1
+    if np.count_nonzero(group == source) == 1:
+        return
+    for kind in range(tables.classes):
+        node = int(tables.per_node[kind])
+        for amount in sorted({1, node // 2, node} - {0}):
+            if amount < devices[source, kind]:
+                yield _left(task, kind, source, target, amount)
+
+
+def _left(task: int, kind: int, source: int, target: int, amount: int) -> Change:
+    def change(x: Views) -> None:
+        x[0][task] = target
+        x[1][source, kind] -= amount
+        x[1][target, kind] += amount
 
     return change
 

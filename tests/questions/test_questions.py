@@ -17,6 +17,7 @@ from hetrl import gpus
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.iteration import predict as predict_plan
 from hetrl.cost.model import CostModel
+from hetrl.cost.weight_sync import delta_share
 from hetrl.errors import UsageError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths
@@ -150,7 +151,7 @@ def test_a_version_crosses_each_link_once_in_bits() -> None:
     size = architecture("qwen3-8b").parameters * 2
     assert found.breakdown["transfer"] == pytest.approx(size * 8 / 2e9 + 0.02)
     tenth = weight_sync(architecture("qwen3-8b"), topology, ["a"], ["b"], "delta", 0.1)
-    assert tenth.details["wan_gb"]["a-b"] == pytest.approx(0.3 * size / 1e9)
+    assert tenth.details["wan_gb"]["a-b"] == pytest.approx(delta_share(0.1, 2) * size / 1e9)
     with pytest.raises(UsageError, match='no site "bb"; did you mean "b"'):
         weight_sync(architecture("qwen3-8b"), topology, ["a"], ["bb"])
 

@@ -52,6 +52,20 @@ def test_a_limit_ends_the_changes() -> None:
     assert evaluator.evaluations == allowed
 
 
+def test_a_task_may_leave_with_some_of_the_devices() -> None:
+    evaluator = Evaluator(Space(Problem(two_sites(), job(algorithm="grpo"))))
+    x, tables = over_both_sites(evaluator, 2, 1), evaluator.tables
+    left = []
+    for change in changes(x.copy(), evaluator):
+        changed = x.copy()
+        group, devices, *_ = parts = views(changed, tables.tasks, tables.classes)
+        change(parts)
+        evaluator.repair(changed)
+        if sorted(devices[:2].tolist()) == [[1, 0], [1, 2]]:
+            left.append(group.tolist())
+    assert len({*map(tuple, left)}) == tables.tasks
+
+
 def two_sites(gbps: float = 0.5) -> Topology:
     sites = tuple(
         Site(name, (Node("n0", gpu, 2, nic_gbps=100.0),)) for name, gpu in (("a", "a100-80gb"), ("b", "l40s"))

@@ -266,8 +266,10 @@ void regroup(const Genes& x, const Flags& stale, const Hashes& state, const Tabl
     if (target == source && groups < tables.tasks) {
         target = groups;
         for (Int kind = 0; kind < tables.classes; ++kind) {
-            if (uniform(state) < 0.5) {
-                shift(source, target, groups + 1, kind, devices[source][kind], devices);
+            const Int available = devices[source][kind];
+            if (uniform(state) < 0.5 && available > 0) {
+                const Int amount = std::min(draw_amount(tables.per_node[kind], available, state), available);
+                shift(source, target, groups + 1, kind, amount, devices);
             }
         }
     }

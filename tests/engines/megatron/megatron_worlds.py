@@ -5,6 +5,7 @@ The processes live as long as a test session and join one world after the other,
 
 from __future__ import annotations
 
+import gc
 import socket
 import tempfile
 import traceback
@@ -203,12 +204,21 @@ def store_at(rank: int, port: int) -> torch.distributed.Store:
     return torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
 
 
+_started: list[Any] = []  # engines of the job that runs in this process
+
+
+def let_go_later(engine: Any) -> Any:
+    """Return an engine of a job, of which nothing is left when the job has ended, closed or not."""
+    _started.append(engine)
+    return engine
+
+
 def start_engine(rank: int, port: int, job: Job) -> Any:
     """Join the world of a job and build its engine."""
     from hetrl.runtime.megatron.engine import MegatronEngine, start_world
 
     start_world(rank, job.layout.world_size, store_at(rank, port), 60.0, "cpu")
-    return MegatronEngine(
+    engine = MegatronEngine(
         job.config,
         job.layout,
         rank=rank,
@@ -219,6 +229,7 @@ def start_engine(rank: int, port: int, job: Job) -> Any:
         recompute_layers=job.recompute_layers,
         timeout_seconds=60.0,
     )
+    return let_go_later(engine)
 
 
 def _serve(rank: int, connection: Connection) -> None:
@@ -242,10 +253,17 @@ def _serve(rank: int, connection: Connection) -> None:
 
 
 def _forget_groups() -> None:
-    """Drop megatron's groups, which a job that failed left behind."""
+    """Drop megatron's groups: those of engines that no job closed have sixteen threads each, which look for peers."""
     from megatron.core import parallel_state
 
+    from hetrl.runtime.megatron.optimizer import detach_hooks
+
+    for engine in _started:
+        if engine.model is not None:
+            detach_hooks(engine.model)
+    _started.clear()
     parallel_state.destroy_model_parallel()
+    gc.collect()
 
 
 class Worlds:

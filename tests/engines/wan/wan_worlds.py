@@ -16,7 +16,7 @@ from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan.torch_world import start_world
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
-from tests.engines.megatron.megatron_worlds import Job, Worlds, store_at
+from tests.engines.megatron.megatron_worlds import Job, Worlds, let_go_later, store_at
 
 LAYOUTS = {
     "2x1": ("alpha/actor_training.rank/0", "beta/actor_training.rank/0"),
@@ -70,9 +70,10 @@ def engine_over(sites: Sites, rank: int, port: int, job: Job) -> Any:
     from hetrl.runtime.megatron.engine import MegatronEngine
 
     sites.join(rank, port)
-    return MegatronEngine(
+    engine = MegatronEngine(
         job.config, job.layout, rank=rank, dtype=job.dtype, optimizer=job.optimizer, seed=0, timeout_seconds=60.0
     )
+    return let_go_later(engine)
 
 
 @contextmanager
