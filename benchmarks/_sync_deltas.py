@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _lab_sites import Shape
 from _results import ROOT
 from _weight_steps import STEPS
+
+from lab.worlds.gateways import Shape
 
 SHAPE = Shape(1.0, 50.0, 1e-4)
 SIZES, RATES = ("0.1B", "0.35B"), (1e-6, 1e-5)

@@ -233,6 +233,26 @@ BASH = re.compile(r";\s*(then|done|fi|esac)\b|\b(printf|echo) |[|&]{2} |[12]?>&\
 SAYS_BASH = {"launch.shell", "launch.slurm.watch"}
 
 
+def test_benchmarks_import_what_there_is() -> None:
+    """Nothing else reads them before they are run."""
+    ours = re.compile(r"(hetrl|launch|lab|_[a-z]\w*)(\.|$)")
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        named = {name for name in imports(path) if ours.match(name)}
+        missing = [name for name in named if not is_there(name)]
+        assert not missing, f"{path.name} imports {missing}"
+
+
+def is_there(name: str) -> bool:
+    """Whether a module of this repository, or a name in one, is there."""
+    parts = name.split(".")
+    for length in (len(parts), len(parts) - 1):
+        place = Path(*parts[:length])
+        bases = (ROOT / "benchmarks" / place, ROOT / place)
+        if length and any(base.with_suffix(".py").is_file() or (base / "__init__.py").is_file() for base in bases):
+            return True
+    return False
+
+
 def strings(path: Path) -> list[str]:
     """The strings of a file but for documentation; of an f-string what stands between the values."""
     tree = ast.parse(path.read_text())
