@@ -33,7 +33,8 @@ def problem(dear: float = 4.0, cheap: float = 1.0) -> Problem:
 
 
 def found(asked: Problem, objective: Objective) -> Curve:
-    plan = solve(replace(asked, objective=objective), "sha-ea", 600.0, 0, evaluations=EVALUATIONS)
+    """Return the curve around a plan that was searched for longer than its points."""
+    plan = solve(replace(asked, objective=objective), "sha-ea", 600.0, 1, evaluations=4 * EVALUATIONS)
     return curve(plan, asked, 600.0, evaluations=EVALUATIONS)
 
 
