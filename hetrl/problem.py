@@ -14,7 +14,8 @@ from pathlib import Path
 from hetrl.cost.efficiency import Efficiencies, calibrated
 from hetrl.cost.model import CostModel
 from hetrl.cost.objective import FASTEST, Objective
-from hetrl.describe.experiment import Experiment, Planner, link_name
+from hetrl.describe.experiment import Experiment, Planner
+from hetrl.describe.launching import link_name
 from hetrl.describe.measured import Measured, merge
 from hetrl.describe.measured_files import read_all
 from hetrl.describe.measured_links import MeasuredLinks, delay_and_gbps

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hetrl.describe.algorithm import AlgorithmSection, risen
+from hetrl.describe.launching import Launch
 from hetrl.describe.response_lengths import ResponseLengths
 from hetrl.describe.yaml_file import AtLeastOne, Positive, Strict
 
@@ -222,77 +221,6 @@ class Planner(Strict):
                 "same, are for the least cost, budget_per_hour is for the least time"
             )
         return self
-
-
-def _is_time(value: str) -> str:
-    if not re.fullmatch(r"\d+:[0-5]\d:[0-5]\d", value):
-        raise ValueError(f'"{value}" is not HH:MM:SS')
-    return value
-
-
-Clock = Annotated[str, AfterValidator(_is_time)]
-
-
-class Launch(Strict):
-    """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
-
-    `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
-    single links, by their sites as "alpha-beta". After `orphan_timeout` without a word of the controller what it left
-    behind ends. `poll_seconds` is how often a Slurm site is looked at.
-    """
-
-    executor: Literal["auto", "local", "slurm"] = "auto"
-    walltime: Clock = "08:00:00"
-    gang_timeout: Clock = "00:10:00"
-    patience: Clock = "00:10:00"
-    link_patience: Mapping[str, Clock] = {}
-    orphan_timeout: Clock = "00:30:00"
-    templates: str | None = None
-    poll_seconds: Annotated[float, Field(ge=1)] = 30.0
-
-    @property
-    def walltime_seconds(self) -> int:
-        """Return how long a job may run."""
-        return seconds_of(self.walltime)
-
-    @property
-    def gang_timeout_seconds(self) -> int:
-        """Return how long members wait for each other at the start."""
-        return seconds_of(self.gang_timeout)
-
-    @property
-    def orphan_timeout_seconds(self) -> int:
-        """Return how long a member goes on without a word of the controller."""
-        return seconds_of(self.orphan_timeout)
-
-    @model_validator(mode="after")
-    def _patience_comes_first(self) -> Launch:
-        longest = max((self.patience, *self.link_patience.values()), key=seconds_of)
-        if self.orphan_timeout_seconds <= seconds_of(longest):
-            raise ValueError(
-                f"orphan_timeout ({self.orphan_timeout}) must be longer than the patience with any link ({longest}): "
-                "what lies behind a link that is out would end before the link is given up"
-            )
-        return self
-
-    def patience_seconds(self, site: str, other: str) -> int:
-        """Return how long the link between two sites may be out; 0 within a site."""
-        if site == other:
-            return 0
-        names = (link_name(site, other), link_name(other, site))
-        own = [self.link_patience[name] for name in names if name in self.link_patience]
-        return seconds_of(own[0] if own else self.patience)
-
-
-def link_name(site: str, other: str) -> str:
-    """Return what the link between two sites is called, in either order."""
-    return f"{site}-{other}"
-
-
-def seconds_of(clock: str) -> int:
-    """Return the seconds of HH:MM:SS."""
-    hours, minutes, seconds = (int(part) for part in clock.split(":"))
-    return hours * 3600 + minutes * 60 + seconds
 
 
 class Experiment(Strict):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rich.table import Table
 
-from hetrl.describe.experiment import Launch
+from hetrl.describe.launching import Launch
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.plan.plan import Plan

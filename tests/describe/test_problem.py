@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hetrl.describe.experiment import seconds_of
+from hetrl.describe.launching import seconds_of
 from hetrl.describe.models import critic_of
 from hetrl.errors import UsageError
 from hetrl.problem import Problem, read_problem

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hetrl.describe.experiment import link_name
+from hetrl.describe.launching import link_name
 from hetrl.errors import HetrlError
 from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan

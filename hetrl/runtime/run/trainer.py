@@ -178,20 +178,8 @@ class Lead:
                 metrics = await self._execute(message, envelope.buffers)
                 trained = wire.Trained(step=step, metrics=metrics, seconds=time.monotonic() - start)
                 await self._member.reply(envelope, trained)
-            case wire.Save(step=step) | wire.FinishSave(step=step):
-                whole = bool(await self._execute(message, ()))
-                if isinstance(message, wire.FinishSave) and whole:
-                    await self._in_thread(keep_last, self._places.own, message.keep)
-                directory, seconds = str(self._places.written(step)), time.monotonic() - start
-                saved = wire.Saved(step=step, directory=directory, seconds=seconds, whole=whole)
-                await self._member.reply(envelope, saved)
-            case wire.FindCheckpoints():
-                found = await self._in_thread(self._places.find)
-                await self._member.reply(envelope, wire.FoundCheckpoints(steps=tuple(found)))
-            case wire.Restore(step=step):
-                kept = await self._execute(message, ())
-                restored = wire.Restored(step=step, version=kept["version"], progress=kept.get("progress", ""))
-                await self._member.reply(envelope, restored)
+            case wire.Save() | wire.FinishSave() | wire.FindCheckpoints() | wire.Restore():
+                await self._member.reply(envelope, await self._checkpoint(message))
             case wire.Publish():
                 self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
                 publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
@@ -224,6 +212,23 @@ class Lead:
                 await self._member.reply(envelope, wire.Done())
             case _:
                 raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
+
+    async def _checkpoint(
+        self, message: wire.Save | wire.FinishSave | wire.FindCheckpoints | wire.Restore
+    ) -> wire.Saved | wire.FoundCheckpoints | wire.Restored:
+        """Do what a request about checkpoints asks for, and return the answer."""
+        start = time.monotonic()
+        match message:
+            case wire.FindCheckpoints():
+                return wire.FoundCheckpoints(steps=tuple(await self._in_thread(self._places.find)))
+            case wire.Restore(step=step):
+                kept = await self._execute(message, ())
+                return wire.Restored(step=step, version=kept["version"], progress=kept.get("progress", ""))
+        whole = bool(await self._execute(message, ()))
+        if isinstance(message, wire.FinishSave) and whole:
+            await self._in_thread(keep_last, self._places.own, message.keep)
+        directory, seconds = str(self._places.written(message.step)), time.monotonic() - start
+        return wire.Saved(step=message.step, directory=directory, seconds=seconds, whole=whole)
 
     async def _load_arrived(self) -> None:
         if self._arrived is not None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.describe.experiment import Experiment, Launch, Model
+from hetrl.describe.experiment import Experiment, Model
 from hetrl.describe.inventory import write_inventory
+from hetrl.describe.launching import Launch
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import GangTimeoutError, UsageError
 from hetrl.runtime.gateway import ssh_tunnel, ways
