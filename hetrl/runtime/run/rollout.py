@@ -27,10 +27,9 @@ from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_std
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings
-from hetrl.runtime.weights.digests import digest_of
 from hetrl.runtime.weights.intake import Intake
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.runtime.weights.node_directory import node_directory
+from hetrl.runtime.weights.node_directory import name_for, node_directory
 from hetrl.runtime.weights.node_share import NodeShare
 from hetrl.runtime.weights.safetensors_file import HEADER_BYTES
 from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
@@ -173,9 +172,9 @@ async def serve_replica(context: Context, replica: int) -> None:
 
 
 def _weights_directory(context: Context, replica: int, scratch: Path) -> AbstractContextManager[tuple[Path, NodeShare]]:
-    """Return where this replica keeps its weights, named after its run's directory, which no other run has."""
+    """Return where this replica keeps its weights."""
     size = context.architecture.parameters * (4 if context.experiment.model.dtype == "fp32" else 2) + HEADER_BYTES
-    return node_directory(f"hetrl-{digest_of(str(context.directory).encode())}", size, replica, scratch)
+    return node_directory(name_for(context.directory), size, replica, scratch)
 
 
 async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:

@@ -7,14 +7,23 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hetrl.runtime.weights.digests import digest_of
 from hetrl.runtime.weights.node_share import NodeShare
 
 MEMORY = Path("/dev/shm")
 VERSIONS = 3  # what is served, the next one until it is proven, and one that a slow replica of the node still reads
 log = logging.getLogger(__name__)
+
+
+def name_for(run: Path) -> str:
+    """Return the name under which the replicas of a run find each other on a node; no other run has it.
+
+    Sites whose machines share a temporary directory may each have a run directory of the same path: its inode differs.
+    """
+    return f"hetrl-{digest_of(f'{run} {run.stat().st_ino}'.encode())}"
 
 
 @contextmanager
@@ -28,11 +37,11 @@ def node_directory(name: str, version_bytes: int, replica: int, scratch: Path) -
     places = [place for place in (Path(tempfile.gettempdir()), MEMORY) if place.is_dir()]
     here = (place for place in places if (place / name).exists())  # where other replicas of the node are
     roomy = (place for place in places if shutil.disk_usage(place).free >= VERSIONS * version_bytes)
-    shared = _private(next(here, next(roomy, scratch)), name)
-    for place in places:
-        shutil.rmtree(place / name / str(replica), ignore_errors=True)
-    directory, share = shared / str(replica), NodeShare(shared)
-    directory.mkdir(mode=0o700, exist_ok=True)
+    place = next(here, next(roomy, scratch))
+    for other in places:
+        shutil.rmtree(other / name / str(replica), ignore_errors=True)
+    directory = _inside(place, name, str(replica))
+    shared, share = directory.parent, NodeShare(directory.parent)
     log.info(
         "weights are kept in %s, up to %.1f GB for all replicas of this node", shared, VERSIONS * version_bytes / 1e9
     )
@@ -41,6 +50,15 @@ def node_directory(name: str, version_bytes: int, replica: int, scratch: Path) -
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         share.close()
+
+
+def _inside(place: Path, name: str, replica: str) -> Path:
+    """Make the directory of a replica, and the shared one around it as often as a replica that ends removes it."""
+    while True:
+        directory = _private(place, name) / replica
+        with suppress(FileNotFoundError):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            return directory
 
 
 def _private(place: Path, name: str) -> Path:

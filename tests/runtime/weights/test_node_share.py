@@ -12,7 +12,7 @@ import pytest
 from hetrl.runtime import wire
 from hetrl.runtime.weights import intake, node_directory as room
 from hetrl.runtime.weights.kept import Kept
-from hetrl.runtime.weights.node_directory import node_directory
+from hetrl.runtime.weights.node_directory import name_for, node_directory
 from hetrl.runtime.weights.node_share import NodeShare
 from tests.runtime.weights.receivers import Receiver, Sent, Wire, model, publish, same, stepped
 
@@ -139,3 +139,34 @@ def test_a_directory_that_others_may_read_is_not_taken(tmp_path: Path, monkeypat
     with node_directory("hetrl-x", 0, 0, tmp_path) as (directory, _):
         assert directory.parent.name.startswith("hetrl-x.")
         assert directory.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_runs_of_two_sites_at_one_path_do_not_meet(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    name = name_for(run)
+    assert name == name_for(run)
+    run.parent.rename(tmp_path / "site of the first")
+    run.mkdir(parents=True)
+    assert name_for(run) != name
+
+
+def test_the_shared_directory_is_made_again_when_the_last_replica_removes_it_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made: list[Path] = []
+
+    def removed_once(place: Path, name: str) -> Path:
+        shared = private(place, name)
+        made.append(shared)
+        if len(made) == 1:
+            shared.rmdir()
+        return shared
+
+    private = room._private
+    monkeypatch.setattr(room, "_private", removed_once)
+    with node_directory("hetrl-x", 0, 0, tmp_path) as (directory, share):
+        assert directory.is_dir()
+        assert share.leads()
+    assert len(made) == 2
