@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hetrl.dispatch import Begun, Key
 from hetrl.questions.serving import generation
-from hetrl.runtime.rl.dispatch import Begun, Key
 from hetrl.workload import Architecture
 
 TICK_SECONDS = 1.0

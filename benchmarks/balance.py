@@ -5,7 +5,7 @@ batch on emulated replicas, whose speeds are those of the cost model, with
     equal         whole prompts, as many to each replica
     weighted      whole prompts, in proportion to the replicas' rates
     least loaded  whole prompts, the next one to whoever has room and the least to do for its rate
-    dispatch      `hetrl.runtime.rl.dispatch`
+    dispatch      `hetrl.dispatch`
 beside the bound: for every k the k longest samples take at least their tokens over the highest rate of k sequences
 """
 
@@ -22,8 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from _emulated_replicas import Kind, Play, kind_of
 from _results import write_result
 
-from hetrl.runtime.rl.dispatch import Begun, Capacity, Dispatch, Key
-from hetrl.runtime.rl.sampling import STRETCH_TOKENS
+from hetrl.dispatch import STRETCH_TOKENS, Begun, Capacity, Dispatch, Key
 from hetrl.workload import architecture
 
 MODEL, FLEET = "qwen3-8b", {"a100-40gb": 2, "l40s": 2, "l4": 4}

@@ -5,8 +5,8 @@ for each offer (GPUs with prices), model and budget per hour
   equal throughput:  the least price at what the best fleet of one type does there, of all types and of each type alone
 each plan predicted by our model and played by our simulator
 
-The offers and knobs are in `fleet.yaml`. A plan is the best of those of some seeds; searches end by their evaluations,
-so that the plans can be had again.
+The offers and knobs are in `fleet.yaml`. A plan is the best of those of some seeds, and of those found before that answer
+the question, too; searches end by their evaluations, so that the plans can be had again.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def only(topology: Topology, gpu: str) -> Topology:
     return Topology(tuple(sites.values()), tuple(links))
 
 
-def planned(case: Case, objective: Objective, gpus: Sequence[str] = ()) -> Plan:
-    """Return the best plan on all types, or of those on one of these types alone."""
+def planned(case: Case, objective: Objective, gpus: Sequence[str] = (), known: Sequence[Plan] = ()) -> Plan:
+    """Return the best plan on all types, or of those on one of these types alone; `known` ones keep the bounds, too."""
     knobs, whole = case.knobs, case.problem
     topologies = [only(whole.topology, gpu) for gpu in gpus] or [whole.topology]
-    found = []
+    found = list(known)
     for topology, seed in product(topologies, range(knobs.seeds)):
         asked = replace(whole, topology=topology, objective=objective)
         with suppress(InfeasibleError):  # another type keeps the bounds: a budget buys some of each
@@ -140,9 +140,11 @@ def compare(case: Case) -> Cell:
     """Plan and play one case."""
     plays, budget = Plays(case), Objective(COST, budget_per_hour=case.budget_per_hour)
     types = sorted({device.gpu for device in case.problem.topology.devices})
-    single, mixed = planned(case, budget, types), planned(case, budget)
+    single = planned(case, budget, types)
+    mixed = planned(case, budget, known=[single])
     rate = Objective(COST, max_iteration_seconds=single.predicted.iteration_seconds)
-    cheap, cheap_mixed = planned(case, rate, types), planned(case, rate)
+    cheap = planned(case, rate, types, [single])
+    cheap_mixed = planned(case, rate, known=[mixed, cheap])
     return Cell(case.offer, case.model, case.budget_per_hour, *map(plays.bought, (single, mixed, cheap, cheap_mixed)))
 
 

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
 from hetrl.cost.compute import StageShape, decode_seconds, prefill_seconds
+from hetrl.cost.memory import held_sequences
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import all_reduce_seconds
 from hetrl.cost.stages import Placed, place_all
@@ -145,10 +146,10 @@ def _linear_step(server: Server, context: float, batch: float) -> tuple[float, f
 def batch_limit(server: Server, replica: Replica, workload: Workload) -> int:
     """Return how many sequences run at once: what the KV cache holds at mean length, at most `max_sequences`.
 
-    The stage with the most bytes per token decides. At least one: a replica with less room would not start.
+    At least one: a replica with less room would not start.
     """
-    tokens = replica.kv_cache_gb * 1e9 / max(shape.kv_bytes_per_token for shape, _, _ in server)
-    return max(min(int(tokens / workload.sequence_tokens), replica.max_sequences), 1)
+    held = held_sequences(replica.kv_cache_gb, (shape for shape, _, _ in server), workload)
+    return max(min(held, replica.max_sequences), 1)
 
 
 def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> ReplicaSeconds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hetrl.cost.compute import StageShape, gradient_bytes, layer_activation_bytes, unmultiplied_bytes
@@ -188,9 +188,25 @@ def rollout_shapes(replica: Replica, model: CostModel) -> list[StageShape]:
 
 
 def with_server(replica: Replica, cap_gb: float, max_sequences: int, model: CostModel) -> Replica:
-    """Return a replica of generation whose server gets a KV cache of `cap_gb`, or less where there is less room."""
-    room = kv_cache_room_gb(rollout_shapes(replica, model), max_sequences, model.workload)
-    return replace(replica, kv_cache_gb=min(cap_gb, room), max_sequences=max_sequences)
+    """Return a replica of generation with what its server gets (`server_limits`)."""
+    cache_gb, sequences = server_limits(rollout_shapes(replica, model), cap_gb, max_sequences, model.workload)
+    return replace(replica, kv_cache_gb=cache_gb, max_sequences=sequences)
+
+
+def server_limits(
+    shapes: Sequence[StageShape], cap_gb: float, max_sequences: int, workload: Workload
+) -> tuple[float, int]:
+    """Return the KV cache in GB, `cap_gb` or less where there is less room, and as many sequences as it holds.
+
+    What is sent to a full server waits there, where no other replica can draw it.
+    """
+    cache_gb = min(cap_gb, kv_cache_room_gb(shapes, max_sequences, workload))
+    return cache_gb, max(min(held_sequences(cache_gb, shapes, workload), max_sequences), 1)
+
+
+def held_sequences(cache_gb: float, shapes: Iterable[StageShape], workload: Workload) -> int:
+    """Return how many sequences of mean length a KV cache holds: the stage with the most bytes per token decides."""
+    return int(cache_gb * 1e9 / max(shape.kv_bytes_per_token for shape in shapes) / workload.sequence_tokens)
 
 
 def serving_footprint(shape: StageShape, replica: Replica, idle_state: str, workload: Workload) -> Footprint:

@@ -183,15 +183,13 @@ def _servers(name: str, task: TaskPlan) -> Iterator[str]:
 
 
 def _samples(name: str, task: TaskPlan, workload: Workload) -> Iterator[str]:
-    """Shares are positive, sum to the batch and come in whole micro-batches or whole groups of one prompt."""
+    """Shares are positive, sum to the batch and come, where they are trained on, in whole micro-batches."""
     total = sum(replica.samples for replica in task.replicas)
     if total != workload.samples:
         yield f"{name}: the samples of its replicas sum to {total}; an iteration has {workload.samples}"
     unit, of = 1, ""
     if name in TRAININGS:
         unit, of = max(task.micro_batch, 1), "micro_batch"
-    elif name == ACTOR_GENERATION:
-        unit, of = workload.samples_per_prompt, "samples_per_prompt"
     for where, replica in _replicas(name, task):
         if replica.samples < 1:
             yield f"{where}: handles {replica.samples} samples; a replica handles at least one"

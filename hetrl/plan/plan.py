@@ -57,7 +57,8 @@ class Replica:
     """One data-parallel replica and the samples of an iteration that it handles.
 
     A replica of generation has what its vLLM server gets: `kv_cache_gb` of keys and values on each of its devices, and
-    `max_sequences` that run at once. Other replicas have neither.
+    `max_sequences` that run at once. Other replicas have neither. Its `samples` are what it is expected to draw: the
+    dispatch of a run (`hetrl.dispatch`) begins with them as weights, and goes on by what replicas have done.
     """
 
     samples: int

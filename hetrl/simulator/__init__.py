@@ -1,7 +1,7 @@
 """Discrete-event execution of a plan: what an iteration takes when every micro-batch, chunk and transfer is played.
 
     admit:    groups start while (max_staleness + version + 1) x batch - (trained + waiting + running) > 0
-    generate: replicas draw samples, chunk by chunk                                      (`rollouts`)
+    generate: replicas draw samples as the dispatch says, chunk by chunk                 (`rollouts`)
     batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
               the inferences, each in its group's turn; then the trainings               (`pipelines`)
               then the weights travel and are loaded, and a version more is served       (`weights`)
@@ -118,11 +118,8 @@ class _Play:
         fresh = [self.generation.group(self.next + index, self.version) for index in range(allowed)]
         self.next += len(fresh)
         self.since |= {group.number: group.version for group in fresh}
-        if self.staleness == 0 and fresh:  # shares of a batch; in mode async they are weights of a dispatcher
-            self.generation.deal(fresh)
-        else:
-            for group in fresh:
-                self.generation.dispatch(group)
+        if fresh:
+            self.generation.start(fresh, self.batch)
 
     def _complete(self, group: PromptDraw) -> None:
         del self.since[group.number]

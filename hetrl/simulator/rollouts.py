@@ -1,10 +1,11 @@
 """Generation by replicas with continuous batching: chunks of decode steps over samples of drawn lengths.
 
+    the dispatch of the runtime (`hetrl.dispatch`) says which replica draws which stretch of which sample next
     a replica, again and again:
         loads a version that has arrived
-        takes waiting samples while it has room, and fills the cache with the prompts that nobody before them had
-        decodes: as many steps as the shortest of its samples lacks, at most `CHUNK_TOKENS`
-        hands over the samples that are complete
+        takes the stretches that it was given, and fills the cache with what it lacks of their prompts and samples
+        decodes: as many steps as the shortest of its stretches lacks, at most `CHUNK_TOKENS`
+        hands over the stretches that are complete
 
 A group is the samples of one prompt; its lengths come from the seed and its number, whoever draws it.
 """
@@ -12,12 +13,12 @@ A group is the samples of one prompt; its lengths come from the seed and its num
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hetrl.cost.generation import Server, batch_limit, prompts_seconds, server_of, step_seconds
 from hetrl.cost.stages import place_all
+from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch, Key
 from hetrl.hardware import Device
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Process, Signal
@@ -35,49 +36,47 @@ class PromptDraw:
     lengths: tuple[int, ...]
     version: int
     open: int
-    prefilled: bool = False
 
 
 @dataclass(eq=False)
 class _Sample:
+    """A sample that is not complete; `left` of its stretch under way, which began at `since`; `at` who drew it last."""
+
     group: PromptDraw
-    left: int  # tokens to go
-    context: int  # tokens in the cache
+    key: Key
+    lacks: int  # tokens
+    has: int = 0  # tokens of its response
+    left: int = 0
+    since: float = 0.0
+    at: Rollout | None = None
 
 
 @dataclass(eq=False)
 class Rollout:
-    """One rollout replica; `complete` is called with each group whose last sample is done.
+    """One rollout replica; `hand_over` is called with each sample whose stretch is done.
 
-    `weight` is its part of the groups that are dispatched; `loses_cache` whether a stop costs the keys and values of
-    running samples, which are then computed again.
+    `loses_cache`: whether a stop costs the keys and values of running samples, which are then computed again.
     """
 
     setting: Setting
     devices: tuple[Device, ...]
     server: Server
-    limit: int
-    weight: int
     loses_cache: bool
-    complete: Callable[[PromptDraw], None]
+    hand_over: Callable[[Rollout, _Sample], None]
     stopped: bool = False
-    groups: int = 0  # not complete
     busy_seconds: float = 0.0
     running: list[_Sample] = field(default_factory=list)
-    waiting: deque[_Sample] = field(default_factory=deque)
+    waiting: list[_Sample] = field(default_factory=list)
+    prompts: set[int] = field(default_factory=set)  # whose keys and values it holds
     _wake: Signal = field(default_factory=Signal)
     _at_rest: Signal = field(default_factory=Signal)
     _load: tuple[float, Signal] | None = None
 
-    def add(self, group: PromptDraw) -> None:
-        """Send a group here; its samples arrive after the fixed time of a call."""
-        self.groups += 1
-
-        def arrive() -> None:
-            self.waiting.extend(_Sample(group, length, 0) for length in group.lengths)
-            self._wake.fire()
-
-        self.setting.clock.after(self.server[0][0].rates.overhead.generation_call, arrive)
+    def begin(self, sample: _Sample) -> None:
+        """Let it draw a stretch of a sample, from the next chunk on."""
+        sample.left, sample.since = min(sample.lacks, STRETCH_TOKENS), self.setting.clock.now
+        self.waiting.append(sample)
+        self._wake.fire()
 
     def load(self, seconds: float) -> Signal:
         """Load a version between two decode steps, once it is awake; the signal fires when the version serves."""
@@ -88,8 +87,8 @@ class Rollout:
 
     @property
     def has_work(self) -> bool:
-        """Return whether there is a group to complete or a version to load."""
-        return self.groups > 0 or self._load is not None
+        """Return whether there is a stretch to draw or a version to load."""
+        return bool(self.running or self.waiting) or self._load is not None
 
     def stop(self) -> Signal:
         """Come to rest after the chunk under way; the signal fires then."""
@@ -131,61 +130,76 @@ class Rollout:
         yield seconds
 
     def _chunk(self) -> Process:
-        prompt_tokens, fresh = self.setting.model.workload.prompt_tokens, 0
-        while self.waiting and len(self.running) < self.limit:
-            sample = self.waiting.popleft()
-            fresh += not sample.group.prefilled
-            sample.group.prefilled, sample.context = True, prompt_tokens
-            self.running.append(sample)
-        if fresh:
-            yield from self._work(f"prefill {fresh}", prompts_seconds(self.server, fresh, prompt_tokens))
+        yield from self._take()
         batch = len(self.running)
         steps = min(min(sample.left for sample in self.running), CHUNK_TOKENS)
-        context = sum(sample.context for sample in self.running) / batch + steps / 2  # halfway through the chunk
+        tokens = sum(sample.has for sample in self.running) / batch + steps / 2  # halfway through the chunk
+        context = self.setting.model.workload.prompt_tokens + tokens
         yield from self._work(f"decode {batch}", steps * step_seconds(self.server, batch, context))
         for sample in self.running:
             sample.left -= steps
-            sample.context += steps
-        done = [sample.group for sample in self.running if not sample.left]
+            sample.lacks -= steps
+            sample.has += steps
+        done = [sample for sample in self.running if not sample.left]
         self.running = [sample for sample in self.running if sample.left]
-        for group in done:
-            group.open -= 1
-            if not group.open:
-                self.groups -= 1
-                self.complete(group)
+        for sample in done:
+            self.hand_over(self, sample)
+
+    def _take(self) -> Process:
+        """Let the waiting stretches run, after what the cache lacks of them: a prompt, what others have drawn."""
+        contexts = []
+        for sample in self.waiting:
+            if sample.group.number not in self.prompts:
+                self.prompts.add(sample.group.number)
+                contexts.append(self.setting.model.workload.prompt_tokens)
+            if sample.at is not self and sample.has:
+                contexts.append(sample.has)
+            sample.at = self
+        self.running += self.waiting
+        self.waiting = []
+        if count := len(contexts):
+            seconds = prompts_seconds(self.server, count, sum(contexts) / count)
+            yield from self._work(f"prefill {count}", seconds)
 
     def _fill_again(self) -> Process:
         """Compute the keys and values of running samples again: each prompt once, each response so far."""
-        prompt_tokens = self.setting.model.workload.prompt_tokens
-        held = {sample.group: None for sample in self.running}
-        for sample in self.waiting:
-            sample.group.prefilled = sample.group in held
+        self.prompts = {sample.group.number for sample in self.running}
         if not self.running:
             return
-        tokens = len(held) * prompt_tokens + sum(sample.context - prompt_tokens for sample in self.running)
+        tokens = len(self.prompts) * self.setting.model.workload.prompt_tokens
+        tokens += sum(sample.has for sample in self.running)
         count = len(self.running)
         yield from self._work(f"prefill {count} again", prompts_seconds(self.server, count, tokens / count))
 
 
 class Generation:
-    """All rollout replicas."""
+    """All rollout replicas; `complete` is called with each group whose last sample is done."""
 
     def __init__(
         self, setting: Setting, task: TaskPlan, shares_devices: bool, seed: int, complete: Callable[[PromptDraw], None]
     ) -> None:
         """Start the replicas; those that share their devices with other tasks are stopped at first."""
-        self._setting, self._task, self._seed = setting, task, seed
+        self._setting, self._seed, self._complete = setting, seed, complete
         self._needed = Signal()
-        self.rollouts = []
+        self._samples: dict[Key, _Sample] = {}
+        self.rollouts: list[Rollout] = []
+        self._names: dict[str, Rollout] = {}
+        capacities: dict[str, Capacity] = {}
+        workload = setting.model.workload
         placed = place_all(ACTOR_GENERATION, task.replicas, setting.model)
-        for replica, stages in zip(task.replicas, placed, strict=True):
+        loses = shares_devices and task.idle_state != "resident"
+        for index, (replica, stages) in enumerate(zip(task.replicas, placed, strict=True)):
             devices = tuple(device for stage in stages for device in stage.devices)
-            limit = batch_limit(server_of(stages), replica, setting.model.workload)
-            loses = shares_devices and task.idle_state != "resident"
-            rollout = Rollout(setting, devices, server_of(stages), limit, replica.samples, loses, complete)
+            server = server_of(stages)
+            rollout = Rollout(setting, devices, server, loses, self._advanced)
             rollout.stopped = shares_devices
+            capacities[str(index)] = Capacity(batch_limit(server, replica, workload), replica.samples)
+            self._names[str(index)] = rollout
             setting.clock.start(rollout.run())
             self.rollouts.append(rollout)
+        self._name_of = {rollout: name for name, rollout in self._names.items()}
+        self._dispatch = Dispatch(capacities, workload.response.maximum, STRETCH_TOKENS)
+        self._call = max(one.server[0][0].rates.overhead.generation_call for one in self.rollouts)
 
     def group(self, number: int, version: int) -> PromptDraw:
         """Return the group of a prompt with its drawn lengths."""
@@ -193,21 +207,33 @@ class Generation:
         lengths = workload.response.draw(workload.samples_per_prompt, random.Random(f"{self._seed}/{number}"))
         return PromptDraw(number, lengths, version, open=len(lengths))
 
-    def deal(self, groups: Sequence[PromptDraw]) -> None:
-        """Send the groups of one iteration to the replicas as the plan divides them."""
-        start = 0
-        for rollout in self.rollouts:
-            count = rollout.weight // self._setting.model.workload.samples_per_prompt
-            for group in groups[start : start + count]:
-                rollout.add(group)
-            start += count
-        self._needed.fire()
+    def start(self, groups: Sequence[PromptDraw], batch: int) -> None:
+        """Let groups be drawn, those of a lower batch first, after the fixed time of a call."""
 
-    def dispatch(self, group: PromptDraw) -> None:
-        """Send a group where it finds the least work for the replica's weight."""
-        able = [rollout for rollout in self.rollouts if rollout.weight]
-        min(able, key=lambda rollout: (rollout.groups + 1) / rollout.weight).add(group)
-        self._needed.fire()
+        def arrive() -> None:
+            for group in groups:
+                keys = [(group.number, index) for index in range(len(group.lengths))]
+                self._samples |= {key: _Sample(group, key, group.lengths[key[1]]) for key in keys}
+                self._dispatch.add(group.number, group.number // batch, len(keys))
+            self._go_on()
+            self._needed.fire()
+
+        self._setting.clock.after(self._call, arrive)
+
+    def _go_on(self) -> None:
+        for name, key in self._dispatch.next(self._setting.clock.now):
+            self._names[name].begin(self._samples[key])
+
+    def _advanced(self, rollout: Rollout, sample: _Sample) -> None:
+        now, complete = self._setting.clock.now, not sample.lacks
+        tokens = (sample.has - 1) % STRETCH_TOKENS + 1
+        self._dispatch.advanced(self._name_of[rollout], sample.key, tokens, now - sample.since, complete=complete)
+        if complete:
+            del self._samples[sample.key]
+            sample.group.open -= 1
+            if not sample.group.open:
+                self._complete(sample.group)
+        self._go_on()
 
     def until_needed(self) -> Process:
         """Wait until any replica has work."""

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from hetrl.cost.check import PlanError, check, violations
 from hetrl.cost.compute import StageShape
 from hetrl.cost.efficiency import calibrated
-from hetrl.cost.generation import batch_limit
+from hetrl.cost.generation import batch_limit, server_of
 from hetrl.cost.memory import (
     BLOCK_TOKENS,
     kv_cache_room_gb,
@@ -22,6 +22,7 @@ from hetrl.cost.memory import (
     with_server,
 )
 from hetrl.cost.model import CostModel
+from hetrl.cost.stages import place_all
 from hetrl.errors import UsageError
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan, Replica
@@ -116,8 +117,11 @@ def test_the_least_cache_is_whole_blocks_of_one_sequence_and_one_more(tokens: in
 def test_a_server_gets_the_cap_or_what_there_is_room_for(cap_gb: float, sequences: int, index: int) -> None:
     replica = with_server(plan().tasks[GENERATION].replicas[index], cap_gb, sequences, MODEL)
     room = kv_cache_room_gb(rollout_shapes(replica, MODEL), sequences, MODEL.workload)
-    assert (replica.kv_cache_gb, replica.max_sequences) == (min(cap_gb, room), sequences)
-    check(served(index, kv_cache_gb=replica.kv_cache_gb, max_sequences=sequences), MODEL)
+    assert replica.kv_cache_gb == min(cap_gb, room)
+    (server,) = (server_of(stages) for stages in place_all(GENERATION, [replica], MODEL))
+    asked = replace(replica, max_sequences=sequences)
+    assert replica.max_sequences == batch_limit(server, asked, MODEL.workload) <= sequences
+    check(served(index, kv_cache_gb=replica.kv_cache_gb, max_sequences=replica.max_sequences), MODEL)
 
 
 def test_sequences_at_once_follow_from_the_own_cache_of_a_replica() -> None:

@@ -127,7 +127,6 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     "samples do not sum": (samples(REFERENCE, 32, 31), (REFERENCE, "sum to 63", "64")),
     "no sample": (samples(REFERENCE, 64, 0), (f"{REFERENCE}, replica 1", "0 samples")),
     "broken micro-batch": (samples(TRAINING, 39, 25), (f"{TRAINING}, replica 1", "25 samples", "micro_batch (2)")),
-    "broken prompt group": (samples(GENERATION, 20, 28, 16), ("replica 1", "28 samples", "samples_per_prompt (8)")),
     "wrong engine": (task(REWARD, engine="vllm"), (REWARD, "runs on megatron, not on vllm")),
     "illegal idle state": (task(REFERENCE, idle_state="nap"), (REFERENCE, 'resident, offload, sleep, not "nap"')),
     "a task alone that offloads": (task(REWARD, idle_state="offload"), (REWARD, "no other task has a turn")),
@@ -224,7 +223,7 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     "algorithm staleness": (algorithm(max_staleness=1), ("algorithm.max_staleness", "says 1", "workload 2")),
     "algorithm steps": (algorithm(optimizer_steps_per_iteration=1), ("optimizer_steps_per_iteration", "says 1")),
 }
-LINES = {"device twice in a task": 2, "broken micro-batch": 2, "broken prompt group": 2, "route of no stream": 2}
+LINES = {"device twice in a task": 2, "broken micro-batch": 2, "route of no stream": 2}
 
 
 def test_the_base_plan_passes() -> None:

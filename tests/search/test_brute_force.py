@@ -95,6 +95,6 @@ def test_sha_ea_finds_the_best_of_all_plans(name: str, mode: str, seed: int) -> 
 
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
-def test_ilp_finds_nearly_the_best_of_all_plans(name: str, mode: str) -> None:
+def test_ilp_finds_the_best_of_all_plans(name: str, mode: str) -> None:
     plan = solve(_problem(name, mode), "ilp", 60.0, 0)
-    assert -EXACT <= _excess(plan, name, mode) <= NEAR
+    assert _excess(plan, name, mode) == pytest.approx(0.0, abs=EXACT)

@@ -36,6 +36,7 @@ from tests.simulator.simulate_cases import (
 )
 
 ROOT = Path(__file__).parents[2]
+_LONG = Lengths(1300, 1300)  # more than a stretch
 
 
 def test_an_iteration_of_one_stage_is_the_sum_of_its_phases() -> None:
@@ -91,6 +92,49 @@ def test_running_ahead_hides_generation_behind_the_weights_and_never_slows_down(
     assert found[0].iteration_seconds > found[1].iteration_seconds >= found[2].iteration_seconds * (1 - 1e-9)
     size = architecture("qwen3-1.7b").parameters * 2
     assert found[2].iteration_seconds == pytest.approx(size * 8 / 1e9, rel=0.02)  # the link carries every version
+
+
+def _with_rollouts(plan: Plan, *parts: int, sequences: int) -> Plan:
+    """Return the plan with these parts of generation, and so many sequences at once at each replica."""
+    task = plan.tasks["actor_generation"]
+    shares = zip(task.replicas, parts, strict=True)
+    replicas = tuple(replace(one, samples=samples, max_sequences=sequences) for one, samples in shares)
+    return replace(plan, tasks={**plan.tasks, "actor_generation": replace(task, replicas=replicas)})
+
+
+def test_samples_are_drawn_by_whoever_has_room_whatever_parts_were_expected() -> None:
+    workload = small_workload(samples=48)
+    model, plan = CostModel(two_sites(), workload), small_plan(workload, ONE_STAGE)
+    found = [
+        simulate(_with_rollouts(plan, *parts, sequences=4), model).tasks["actor_generation"]
+        for parts in ((24, 24), (40, 8), (8, 40))
+    ]
+    assert found[1:] == pytest.approx([found[0]] * 2, rel=0.02)
+
+
+def test_parts_are_the_weights_of_the_dispatch_while_all_replicas_have_room() -> None:
+    workload = small_workload(samples=48)
+    model, plan = CostModel(two_sites(), workload), small_plan(workload, ONE_STAGE)
+    found = simulate(_with_rollouts(plan, 40, 8, sequences=64), model, iterations=1)
+    batches = {span.thread: span.name for span in found.spans if span.name.startswith("decode")}
+    assert batches == {"b/n0/2": "decode 40", "b/n0/3": "decode 8"}
+
+
+def test_a_sample_that_goes_on_elsewhere_has_its_keys_and_values_made_again() -> None:
+    """Of two long samples one begins at the slow replica and goes on at the fast one, which then has a free place."""
+    workload = small_workload(samples=2, samples_per_prompt=2, optimizer_steps_per_iteration=1, response=_LONG)
+    plan = small_plan(workload, ONE_STAGE)
+    task = plan.tasks["actor_generation"]
+    fast = Replica(1, (Stage(("a/n0/1",), (0, 28)),), 20.0, 1)
+    slow = replace(task.replicas[0], samples=1, max_sequences=1)
+    plan = replace(plan, tasks={**plan.tasks, "actor_generation": replace(task, replicas=(fast, slow))})
+    found = simulate(plan, CostModel(two_sites(), workload), iterations=1)
+    work = [(span.thread, span.name) for span in found.spans if span.category == "actor_generation"]
+    assert [name for name in work if name[1].startswith("prefill")] == [
+        ("a/n0/1", "prefill 1"),
+        ("b/n0/2", "prefill 1"),
+        ("a/n0/1", "prefill 1"),
+    ]
 
 
 def test_the_same_seed_gives_the_same_play_and_another_one_another() -> None:

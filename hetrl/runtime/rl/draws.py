@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from hetrl.dispatch import Begun, Dispatch, Key
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.rl.dispatch import Begun, Dispatch, Key
 from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.workload import ACTOR_GENERATION

@@ -133,12 +133,7 @@ class Learner:
         inference = self.tasks.reward
         if inference is None or self.judged_text is None:
             return tuple(groups)
-        encode = self.judged_text
-        texts = [
-            (encode(group.prompt, group.prompt_tokens, sample.tokens), ())
-            for group in groups
-            for sample in group.samples
-        ]
+        texts = await asyncio.to_thread(_encoded, groups, self.judged_text)
         arrays = padded(texts, self.pad_token)
         async with self._having(inference.task, step, seconds):
             scores = await inference.scores(arrays, step)
@@ -191,6 +186,11 @@ class Learner:
         names = measured[0] if measured else ()
         rows = {name: [row[name] for row in measured if name in row] for name in names}
         return {name: sum(values) / len(values) for name, values in rows.items()}
+
+
+def _encoded(groups: Sequence[PromptGroup], encode: JudgedEncoder) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return what the reward model reads of every sample, as a prompt without a response; takes long for many."""
+    return [(encode(group.prompt, group.prompt_tokens, one.tokens), ()) for group in groups for one in group.samples]
 
 
 def judged(group: PromptGroup, scores: Sequence[float], reward: Reward) -> PromptGroup:

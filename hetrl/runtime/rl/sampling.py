@@ -21,8 +21,6 @@ from hetrl.runtime.data.rewards import Judgement, Scorer, overlong_penalty, rewa
 from hetrl.runtime.rl.draws import Draws, Request, Stretch
 from hetrl.runtime.rl.turns import Turns
 
-STRETCH_TOKENS = 1024  # of a sample are drawn at one replica, then at any; part of what samples depend on
-
 
 @dataclass(frozen=True)
 class PromptGroup:

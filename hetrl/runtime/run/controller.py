@@ -21,17 +21,17 @@ from tokenizers import Tokenizer
 
 from hetrl.describe.experiment import WarmStart
 from hetrl.describe.models import reward_model_of
+from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
-from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Versions
-from hetrl.runtime.rl.sampling import STRETCH_TOKENS, PromptGroup, Sampler, SamplingSettings, mean_of
+from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.iterations import Iterations

@@ -154,7 +154,7 @@ class Iterations:
             "waits": [_rounded(waits(spans, group.tasks, seconds["iteration"])) for group in self.groups],
             **await self.links.read(ours.step),
         }
-        self.samples.write(ours.step, ours.groups)
+        await asyncio.to_thread(self.samples.write, ours.step, ours.groups)
         self.record.step(row, self.experiment.steps)
         self.record.refused(self.links.offences)
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetrl.cost.generation import batch_limit, replica_seconds, server_of
-from hetrl.cost.memory import footprint, kv_cache_room_gb, least_kv_cache_gb
+from hetrl.cost.memory import footprint, least_kv_cache_gb, server_limits
 from hetrl.cost.stages import Placed, model_of, place
 from hetrl.cost.training import forward_pipeline_seconds
 from hetrl.plan.plan import IDLE_STATES, Replica, Stage, TaskPlan
@@ -34,6 +34,7 @@ MAX_SEQUENCES = 256  # vLLM's default max_num_seqs (documentation, engine argume
 LEAST_SEQUENCES = 2  # a rollout replica that holds fewer at once is not worth its weights
 FORWARD_TOKENS = 4096  # tokens per micro-batch of a forward pass: enough to fill a GPU
 MOST_UNITS = 512  # of a row: the cost model is asked for each
+FINE_UNITS = 64  # of generation, where a part of a prompt may be one
 CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a hundredth of it
 
 # Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
@@ -192,8 +193,14 @@ def _enter(
 
 
 def _units(name: str, workload: Workload) -> tuple[int, int]:
-    """Return the units of work of an iteration and the samples of one: single prompts or samples where they are few."""
-    least = workload.samples_per_prompt if name == ACTOR_GENERATION else 1
+    """Return the units of work of an iteration and the samples of one, a single one where they are few.
+
+    Parts of generation are expectations (`hetrl.plan.plan.Replica`), a prompt is fine enough where there are many.
+    """
+    least = 1
+    if name == ACTOR_GENERATION:
+        parts = [n for n in range(1, workload.samples_per_prompt + 1) if workload.samples_per_prompt % n == 0]
+        least = next((n for n in parts if workload.samples // n <= FINE_UNITS), parts[-1])
     total = workload.samples // least
     joined = [n for n in range(1, 17) if total % n == 0]
     chosen = next((n for n in joined if total // n <= MOST_UNITS), joined[-1])
@@ -239,9 +246,8 @@ def _served(name: str, placed: Sequence[Placed], cap_gb: float, workload: Worklo
     """Return a replica without stages that has what its server gets under a cap on the KV cache."""
     if name != ACTOR_GENERATION:
         return Replica(1, ())
-    sequences = max_sequences(workload)
-    room = kv_cache_room_gb((stage.shape for stage in placed), sequences, workload)
-    return Replica(1, (), min(cap_gb, room), sequences)
+    limits = server_limits([stage.shape for stage in placed], cap_gb, max_sequences(workload), workload)
+    return Replica(1, (), *limits)
 
 
 def _least_gb(placed: Sequence[Placed], workload: Workload) -> float:

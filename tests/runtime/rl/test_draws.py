@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from hetrl.dispatch import Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl import draws as module
-from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Drawn, Draws, Request, joined
 from hetrl.runtime.rl.sampling import seed_of
 from hetrl.runtime.rl.timeline import Timeline
@@ -209,7 +209,7 @@ def test_a_replica_that_answers_with_what_cannot_be_is_lost(
 
 def test_what_hangs_is_drawn_elsewhere_and_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr("hetrl.runtime.rl.dispatch.LATE_SECONDS", 0.05)
+    monkeypatch.setattr("hetrl.dispatch.LATE_SECONDS", 0.05)
     answered = 0
 
     async def once(request: wire.Generate) -> wire.Message:

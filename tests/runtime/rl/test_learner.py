@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
@@ -261,3 +262,19 @@ def test_a_ratio_to_the_sampler_needs_no_pass_and_the_first_step_alone_tells_the
     assert told == [{"sampler_logprobs", "fresh"}, set(), set(), set()]
     assert trainer.asked[3][2]["old_logprobs"][0].tolist() == pytest.approx([0.0, -0.5, -0.25])
     assert measured["mismatch"] == pytest.approx(0.2)
+
+
+def test_the_controller_goes_on_while_samples_are_encoded_for_the_reward_model() -> None:
+    async def scored() -> Any:
+        loop = asyncio.get_running_loop()
+
+        def encode(prompt: Prompt, tokens: Sequence[int], response: Sequence[int]) -> tuple[int, ...]:
+            went_on = threading.Event()
+            loop.call_soon_threadsafe(went_on.set)
+            assert went_on.wait(10), "the event loop stands still"
+            return (*response,)
+
+        learner = replace(learner_of(Models()), judged_text=encode)
+        return await learner.scored(groups(), 1, Versions(critic=3), {})
+
+    assert [group.model_scores for group in asyncio.run(scored())[0]] == [(2.0, 2.0)] * 2

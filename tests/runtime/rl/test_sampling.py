@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from hetrl.describe.experiment import Overlong, Reward
+from hetrl.dispatch import Capacity, Dispatch
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.data.rewards import ExactScorer
-from hetrl.runtime.rl.dispatch import Capacity, Dispatch
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings
 from hetrl.runtime.rl.timeline import Timeline

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -164,7 +165,7 @@ def experiment_of(staleness: int | None, warmup: int) -> Experiment:
     )
 
 
-async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[str, Any]]:
+async def run(world: World, staleness: int | None, warmup: int, samples: Any = None) -> list[Mapping[str, Any]]:
     """Take all steps; return the rows."""
     experiment, member = experiment_of(staleness, warmup), cast(Member, world)
     shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
@@ -206,7 +207,8 @@ async def run(world: World, staleness: int | None, warmup: int) -> list[Mapping[
     nothing: Any = Nothing()
     try:
         groups = [Group(tuple(group), ()) for group in world.groups]
-        iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), nothing, nothing, groups)
+        files = samples or nothing
+        iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), files, nothing, groups)
         await iterations.run(feed, versions.actor)
     finally:
         await feed.close()
@@ -244,6 +246,25 @@ def test_all_steps_are_taken_in_every_grouping(
             idle = sum(waits.values())
             assert idle <= row["seconds"]["iteration"] - longest + 0.001
             assert idle >= row["seconds"]["iteration"] - sum(end - start for start, end in busy) - 0.001
+
+
+def test_the_controller_goes_on_while_samples_are_written() -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.loop, self.steps = asyncio.get_running_loop(), list[int]()
+
+        def write(self, step: int, _: object) -> None:
+            went_on = threading.Event()
+            self.loop.call_soon_threadsafe(went_on.set)
+            assert went_on.wait(10), "the event loop stands still"
+            self.steps.append(step)
+
+    async def scenario() -> list[int]:
+        files = Slow()
+        await run(World(groups_of(range(6)), 0), 1, 0, files)
+        return files.steps
+
+    assert asyncio.run(scenario()) == [*range(1, STEPS + 1)]
 
 
 @pytest.mark.parametrize("fails", [task for task in TASKS if task != ACTOR_GENERATION])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.runtime.rl.dispatch import LATE_FACTOR, LATE_SECONDS, Begun, Capacity, Dispatch, Key
+from hetrl.dispatch import LATE_FACTOR, LATE_SECONDS, Begun, Capacity, Dispatch, Key
 
 LONGEST, STRETCH = 100, 10
 
@@ -106,6 +106,13 @@ def test_the_prompt_whose_samples_prove_long_goes_first() -> None:
     dispatch.advanced("a", (0, 0), 5, 1.0, complete=True)
     dispatch.advanced("a", (1, 0), 9, 1.0, complete=True)
     assert [key for _, key in dispatch.next(1.0)] == [(1, 1), (1, 2)]
+
+
+def test_a_replica_draws_of_the_prompts_whose_keys_and_values_it_holds() -> None:
+    dispatch = Dispatch({name: Capacity(4, 4) for name in "ab"}, LONGEST, STRETCH)
+    for number in range(2):
+        dispatch.add(number, 0, 4)
+    assert {(name, key[0]) for name, key in dispatch.next(0.0)} == {("a", 0), ("b", 1)}
 
 
 def test_samples_of_an_older_batch_go_first() -> None:

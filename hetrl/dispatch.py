@@ -3,7 +3,8 @@
 A sample is drawn in stretches of at most so many tokens, any of them at any replica. Of the oldest batch of which it
 may take any, a replica takes
     the first sample of a prompt that nobody has begun: its length foretells the others'
-    else the sample that is expected to lack most, where those whose keys and values it holds count `OWN` times
+    else the sample that is expected to lack most, where those whose keys and values it holds count `OWN` times; of
+    those that lack as much one of a prompt that it has drawn from, whose keys and values it holds
 but the longest of all open samples, as many as faster replicas have places, are left to those.
 
 Expected is the mean of the prompt's samples that are complete, the longest that is allowed while none is; a sample that
@@ -25,6 +26,7 @@ from itertools import accumulate
 Key = tuple[int, int]  # of a sample: its prompt, its number there
 Begun = tuple[str, Key]  # a replica draws a stretch of a sample
 
+STRETCH_TOKENS = 1024  # of a sample are drawn at one replica, then at any; part of what samples depend on
 OWN = 2.0
 FASTER = 1.2  # a replica counts as faster from here on: measured speeds vary with what is under way
 LATE_FACTOR, LATE_SECONDS = 4.0, 30.0  # a stretch is late after so many times what it should take, and so many seconds
@@ -57,6 +59,7 @@ class _Replica:
     seconds: float = 0.0
     under_way: dict[Key, float] = field(default_factory=dict)  # samples, since when
     hanging: set[Key] = field(default_factory=set)  # of these, those that are late
+    prompts: set[int] = field(default_factory=set)  # that it has drawn from
     paused: bool = False
 
     @property
@@ -204,11 +207,12 @@ class Dispatch:
             found.setdefault(self._prompts[key[0]].batch, []).append((self._sample(key).lacks, key))
         return found
 
-    def _worth(self, key: Key, name: str) -> tuple[bool, float, int]:
+    def _worth(self, key: Key, name: str) -> tuple[bool, float, bool, int]:
         """Return what orders the choice of a replica: prompts that nobody has begun, then by what is lacking."""
         sample, prompt = self._sample(key), self._prompts[key[0]]
         unknown = not prompt.complete and len(prompt.fresh) == len(prompt.open)
-        return unknown, sample.lacks * (OWN if sample.at == name else 1.0), -key[0]
+        lacks = sample.lacks * (OWN if sample.at == name else 1.0)
+        return unknown, lacks, key[0] in self._replicas[name].prompts, -key[0]
 
     def _most(self, places: int) -> float:
         """Return what a sample may lack that a replica takes, where faster ones have so many places."""
@@ -232,6 +236,7 @@ class Dispatch:
             prompt.fresh.remove(key[1])
         sample.at = name
         self._replicas[name].under_way[key] = now
+        self._replicas[name].prompts.add(key[0])
         return name, key
 
     def _stop(self, name: str, key: Key) -> Begun:
@@ -273,6 +278,8 @@ class Dispatch:
             self._paused.remove(key)
         if not prompt.open:
             del self._prompts[key[0]]
+            for replica in self._replicas.values():
+                replica.prompts.discard(key[0])
 
     def _measure(self, replica: _Replica, tokens: int, seconds: float) -> None:
         """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
