@@ -5,8 +5,8 @@ for each offer (GPUs with prices), model and budget per hour
   equal throughput:  the least price at what the best fleet of one type does there, of all types and of each type alone
 each plan predicted by our model and played by our simulator
 
-The offers and knobs are in `fleet.yaml`. A plan is the best of those of some seeds, and of those found before that answer
-the question, too; searches end by their evaluations, so that the plans can be had again.
+The offers and knobs are in `fleet.yaml`. A plan is the best of those of some seeds, and of those found before that keep
+its bounds; searches end by their evaluations, so that the plans can be had again.
 """
 
 from __future__ import annotations
