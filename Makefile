@@ -127,7 +127,7 @@ engines-others:
 	@$(PYTEST) $(OTHERS) $(ARGS) || [ $$? = 5 ]
 
 test-e2e: setup-dev ## the tests that run the command line from start to end
-	@$(PYTEST) tests/end_to_end $(ARGS)
+	@$(PYTEST) -n 2 --dist loadfile tests/end_to_end $(ARGS)
 
 test-slurm: setup-dev programs ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
 	@$(PYTEST) tests/lab/test_links.py $(ARGS) || [ $$? = 5 ] # alone, for it measures; 5: ARGS picks none of these

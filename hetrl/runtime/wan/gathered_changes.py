@@ -12,12 +12,12 @@ by the digest of the result, which a wrong base, damage and a defect of the code
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
+from blake3 import blake3
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.wan.coded import CodedArrivals, in_threads
@@ -86,4 +86,4 @@ class _ChangedShare(CodedArrivals):
 
 
 def _digest(values: memoryview) -> bytes:
-    return hashlib.blake2b(values, digest_size=_DIGEST_BYTES).digest()
+    return blake3(values).digest(_DIGEST_BYTES)
