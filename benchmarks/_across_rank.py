@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetrl.cost.formulas import bucket_count
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan import world
@@ -29,7 +30,6 @@ from hetrl.runtime.wire.keys import read_keys
 
 TIMEOUT_SECONDS = 300.0
 FORWARD = 1 / 3  # of the time of a micro-batch
-BUCKETS = 8  # of the gradient; megatron's have 40 million parameters, and a model of 8B has 200
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,12 @@ class Rank:
         self.forth, self.back = (torch.zeros(step.activation_bytes, dtype=torch.uint8) for _ in range(2))
         if group is not None:
             size, number = len(step.replicas), step.replicas.index(rank)
-            each = step.parameters // size // BUCKETS
-            normal = torch.randn(BUCKETS, size * each, generator=torch.Generator().manual_seed(self.rank))
+            buckets = round(bucket_count(step.parameters, size))
+            each = step.parameters // size // buckets
+            normal = torch.randn(buckets, size * each, generator=torch.Generator().manual_seed(self.rank))
             self.gradient = (1e-3 * normal).to(torch.bfloat16)  # it crosses packed: ones would be nothing
-            self.share = torch.empty(BUCKETS, each, dtype=torch.bfloat16)
-            self.weights = torch.ones(BUCKETS * size * each, dtype=torch.bfloat16)
+            self.share = torch.empty(buckets, each, dtype=torch.bfloat16)
+            self.weights = torch.ones(buckets * size * each, dtype=torch.bfloat16)
             self.mine = self.weights.view(size, -1)[number]
             some = torch.rand(len(self.mine), generator=torch.Generator().manual_seed(number)) < step.changed
             self.updated = some.nonzero().flatten()
@@ -99,7 +100,7 @@ class Rank:
         if self.place + 1 < len(self.step.stages):
             dist.recv(self.back, self.step.stages[self.place + 1])
         for share, bucket in zip(self.share, self.gradient, strict=True) if last and self.group is not None else ():
-            time.sleep((1 - FORWARD) * self.step.micro_batch_seconds / BUCKETS)
+            time.sleep((1 - FORWARD) * self.step.micro_batch_seconds / len(self.gradient))
             self._pending.append(dist.reduce_scatter_single(share, bucket, group=self.group, async_op=True))
         if not last or self.group is None:
             time.sleep((1 - FORWARD) * self.step.micro_batch_seconds)

@@ -154,13 +154,17 @@ def split_layers(layer: Sequence[float], beside: Sequence[float], capacity: Sequ
     return split
 
 
-def ring_bytes(ranks: int, gradient: float, parameters: float, sharded: bool) -> float:
-    """Return the bytes that each of n ranks sends in a reduction: (n-1)/n of the gradient, twice.
+def ring_reduce_bytes(ranks: int, gradient: float, sharded: bool) -> float:
+    """Return the bytes that each of n ranks sends in a reduction: (n-1)/n of the gradient, and again to gather it.
 
-    A sharded optimiser replaces the all-gather of gradients by that of the (smaller) parameters. Source: ring bounds of
-    Thakur et al., IJHPCA 2005.
+    Source: ring bounds of Thakur et al., IJHPCA 2005. A sharded optimiser gathers parameters (`ring_gather_bytes`).
     """
-    return (ranks - 1) / ranks * (gradient + (parameters if sharded else gradient))
+    return (ranks - 1) / ranks * gradient * (1 if sharded else 2)
+
+
+def ring_gather_bytes(ranks: int, parameters: float, sharded: bool) -> float:
+    """Return the bytes of parameters that each of n ranks sends behind the update: (n-1)/n of them (as above)."""
+    return (ranks - 1) / ranks * parameters if sharded else 0.0
 
 
 def wan_reduce_bytes(receivers: int, ranks: int, sites: int, following: bool, gradient: float, sharded: bool) -> float:
@@ -191,9 +195,26 @@ def ring_latency(members: Sequence[int], delays: Sequence[float], between: float
     return local + 2 * (len(members) - 1) * between
 
 
-def reduction_seconds(lanes: float, interfaces: float, links: float, latency: float) -> float:
+def rings_seconds(lanes: float, interfaces: float, links: float, latency: float) -> float:
     """Return the time of all rings, which run at the same time: the slowest of their edges, and the latency."""
     return max(lanes, interfaces, links) + latency
+
+
+def exposed_seconds(reduction: float, backward: float, buckets: float) -> float:
+    """Return what is left of a reduction behind the last backward pass, of so many seconds, that makes the gradients.
+
+    They come bucket by bucket, and all but the last one are reduced beside it (Megatron-core, DistributedDataParallel
+    with overlap_grad_reduce).
+    """
+    return max(reduction / buckets, reduction - backward * (1 - 1 / buckets))
+
+
+def bucket_count(parameters: float, replicas: int) -> float:
+    """Return how many buckets the gradients of a rank make: of 40 million parameters, or of a million per replica.
+
+    Source: Megatron-core, DistributedDataParallel, the default of bucket_size.
+    """
+    return max(1.0, parameters / max(40e6, 1e6 * replicas))
 
 
 def steady_seconds(units: Sequence[int], busy: Sequence[float]) -> float:

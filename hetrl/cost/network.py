@@ -71,30 +71,63 @@ class Ring:
     gathered: float = 1.0
 
 
-def reduction_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
+@dataclass(frozen=True)
+class Reduction:
+    """The seconds of a data-parallel reduction: of the gradients, and of gathering parameters behind the update."""
+
+    reduce: float
+    gather: float
+
+    @property
+    def seconds(self) -> float:
+        """Return the time of both, where nothing goes on beside them."""
+        return self.reduce + self.gather
+
+    def behind(self, backward: float, parameters: float, replicas: int) -> float:
+        """Return what is left of it behind a backward pass of so many seconds that makes a rank's gradients."""
+        buckets = formulas.bucket_count(parameters, replicas)
+        return formulas.exposed_seconds(self.reduce, backward, buckets) + self.gather
+
+
+def reduction_of(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> Reduction:
     """Return the time of the data-parallel reduction of all rings of a task, once.
 
-    All rings run at the same time, so an edge takes its load over its bandwidth and the slowest edge is the time:
+    All rings run at the same time, so an edge takes its load over its bandwidth and the slowest edge is the time of a
+    phase:
       inside a node  2 (n-1)/n bytes of a ring of n over `peer_gbps`, for each ring (they have separate lanes)
       between nodes  the same, over the node's NIC, summed over all rings that leave the node
-      between sites  `wan_phases` of all rings, each over the link from site to site, one phase behind the other
-    plus 2 (n-1) alpha of the slowest kind of edge on its level. A sharded optimiser replaces the all-gather of
-    gradients inside a site by that of the (smaller) parameters (`formulas.ring_bytes`).
+      between sites  `wan_phases` of all rings, each over the link from site to site
+    plus 2 (n-1) alpha of the slowest kind of edge on its level. With a sharded optimiser the gradients are only
+    scattered, and the (smaller) parameters gathered in a phase of their own, which has half of the delays.
     """
-    lanes, latency = 0.0, 0.0
-    uplinks: defaultdict[str, float] = defaultdict(float)
+    lanes, latency = [0.0, 0.0], 0.0
+    uplinks: tuple[defaultdict[str, float], ...] = (defaultdict(float), defaultdict(float))
     for ring in rings:
-        if len(ring.devices) < 2:
+        ranks = len(ring.devices)
+        if ranks < 2:
             continue
-        moved = formulas.ring_bytes(len(ring.devices), ring.gradient_bytes, ring.parameter_bytes, ring.sharded)
         nodes = _one_per_node(ring.devices)
-        if len(nodes) < len(ring.devices):
-            lanes = max(lanes, max(wire_seconds(moved, _peer_gbps(topology, node)) for node in nodes))
-        for node in nodes if len(nodes) > 1 else ():
-            uplinks[node.node_id] += moved
+        moved = (
+            formulas.ring_reduce_bytes(ranks, ring.gradient_bytes, ring.sharded),
+            formulas.ring_gather_bytes(ranks, ring.parameter_bytes, ring.sharded),
+        )
+        for phase, load in enumerate(moved):
+            if len(nodes) < ranks:
+                slowest = max(wire_seconds(load, _peer_gbps(topology, node)) for node in nodes)
+                lanes[phase] = max(lanes[phase], slowest)
+            for node in nodes if len(nodes) > 1 else ():
+                uplinks[phase][node.node_id] += load
         latency = max(latency, _latency_seconds(topology, ring))
-    nics = max((wire_seconds(load, topology.node_by_id[n].nic_gbps) for n, load in uplinks.items()), default=0.0)
-    return formulas.reduction_seconds(lanes, nics, _wan_seconds(topology, rings, sharing), latency)
+    first = 0.5 if any(ring.sharded for ring in rings) else 1.0
+    delays = first * latency, (1 - first) * latency
+    nics = (_busiest_seconds(topology, loads) for loads in uplinks)
+    links = _wan_seconds(topology, rings, sharing)
+    return Reduction(*map(formulas.rings_seconds, lanes, nics, links, delays))
+
+
+def _busiest_seconds(topology: Topology, uplinks: Mapping[str, float]) -> float:
+    times = (wire_seconds(load, topology.node_by_id[node].nic_gbps) for node, load in uplinks.items())
+    return max(times, default=0.0)
 
 
 def _peer_gbps(topology: Topology, device: Device) -> float:
@@ -139,15 +172,15 @@ def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
     return {direction: load + gathered[direction] for direction, load in reduced.items()}
 
 
-def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> float:
-    """Return the time of both phases, each as long as its slowest direction."""
-    devices, seconds = [device for ring in rings for device in ring.devices], 0.0
+def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> list[float]:
+    """Return the time of either phase, as long as its slowest direction."""
+    devices, seconds = [device for ring in rings for device in ring.devices], []
     for phase in wan_phases(rings):
         times = [0.0]
         for direction, load in phase.items():
             best = site_gbps(topology, devices, direction)
             times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
-        seconds += max(times)
+        seconds.append(max(times))
     return seconds
 
 

@@ -13,7 +13,7 @@ from hetrl.cost import formulas
 from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
 from hetrl.cost.hops import hops_of, messages
 from hetrl.cost.model import PACKED, CostModel
-from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
+from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_of, wan_reduction_bytes
 from hetrl.cost.stages import Placed, place_all
 from hetrl.hardware import Path, wire_seconds
 from hetrl.plan.plan import TaskPlan
@@ -79,10 +79,11 @@ def variation(workload: Workload, samples: float) -> float:
 def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[Direction, int]) -> Cost:
     """Return the seconds of one iteration's training: every optimiser step of every epoch.
 
-    A step: the slowest replica's pipeline, the reduction over the replicas, the update. The replica with the longest
-    samples is behind the others by the expected largest of their variations. Ahead of the steps the actor's trainer
-    scores the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction
-    between sites at the same time; each gets an equal part.
+    A step: the slowest replica's pipeline, what is left of the reduction over the replicas behind its last backward
+    pass, that of the first stage, and the update. The replica with the longest samples is behind the others by the
+    expected largest of their variations. Ahead of the steps the actor's trainer scores the batch where
+    `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction between sites at the
+    same time; each gets an equal part.
     """
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
@@ -90,19 +91,22 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     samples = [replica.samples for replica in task.replicas]
     hops = hops_of(replicas, samples, model.topology, sharing, back=True)
     memo: dict[object, Times] = {}
-    pipelines = []
+    slowest, backward = 0.0, 0.0
     for replica, placed in zip(task.replicas, replicas, strict=True):
         share = replica.samples / minibatches
         micro_batches = math.ceil(share / task.micro_batch)
         tokens = share / micro_batches * workload.sequence_tokens  # the last one may be filled in part
         times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
         alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
-        pipelines.append(alone * (1 + expected_largest(len(replicas)) * variation(workload, share)))
+        seconds = alone * (1 + expected_largest(len(replicas)) * variation(workload, share))
+        if seconds > slowest:
+            slowest, backward = seconds, times[0].backward
     rings = gradient_rings(task, replicas, model)
-    reduction = reduction_seconds(model.topology, rings, sharing)
+    reduction = reduction_of(model.topology, rings, sharing)
+    left = reduction.behind(backward, replicas[0][0].shape.parameters, len(replicas))
     shards = len(replicas) if task.optimizer_sharding == "data_parallel" else 1
     update = max(optimizer_seconds(stage.shape, shards) for placed in replicas for stage in placed)
-    parts = {"pipeline": steps * max(pipelines), "reduction": steps * reduction, "update": steps * update}
+    parts = {"pipeline": steps * slowest, "reduction": steps * left, "update": steps * update}
     scored = name == ACTOR_TRAINING and workload.scores_batch
     if scored:
         there = hops_of(replicas, samples, model.topology, sharing, back=False)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from hetrl.cost.compute import ADAM_BYTES, StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
 from hetrl.cost.memory import head_bytes, training_active_bytes
-from hetrl.cost.network import Ring, path, reduction_seconds, slowest
+from hetrl.cost.network import Reduction, Ring, path, reduction_of, slowest
 from hetrl.cost.stages import Placed
 from hetrl.cost.training import micro_batch_times, pipeline_seconds
 from hetrl.errors import UsageError
@@ -188,7 +188,8 @@ def step(asked: SoloTraining, layout: Parallelism, topology: Topology) -> Optimi
     times = [micro_batch_times(stage, micro, layout.recompute, asked.sequence) for stage in placed]
     compute = pipeline_seconds(times, count)
     waited = count * _exposed_seconds(asked, layout, placed[0].shape, topology, compute / count)
-    reduction = 0.0 if layout.sharding == "full" else _reduction_seconds(asked, layout, topology)
+    reduced = _reduction(asked, layout, topology)
+    reduction = reduced.behind(times[0].backward, placed[0].shape.parameters, layout.data)
     shards = layout.data if layout.sharding != "none" else 1
     update = max(optimizer_seconds(stage.shape, shards, asked.precision.moved) for stage in placed)
     host = 0.0
@@ -228,16 +229,16 @@ def _gradient_bytes(asked: SoloTraining, layout: Parallelism) -> int:
     return gradient_bytes(asked.gradient_dtype or default, 2)
 
 
-def _reduction_seconds(asked: SoloTraining, layout: Parallelism, topology: Topology) -> float:
-    if layout.data == 1:
-        return 0.0
+def _reduction(asked: SoloTraining, layout: Parallelism, topology: Topology) -> Reduction:
+    if layout.data == 1 or layout.sharding == "full":
+        return Reduction(0.0, 0.0)
     gradient = _gradient_bytes(asked, layout)
     sharded = layout.sharding == "optimizer"
     rings = []
     for index, shape in enumerate(even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)):
         for ring in zip(*_devices(layout, topology, index), strict=True):
             rings.append(Ring(ring, shape.parameters * gradient, shape.parameters * 2, sharded))
-    return reduction_seconds(topology, rings, {})
+    return reduction_of(topology, rings, {})
 
 
 def _exposed_seconds(
@@ -253,7 +254,7 @@ def _exposed_seconds(
     if layout.sharding == "full" and layout.data > 1:
         weights, gradient = shape.parameters * 2, shape.parameters * _gradient_bytes(asked, layout)
         rings = [Ring(ring, 2 * weights, gradient, True) for ring in zip(*_devices(layout, topology, 0), strict=True)]
-        moved = reduction_seconds(topology, rings, {})
+        moved = reduction_of(topology, rings, {}).seconds
     if layout.offload == "all":
         moved = max(moved, 6 * shape.parameters / asked.rates.host_bytes_per_s)
     return max(moved - compute, 0.0) + asked.efficiencies.exposed * min(moved, compute)

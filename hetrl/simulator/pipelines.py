@@ -3,8 +3,8 @@
 where the batch is scored first: every replica its part of it, forward only
 for each optimiser step:
     every replica: its part of the minibatch in micro-batches through 1F1B
-    every stage, once all its replicas are done: reduce the gradients
-    when all stages are reduced: update
+    every stage, beside its last backward pass: reduce all buckets of gradients but the last one, then that one
+    when all stages are reduced: gather what is sharded, update
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hetrl.cost.compute import optimizer_seconds
+from hetrl.cost.formulas import bucket_count, ring_gather_bytes, ring_reduce_bytes
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, wan_phases
 from hetrl.cost.stages import Placed, place_all
@@ -99,24 +100,29 @@ class Pipeline:
         self._down = [Channel(network, a, b, f"{self.name} activations") for a, b in ends]
         self._up = [Channel(network, b, a, f"{self.name} gradients") for a, b in ends]
 
-    def start(self, micro: Sequence[MicroBatch]) -> list[Signal]:
-        """Run the micro-batches; returns for each stage the signal of its last pass."""
+    def start(self, micro: Sequence[MicroBatch]) -> list[tuple[Signal, Signal]]:
+        """Run the micro-batches; returns for each stage the signals that its last pass begins and that it has ended."""
         count = len(self.placed)
+        begins = [Signal() for _ in range(count)]
         arrivals = [
             {(kind, j): Signal() for kind in (FORWARD, BACKWARD) for j in range(len(micro))} for _ in range(count)
         ]
         for j in range(len(micro)):
             arrivals[0][FORWARD, j].fire()
             arrivals[-1][BACKWARD, j].fire()  # its own forward comes before it in the order
-        return [self.setting.clock.start(self._stage(index, micro, arrivals)) for index in range(count)]
+        stages = (self._stage(index, micro, arrivals, begins[index]) for index in range(count))
+        return [(begin, self.setting.clock.start(stage)) for begin, stage in zip(begins, stages, strict=True)]
 
     def _stage(
-        self, index: int, micro: Sequence[MicroBatch], arrivals: Sequence[dict[tuple[str, int], Signal]]
+        self, index: int, micro: Sequence[MicroBatch], arrivals: Sequence[dict[tuple[str, int], Signal]], last: Signal
     ) -> Process:
         stage, count, clock = self.placed[index], len(self.placed), self.setting.clock
-        passes = one_forward_one_backward(count, index, len(micro))
-        for kind, j in passes if self.training else ((FORWARD, j) for j in range(len(micro))):
+        kinds = [*one_forward_one_backward(count, index, len(micro))]
+        passes = kinds if self.training else [(FORWARD, j) for j in range(len(micro))]
+        for kind, j in passes:
             yield arrivals[index][kind, j]
+            if (kind, j) == passes[-1]:
+                last.fire()
             seconds = self._pass_seconds(index, micro[j])[kind]
             word = self.word if kind == FORWARD else kind
             self.setting.recorder.on_devices(stage.devices, f"{word} {j}", self.name, clock.now, seconds)
@@ -152,7 +158,7 @@ def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int],
 def _call(pipeline: Pipeline, micro: Sequence[MicroBatch]) -> Process:
     if micro:
         yield pipeline.placed[0].shape.rates.overhead.inference_call
-        yield from pipeline.start(micro)
+        yield from [ends for _, ends in pipeline.start(micro)]
 
 
 def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
@@ -167,59 +173,73 @@ def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) 
     parts = max(steps // workload.epochs, 1)
     shares = deal(batch, task)
     for step in range(steps):
-        part, ends = step % parts, []
+        part, passes = step % parts, []
         for pipeline, share in zip(pipelines, shares, strict=True):
             minibatch = share[part * len(share) // parts : (part + 1) * len(share) // parts]
-            ends.append(pipeline.start(micro_batches(minibatch, task.micro_batch, workload.prompt_tokens)))
+            passes.append(pipeline.start(micro_batches(minibatch, task.micro_batch, workload.prompt_tokens)))
         yield from [
             setting.clock.start(_reduce(setting, name, column, signals, rings))
-            for column, signals in zip(zip(*replicas, strict=True), zip(*ends, strict=True), strict=True)
+            for column, signals in zip(zip(*replicas, strict=True), zip(*passes, strict=True), strict=True)
         ]
         yield from _update(setting, name, task, replicas)
 
 
 def _reduce(
-    setting: Setting, name: str, column: Sequence[Placed], ends: Sequence[Signal], rings: dict[str, Ring]
+    setting: Setting,
+    name: str,
+    column: Sequence[Placed],
+    passes: Sequence[tuple[Signal, Signal]],
+    rings: dict[str, Ring],
 ) -> Process:
-    """Reduce the gradients of one stage over its replicas, once all of them have ended."""
-    yield from ends
-    began = setting.clock.now
+    """Reduce the gradients of one stage over its replicas, beside their last backward passes, and gather parameters."""
+    label = f"{name} reduction"
     own = [rings[device.id] for device in column[0].devices if device.id in rings]
-    yield from [setting.clock.start(ring_reduction(setting, ring, f"{name} reduction")) for ring in own]
+    last = 1 / bucket_count(column[0].shape.parameters, len(column))  # the bucket that the end of the pass makes
+
+    def phase(number: int, share: float) -> list[Signal]:
+        return [setting.clock.start(ring_phase(setting, ring, number, share, label)) for ring in own]
+
+    yield from [begins for begins, _ in passes]
+    beside = phase(0, 1 - last) if last < 1 else []
+    yield from [ends for _, ends in passes]
+    began = setting.clock.now
+    yield from beside
+    yield from phase(0, last)
+    yield from phase(1, 1.0)
     for stage in column:
         setting.recorder.on_devices(stage.devices, "reduce", name, began, setting.clock.now - began)
 
 
-def ring_reduction(setting: Setting, ring: Ring, label: str) -> Process:
-    """Reduce and gather round one ring: inside each site over its edges, between sites from each to each.
+def ring_phase(setting: Setting, ring: Ring, number: int, share: float, label: str) -> Process:
+    """Reduce (0) a share of the gradients round one ring, or gather (1) its parameters: inside sites and between them.
 
-    The chunks of a ring follow each other, so that all edges work at once; what is left over is the start-up,
-    2 (n-1) delays on either level. Bytes per edge: 2 (k-1)/k of the gradient among k local ranks (with a sharded
-    optimiser (k-1)/k of gradient and of parameters), `wan_phases` between sites, one after the other.
+    The chunks of a ring follow each other, so that all edges work at once; what is left over is the start-up, k-1
+    delays of k ranks on either level, twice where gradients are gathered, too. Bytes per edge: those of a rank
+    (`formulas.ring_reduce_bytes`, `formulas.ring_gather_bytes`), `wan_phases` between sites.
     Source: ring bounds of Thakur et al., IJHPCA 2005, section 4.
     """
+    trips = (1 if ring.sharded else 2, 1 if ring.sharded else 0)[number]
     sites: dict[str, list[Device]] = {}
     for device in ring.devices:
         sites.setdefault(device.site, []).append(device)
     transfers: list[Transfer] = []
-    local_delays = 0.0
-    for members in sites.values():
+    local_delays = far_delays = 0.0
+    for members in sites.values() if trips else ():
         ordered = sorted(members, key=lambda device: device.node)  # the ring crosses each node's edge once
-        second = ring.parameter_bytes if ring.sharded else ring.gradient_bytes
-        size = (len(ordered) - 1) / len(ordered) * (ring.gradient_bytes + second)
+        reduced = ring_reduce_bytes(len(ordered), ring.gradient_bytes, ring.sharded)
+        gathered = ring_gather_bytes(len(ordered), ring.parameter_bytes, ring.sharded)
         edges = [*pairwise([*ordered, ordered[0]])] if len(ordered) > 1 else []
-        transfers += [setting.network.send(a, b, size, label) for a, b in edges]
+        transfers += [setting.network.send(a, b, share * (reduced, gathered)[number], label) for a, b in edges]
         delays = [_delay_seconds(setting.model.topology, a, b) for a, b in edges]
         # the transfers have one of the delays themselves, here and between sites
-        local_delays = max(local_delays, (2 * (len(ordered) - 1) - 1) * max(delays, default=0.0))
-    far_delays, trips = 0.0, 2 * (len(sites) - 1) - (2 if ring.sharded else 1)
-    for phase in wan_phases([ring]):
-        for (source, target), size in phase.items():
-            if size > 0:
-                ends = gateways(setting.model.topology, sites[source], sites[target])
-                transfers.append(setting.network.send(*ends, size, label))
-                far_delays = max(far_delays, trips * _delay_seconds(setting.model.topology, *ends))
-        yield from [transfer.arrived for transfer in transfers]
+        local_delays = max(local_delays, (trips * (len(ordered) - 1) - 1) * max(delays, default=0.0))
+    for (source, target), size in wan_phases([ring])[number].items():
+        if size > 0:
+            ends = gateways(setting.model.topology, sites[source], sites[target])
+            transfers.append(setting.network.send(*ends, share * size, label))
+            delay = _delay_seconds(setting.model.topology, *ends)
+            far_delays = max(far_delays, (trips * (len(sites) - 1) - 1) * delay)
+    yield from [transfer.arrived for transfer in transfers]
     yield local_delays + far_delays
 
 

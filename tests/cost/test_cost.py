@@ -36,7 +36,7 @@ from hetrl.cost.memory import (
     update_bytes,
 )
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Ring, all_reduce_seconds, reduction_seconds, wan_reduction_bytes
+from hetrl.cost.network import Reduction, Ring, all_reduce_seconds, reduction_of, wan_reduction_bytes
 from hetrl.cost.stages import place_all
 from hetrl.cost.training import Times, expected_largest, gradient_rings, pipeline_seconds
 from hetrl.cost.weight_sync import critic_behind, delta_share, held_bytes, weight_routes, weight_sync_cost
@@ -208,10 +208,10 @@ def test_the_gradient_of_8b_crosses_two_sites_once_each_way() -> None:
     ring = Ring(devices, gradient, gradient / 2, False)
     assert wan_reduction_bytes([ring]) == {("a", "b"): gradient, ("b", "a"): gradient}
     assert gradient / 1e9 == pytest.approx(32.8, abs=0.1)
-    seconds = reduction_seconds(_two_sites(), [ring], {})
+    seconds = reduction_of(_two_sites(), [ring], {}).seconds
     assert seconds == pytest.approx(gradient * 8 / 5e9 + 0.02, rel=1e-3)
     sharing = {("a", "b"): 2}
-    assert reduction_seconds(_two_sites(), [ring], sharing) == pytest.approx(2 * gradient * 8 / 5e9 + 0.02, rel=1e-3)
+    assert reduction_of(_two_sites(), [ring], sharing).seconds == pytest.approx(2 * gradient * 8 / 5e9 + 0.02, rel=1e-3)
     sharded = replace(ring, sharded=True)
     assert wan_reduction_bytes([sharded])["a", "b"] == gradient / 2 + gradient / 4  # half, and half of bf16 back
     assert wan_reduction_bytes([replace(sharded, gathered=0.1)])["a", "b"] == gradient / 2 + gradient / 40
@@ -219,7 +219,7 @@ def test_the_gradient_of_8b_crosses_two_sites_once_each_way() -> None:
 
 def test_a_ring_inside_a_node_runs_at_its_lanes() -> None:
     devices = tuple(Device("a", "n0", index, "a100-80gb") for index in range(2))
-    seconds = reduction_seconds(_two_sites(), [Ring(devices, 300e9, 150e9, False)], {})
+    seconds = reduction_of(_two_sites(), [Ring(devices, 300e9, 150e9, False)], {}).seconds
     assert seconds == pytest.approx(1.0, rel=1e-3)  # 2 x 1/2 x 300 GB at 300 GB/s
 
 
@@ -229,7 +229,24 @@ def test_rings_between_nodes_share_the_nic_of_each_node() -> None:
         Ring(tuple(Device("a", f"n{node}", rank, "a100-80gb") for node in range(2)), 10e9, 5e9, False)
         for rank in range(2)
     ]
-    assert reduction_seconds(topology, rings, {}) == pytest.approx(2 * 10e9 / 10e9, rel=1e-3)  # 80 gbps: 10 GB/s
+    found = reduction_of(topology, rings, {})
+    assert found.seconds == pytest.approx(2 * 10e9 / 10e9, rel=1e-3)  # 80 gbps: 10 GB/s
+
+
+def test_a_sharded_optimiser_scatters_gradients_and_gathers_parameters_behind_the_update() -> None:
+    devices = (Device("a", "n0", 0, "a100-80gb"), Device("b", "n0", 0, "a100-80gb"))
+    whole = reduction_of(_two_sites(), [Ring(devices, 32e9, 16e9, False)], {})
+    assert whole == Reduction(pytest.approx(32e9 * 8 / 5e9 + 0.02, rel=1e-3), 0.0)
+    parts = reduction_of(_two_sites(), [Ring(devices, 32e9, 16e9, True)], {})
+    assert parts == Reduction(*(pytest.approx(size * 8 / 5e9 + 0.01, rel=1e-3) for size in (16e9, 8e9)))
+
+
+def test_all_buckets_but_the_last_are_reduced_beside_the_backward_pass() -> None:
+    reduction = Reduction(reduce=8.0, gather=1.0)
+    assert reduction.behind(4.0, parameters=4 * 40e6, replicas=2) == 8.0 - 3 / 4 * 4.0 + 1.0
+    assert reduction.behind(99.0, parameters=4 * 40e6, replicas=2) == 8.0 / 4 + 1.0
+    assert reduction.behind(4.0, parameters=40e6, replicas=2) == reduction.seconds, "one bucket comes at the end"
+    assert reduction.behind(4.0, parameters=4 * 40e6, replicas=80) == 8.0 - 1 / 2 * 4.0 + 1.0
 
 
 def test_inside_a_site_a_version_takes_the_nic_and_the_way_from_host_memory() -> None:

@@ -113,8 +113,12 @@ Int split_layers(const Floats& layer, const Floats& beside, const Floats& capaci
     return stages;
 }
 
-double ring_bytes(Int ranks, double gradient, double parameters, bool sharded) {
-    return double(ranks - 1) / double(ranks) * (gradient + (sharded ? parameters : gradient));
+double ring_reduce_bytes(Int ranks, double gradient, bool sharded) {
+    return double(ranks - 1) / double(ranks) * gradient * double(sharded ? 1 : 2);
+}
+
+double ring_gather_bytes(Int ranks, double parameters, bool sharded) {
+    return sharded ? double(ranks - 1) / double(ranks) * parameters : 0.0;
 }
 
 double wan_reduce_bytes(Int receivers, Int ranks, Int sites, bool following, double gradient, bool sharded) {
@@ -136,8 +140,16 @@ double ring_latency(const Ints& members, const Floats& delays, double between) {
     return local + double(2 * (members.size() - 1)) * between;
 }
 
-double reduction_seconds(double lanes, double interfaces, double links, double latency) {
+double rings_seconds(double lanes, double interfaces, double links, double latency) {
     return std::max({lanes, interfaces, links}) + latency;
+}
+
+double exposed_seconds(double reduction, double backward, double buckets) {
+    return std::max(reduction / buckets, reduction - backward * (1 - 1 / buckets));
+}
+
+double bucket_count(double parameters, Int replicas) {
+    return std::max(1.0, parameters / std::max(40e6, 1e6 * double(replicas)));
 }
 
 double steady_seconds(const Ints& units, const Floats& busy) {

@@ -79,7 +79,7 @@ inline double best_byte(const Training& training, Int a, Int b, const Cohorts& c
     return best;
 }
 
-// Return the time of the busiest node's network interface: all rings of the stages that the node holds.
+// Return the time of the busiest node's network interface: all rings of the stages that the node holds, by `load`.
 inline double interface_seconds(const Training& training, const Cohorts& cohorts) {
     double slowest = 0.0;
     fill(cohorts.held, Int(0));  // the stages on the node that the last run of the class ends in, as bits
@@ -101,25 +101,34 @@ inline double interface_seconds(const Training& training, const Cohorts& cohorts
     return slowest;
 }
 
+// The seconds of a reduction: of the gradients, and of gathering parameters behind the update.
+struct Reduction {
+    double reduce;
+    double gather;
+};
+
 // Return the time of one reduction beside the task `other`, which uses its directions too (itself: alone).
 //
-// The slowest of lanes inside nodes, network interfaces and links between sites, and the latency of the slowest ring.
-inline double rings_seconds(const Training& training, const Cohorts& cohorts, const Parts& parts, Int other,
-                            bool fresh) {
+// Of either phase the slowest of lanes inside nodes, network interfaces and links between sites, and its part of the
+// latency of the slowest ring. Bytes inside a site are divided between the phases as those of a parameter are.
+inline Reduction reduction_of(const Training& training, const Cohorts& cohorts, const Parts& parts, Int other,
+                              bool fresh) {
     const auto& [task, choice, tables, found, replicas] = training;
     const Int places = tables.sites;
     if (replicas < 2) {
-        return 0.0;
+        return {0.0, 0.0};
     }
     const TrainingTables& numbers = tables.training;
     const double ranks = double(Int(1) << choice[TENSOR]);
+    const bool sharded = choice[SHARDING];
     double lanes = 0.0, latency = 0.0, reducing = 0.0, gathering = 0.0;
     Local<Int> sites(places, 0), members(places, 0);
     Local<double> reduced(places * places, 0.0), gathered(places * places, 0.0);
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double parameters = stage_parameters(training, i, double(cohorts.layers[i]));
         const double gradient = parameters * numbers.gradient_bytes, weights = parameters * numbers.weight_bytes;
-        const double moved = ring_bytes(replicas, gradient, weights, choice[SHARDING]);
+        const double moved =
+            ring_reduce_bytes(replicas, gradient, sharded) + ring_gather_bytes(replicas, weights, sharded);
         const Ring ring = ring_of(training, i, cohorts, sites, members);
         if (ring.nodes < replicas) {
             for (Int q = 0; q < found; ++q) {
@@ -134,9 +143,8 @@ inline double rings_seconds(const Training& training, const Cohorts& cohorts, co
                 if (s != t) {
                     const Int direction = sites[s] * places + sites[t];
                     reduced[direction] += ranks * wan_reduce_bytes(members[sites[t]], replicas, ring.sites,
-                                                                   t == (s + 1) % ring.sites, packed, choice[SHARDING]);
-                    gathered[direction] +=
-                        ranks * wan_gather_bytes(members[sites[s]], replicas, sent, choice[SHARDING]);
+                                                                   t == (s + 1) % ring.sites, packed, sharded);
+                    gathered[direction] += ranks * wan_gather_bytes(members[sites[s]], replicas, sent, sharded);
                 }
             }
         }
@@ -152,5 +160,9 @@ inline double rings_seconds(const Training& training, const Cohorts& cohorts, co
             }
         }
     }
-    return reduction_seconds(lanes, interface_seconds(training, cohorts), reducing + gathering, latency);
+    const double interfaces = interface_seconds(training, cohorts);
+    const double first = sharded ? numbers.gradient_bytes / (numbers.gradient_bytes + numbers.weight_bytes) : 1.0;
+    const double delays = sharded ? 0.5 * latency : latency;
+    return {rings_seconds(first * lanes, first * interfaces, reducing, delays),
+            rings_seconds((1 - first) * lanes, (1 - first) * interfaces, gathering, latency - delays)};
 }

@@ -175,6 +175,7 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
     const TrainingTables& numbers = tables.training;
     const Int unit = unit_of(training);
     double slowest[] = {0.0, 0.0};  // of each pass
+    double backward = 0.0;          // of the slowest replica's first stage, a micro-batch
     for (Int q = 0; q < found; ++q) {
         for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
             const Int first = more ? 0 : cohorts.extra[q], end = more ? cohorts.extra[q] : cohorts.replicas[q];
@@ -186,11 +187,16 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
                 const double seconds = slowest_instance(training, q, first, end, pass, samples, cohorts, parts, other);
                 const double share = at_once(training, pass, samples);
                 const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
-                slowest[pass] = std::max(slowest[pass], seconds * (1 + behind));
+                if (seconds * (1 + behind) > slowest[pass]) {
+                    slowest[pass] = seconds * (1 + behind);
+                    backward = pass == STEP ? cohorts.back[0] : backward;
+                }
             }
         }
     }
-    const double reduction = rings_seconds(training, cohorts, parts, other, fresh);
+    const Reduction reduction = reduction_of(training, cohorts, parts, other, fresh);
+    const double buckets = bucket_count(stage_parameters(training, 0, double(cohorts.layers[0])), replicas);
+    const double left = exposed_seconds(reduction.reduce, backward, buckets) + reduction.gather;
     double update = 0.0;
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double parameters = stage_parameters(training, i, double(cohorts.layers[i]));
@@ -199,7 +205,7 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
             update = std::max(update, step[0] + step[1] * parameters / training.shards());
         }
     }
-    return double(numbers.steps) * (slowest[STEP] + reduction + update) + slowest[SCORE];
+    return double(numbers.steps) * (slowest[STEP] + left + update) + slowest[SCORE];
 }
 
 // Return a training with what is laid out of it.
