@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -9,14 +10,21 @@ from pydantic import Field, model_validator
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict
 from hetrl.workload import needs_old_logprobs
 
+Decay = Literal["none", "linear", "cosine"]
 Share = Annotated[float, Field(ge=0, le=1)]
 OF_PPO = ("discount", "trace", "whiten_advantages", "whiten_rewards")
 OF_GRPO = ("advantages", "advantage_std", "advantage_epsilon", "dynamic_sampling")
 
 
-def risen(learning_rate: float, step: int, warmup: int) -> float:
-    """Return the learning rate of the first, second, ... step: it rises evenly to its value over `warmup` steps."""
-    return learning_rate * min(1.0, step / max(1, warmup))
+def scheduled(learning_rate: float, step: int, steps: int, warmup: int, decay: Decay) -> float:
+    """Return the learning rate of the first, second, ... of so many steps.
+
+    It rises evenly to its value over `warmup` steps, and then falls in a line or half a cosine wave, to be zero behind
+    the last step.
+    """
+    passed = min(1.0, max(0, step - warmup) / max(1, steps - warmup + 1))
+    left = {"none": 1.0, "linear": 1.0 - passed, "cosine": (1.0 + math.cos(math.pi * passed)) / 2}[decay]
+    return learning_rate * min(1.0, step / max(1, warmup)) * left
 
 
 class DynamicSampling(Strict):
@@ -37,6 +45,7 @@ class AlgorithmSection(Strict):
     epochs: AtLeastOne = 1
     learning_rate: Positive = 1e-6
     learning_rate_warmup: Annotated[int, Field(ge=0)] = 0
+    learning_rate_decay: Decay = "none"
     kl_coefficient: NotNegative = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -85,9 +94,9 @@ class AlgorithmSection(Strict):
             )
         return self
 
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of the policy's first, second, ... step."""
-        return risen(self.learning_rate, step, self.learning_rate_warmup)
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """Return the learning rate of the policy's first, second, ... of so many steps."""
+        return scheduled(self.learning_rate, step, steps, self.learning_rate_warmup, self.learning_rate_decay)
 
     @property
     def max_draws(self) -> int:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hetrl.describe.algorithm import AlgorithmSection, risen
+from hetrl.describe.algorithm import AlgorithmSection, Decay, scheduled
 from hetrl.describe.launching import Launch
 from hetrl.describe.response_lengths import ResponseLengths
 from hetrl.describe.yaml_file import AtLeastOne, Positive, Strict
@@ -86,12 +86,13 @@ class Critic(Strict):
     start: Literal["actor", "reward"] | None = None
     learning_rate: Positive = 1e-5
     learning_rate_warmup: Annotated[int, Field(ge=0)] = 0
+    learning_rate_decay: Decay = "none"
     value_clip: Positive | None = 0.2
     warmup_steps: Annotated[int, Field(ge=0)] = 0
 
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of the critic's first, second, ... step."""
-        return risen(self.learning_rate, step, self.learning_rate_warmup)
+    def learning_rate_at(self, step: int, steps: int) -> float:
+        """Return the learning rate of the critic's first, second, ... of so many steps."""
+        return scheduled(self.learning_rate, step, steps, self.learning_rate_warmup, self.learning_rate_decay)
 
     @model_validator(mode="after")
     def _one_start(self) -> Critic:

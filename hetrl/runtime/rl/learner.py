@@ -82,6 +82,7 @@ class Learner:
     reward: Reward = field(default_factory=Reward)
     critic: Critic = field(default_factory=Critic)
     judged_text: JudgedEncoder | None = None
+    steps: int = 1  # of the run: learning rates may fall until the last one
 
     async def scored(
         self, groups: Sequence[PromptGroup], step: int, versions: Versions, seconds: dict[str, float]
@@ -158,7 +159,8 @@ class Learner:
         A minibatch without a token to train on, as of truncated samples alone, is skipped with a warning.
         """
         parts = minibatches(actor_batch(batch), self.algorithm.minibatches, self.algorithm)
-        rate = self.algorithm.learning_rate_at(step - self.critic.warmup_steps)
+        warmup = self.critic.warmup_steps if self.tasks.critic else 0
+        rate = self.algorithm.learning_rate_at(step - warmup, self.steps - warmup)
         settings = structs.replace(loss_settings(self.algorithm), learning_rate=rate)
         means = await self._optimise(self.tasks.actor, parts, settings, step)
         fresh, mismatch = means.pop("fresh", 0.0), means.pop("mismatch", 0.0)  # both over all tokens of the minibatch
@@ -168,7 +170,9 @@ class Learner:
         """Take the critic's optimiser steps; return the means of what they measured, by names that say whose it is."""
         assert self.tasks.critic is not None
         parts = minibatches(critic_batch(batch), self.algorithm.minibatches)
-        settings = structs.replace(value_settings(self.critic), learning_rate=self.critic.learning_rate_at(step))
+        settings = structs.replace(
+            value_settings(self.critic), learning_rate=self.critic.learning_rate_at(step, self.steps)
+        )
         means = await self._optimise(self.tasks.critic, parts, settings, step)
         named = {"loss": "value_loss", "grad_norm": "value_grad_norm", "value_clip_fraction": "value_clip_fraction"}
         return {named[name]: value for name, value in means.items() if name in named}

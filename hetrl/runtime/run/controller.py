@@ -132,6 +132,7 @@ class Run:
             reward=experiment.reward,
             critic=experiment.critic,
             judged_text=judged_text,
+            steps=experiment.steps,
         )
 
     async def train(self) -> None:

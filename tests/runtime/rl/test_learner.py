@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -247,6 +248,31 @@ def test_learning_rates_rise_from_the_first_step_of_each_model() -> None:
         if isinstance(message, wire.Train):
             rates[to].append(message.settings.learning_rate)
     assert rates == {TRAINER: [0.125, 0.375, 0.5, 0.5], CRITIC: [0.125, 0.25, 0.25, 0.25, 0.25]}
+
+
+def test_learning_rates_fall_until_the_last_step_of_the_run() -> None:
+    models = Models()
+    learner = replace(
+        learner_of(models),
+        algorithm=AlgorithmSection(kind="ppo", learning_rate=0.5, learning_rate_warmup=1, learning_rate_decay="linear"),
+        critic=Critic(learning_rate=0.25, learning_rate_decay="cosine", warmup_steps=2),
+        steps=7,
+    )
+
+    async def steps() -> None:
+        scored, arrays, _ = await learner.scored(groups(), 1, Versions(critic=3), {})
+        batch, _ = await learner.batch(arrays, scored, 1, 1, {})
+        for step in (3, 5, 7):
+            await learner.train_critic(batch, step)
+            await learner.train_actor(batch, step)
+
+    asyncio.run(steps())
+    rates = {TRAINER: list[float](), CRITIC: list[float]()}
+    for to, message, _ in models.asked:
+        if isinstance(message, wire.Train):
+            rates[to].append(message.settings.learning_rate)
+    assert rates[TRAINER] == pytest.approx([0.5, 0.5 * 3 / 5, 0.5 * 1 / 5])  # its first, third and fifth of five steps
+    assert rates[CRITIC] == pytest.approx([0.125 * (1 + math.cos(math.pi * step / 8)) for step in (3, 5, 7)])
 
 
 def test_values_of_another_version_of_the_critic_end_the_run() -> None:
