@@ -25,7 +25,8 @@ class Launch(Strict):
 
     `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
     single links, by their sites as "alpha-beta". After `orphan_timeout` without a word of the controller what it left
-    behind ends. `poll_seconds` is how often a Slurm site is looked at.
+    behind ends. One thing that a rank or a server is asked for may take `hang_timeout`, then it counts as dead.
+    `poll_seconds` is how often a Slurm site is looked at.
     """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
@@ -34,6 +35,7 @@ class Launch(Strict):
     patience: Clock = "00:10:00"
     link_patience: Mapping[str, Clock] = {}
     orphan_timeout: Clock = "00:30:00"
+    hang_timeout: Clock = "00:30:00"
     templates: str | None = None
     poll_seconds: Annotated[float, Field(ge=1)] = 30.0
 
@@ -52,14 +54,20 @@ class Launch(Strict):
         """Return how long a member goes on without a word of the controller."""
         return seconds_of(self.orphan_timeout)
 
+    @property
+    def hang_timeout_seconds(self) -> int:
+        """Return how long one pass, optimiser step or stretch of a sample may take."""
+        return seconds_of(self.hang_timeout)
+
     @model_validator(mode="after")
     def _patience_comes_first(self) -> Launch:
         longest = max((self.patience, *self.link_patience.values()), key=seconds_of)
-        if self.orphan_timeout_seconds <= seconds_of(longest):
-            raise ValueError(
-                f"orphan_timeout ({self.orphan_timeout}) must be longer than the patience with any link ({longest}): "
-                "what lies behind a link that is out would end before the link is given up"
-            )
+        for key, reason in (
+            ("orphan_timeout", "what lies behind a link that is out would end before the link is given up"),
+            ("hang_timeout", "a step that waits for a link would count as hanging"),
+        ):
+            if seconds_of(own := getattr(self, key)) <= seconds_of(longest):
+                raise ValueError(f"{key} ({own}) must be longer than the patience with any link ({longest}): {reason}")
         return self
 
     def patience_seconds(self, site: str, other: str) -> int:

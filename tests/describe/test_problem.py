@@ -117,6 +117,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         changed("launch", "patience", to="00:30:00"),
         "orphan_timeout (00:30:00) must be longer than the patience with any link (00:30:00)",
     ),
+    "patience that outlasts work": (
+        changed("launch", "hang_timeout", to="00:10:00"),
+        "hang_timeout (00:10:00) must be longer than the patience with any link (00:10:00)",
+    ),
     "patience with a link": (changed("launch", "link_patience", to={"a-b": "1h"}), '"1h" is not HH:MM:SS'),
     "no such link": (
         changed("launch", "link_patience", to={"alpha-omega": "00:20:00"}),

@@ -16,6 +16,7 @@ import yaml
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron import checkpoint_files
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.run import engines, trainer
@@ -111,28 +112,30 @@ def live(case: Case, directory: Path, defect: str | None = None, written: Path |
         world, rank = context.place(case.task, case.rank)
         trainer.join_world(context, world, rank, device=0)
         engine = engines.build_engine(context, world, rank)
-        seen = _drive(engine, case.task, directory, written)
+        seen = _drive(engine, trainer.watch_of(context, world, rank), case.task, directory, written)
         engine.close()
         stop_wan_world()
     return seen
 
 
-def _drive(engine: MegatronEngine, task: str, directory: Path, written: Path | None) -> dict[str, Any]:
+def _drive(
+    engine: MegatronEngine, watch: HangWatch, task: str, directory: Path, written: Path | None
+) -> dict[str, Any]:
     seen: dict[str, Any] = {"devices": {str(parameter.device) for parameter in engine.parameters.values()}}
     places = places_of(task)
     if engine.rank == 0:
         share(wire.Score(step=1, what=WHAT[task], arrays=()), ())  # the others would hear garbage: nobody is there
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
     with _packed(engine):
-        scores = trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places)
+        scores = trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places, watch)
     seen["scores"] = None if scores is None else scores.shape
     _sleep(engine)
-    trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places)
+    trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places, watch)
     if task in LOSSES:
         settings = LOSSES[task]
         for _ in range(2):
             request = _request(wire.Train(step=1, arrays=(), settings=settings))
-            seen["metrics"] = sorted(trainer.execute(engine, *request, places))
+            seen["metrics"] = sorted(trainer.execute(engine, *request, places, watch))
             _sleep(engine)
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)

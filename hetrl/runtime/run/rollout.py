@@ -53,6 +53,7 @@ def settings_of(context: Context, replica: int, scratch: Path) -> VllmSettings:
         load_format="auto" if directory.weights else "dummy",
         device="cpu" if is_cpu(context.gpus[planned.devices[0]]) else "cuda",
         seed=experiment.seed,
+        hang_seconds=experiment.launch.hang_timeout_seconds,
         idle_state=context.plan.tasks[GENERATION].idle_state if context.takes_turns(GENERATION) else "resident",
     )
 

@@ -35,6 +35,7 @@ from hetrl.describe.models import model_of
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
+from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.checkpoint_files import keep_last
 from hetrl.runtime.megatron.engine import MegatronEngine
@@ -84,8 +85,15 @@ def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryv
     return TokenBatch(tokens=tokens, lengths=lengths, mask=mask, extras=extras)
 
 
-def execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes], places: CheckpointPlaces) -> Any:
-    """Do what a shared request asks for (collective); rank 0 gets the result."""
+def execute(
+    engine: MegatronEngine, message: wire.Message, buffers: list[bytes], places: CheckpointPlaces, watch: HangWatch
+) -> Any:
+    """Do what a shared request asks for (collective), under watch; rank 0 gets the result."""
+    with watch.over(type(message).__name__):
+        return _execute(engine, message, buffers, places)
+
+
+def _execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes], places: CheckpointPlaces) -> Any:
     match message:
         case wire.Score(temperature=temperature, what=what):
             return engine.score(batch_of(message, buffers), temperature, what)
@@ -116,7 +124,7 @@ def following(rank: int) -> Iterator[None]:
         raise HetrlError(f"rank {rank}: the other ranks are gone; see the log of rank 0") from None
 
 
-def follow(engine: MegatronEngine, places: CheckpointPlaces) -> None:
+def follow(engine: MegatronEngine, places: CheckpointPlaces, watch: HangWatch) -> None:
     """Be one of the other ranks: do what rank 0 shares until it says Finish."""
     while True:
         message, buffers = share(None)
@@ -129,7 +137,7 @@ def follow(engine: MegatronEngine, places: CheckpointPlaces) -> None:
                 for _ in engine.export():
                     pass
             case _:
-                execute(engine, message, buffers, places)
+                execute(engine, message, buffers, places, watch)
 
 
 class Lead:
@@ -142,9 +150,10 @@ class Lead:
         thread: ThreadPoolExecutor,
         weights: Intake,
         places: CheckpointPlaces,
+        watch: HangWatch,
     ) -> None:
         self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
-        self._places = places
+        self._places, self._watch = places, watch
         self._version = 0  # of the weights that arrived and are loaded
         self._asleep = False
         self._kept: Kept | None = None  # where what changed is sent
@@ -236,7 +245,10 @@ class Lead:
             self._version, self._arrived = self._arrived[0].version, None
 
     async def _execute(self, message: wire.Message, buffers: Iterable[bytes | memoryview]) -> Any:
-        return await self._in_thread(lambda: execute(self._engine, *share(message, list(buffers)), places=self._places))
+        def shared() -> Any:
+            return execute(self._engine, *share(message, list(buffers)), places=self._places, watch=self._watch)
+
+        return await self._in_thread(shared)
 
     def _export(self, message: wire.Publish, publisher: Publisher) -> None:
         share(message)
@@ -248,6 +260,12 @@ class Lead:
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+
+def watch_of(context: Context, world: World, rank: int) -> HangWatch:
+    """Return what ends this rank when it hangs."""
+    seconds = context.experiment.launch.hang_timeout_seconds
+    return HangWatch(seconds, f"{context.site}: {world.task} rank {world.first + rank}")
 
 
 async def lead(context: Context, world: World, device: int) -> None:
@@ -272,7 +290,7 @@ async def lead(context: Context, world: World, device: int) -> None:
             most = most_bytes(architecture(model_of(context.experiment, world.task).architecture))
             weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}", most)
             places = places_of(world.task, context.continues)
-            await Lead(member, engine, thread, Intake(weights), places).serve()
+            await Lead(member, engine, thread, Intake(weights), places, watch_of(context, world, 0)).serve()
             await loop.run_in_executor(thread, engine.close)
 
 
@@ -299,7 +317,7 @@ def main() -> int:
                 if context.takes_turns(world.task):
                     share(None)  # rank 0 was told that the devices are ours
                 engine = build_engine(context, world, rank)
-                follow(engine, places_of(world.task, context.continues))
+                follow(engine, places_of(world.task, context.continues), watch_of(context, world, rank))
                 engine.close()
     except HetrlError as error:
         return exit_with(error)

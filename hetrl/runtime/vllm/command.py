@@ -28,6 +28,7 @@ class VllmSettings:
     device: str = "cpu"  # cpu | cuda
     seed: int = 0
     cpu_threads: int = 1
+    hang_seconds: float = 1800.0  # until a request that nobody answers has the server end
     idle_state: str = "resident"  # what it keeps on its devices between its turns, as in the plan
 
 
@@ -69,6 +70,7 @@ def command_of(settings: VllmSettings, socket: Path) -> list[str]:
 def environment_of(settings: VllmSettings, directory: Path) -> dict[str, str]:
     """Return what the server's environment adds to ours (https://docs.vllm.ai/en/latest/configuration/env_vars/)."""
     environment = {
+        "PYTHONFAULTHANDLER": "1",  # SIGABRT has each process say where its threads stand
         "VLLM_SERVER_DEV_MODE": "1",  # the routes that pause and that update weights
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -22,14 +22,18 @@ from hetrl.errors import GangTimeoutError, HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.parent_death import end_with_parent
 from hetrl.runtime.vllm.command import MODEL_NAME, VllmSettings, command_of, environment_of
+from hetrl.runtime.vllm.processes import end_with_stacks, terminate
 
 __all__ = ["VllmServer", "VllmSettings"]
 
 # unix(7): sun_path holds 108 bytes; vLLM's own sockets are named by a uuid of 36 characters.
 DIRECTORY_BYTES = 108 - 1 - 37
-STOP_SECONDS = 10.0
 POLL_SECONDS = 0.2
 CONTROL_SECONDS = 60.0
+
+
+class SilentError(HetrlError):
+    """The server did not answer in time."""
 
 
 class VllmServer:
@@ -90,7 +94,7 @@ class VllmServer:
             await client.aclose()
         if process is not None:
             self._adopt(process)
-            await asyncio.to_thread(_terminate, process, self._family)
+            await asyncio.to_thread(terminate, process, self._family)
             self._family = set()
         if private is not None:
             shutil.rmtree(private, ignore_errors=True)
@@ -103,7 +107,7 @@ class VllmServer:
         Log-probs are those of the distribution that was sampled from (after temperature and top_p). Sample k depends on
         the seed, k, prompt and weights only; the stop token is the last token of a sample that it ended. Weights that
         the server started with are version 0. Raises HetrlError when there are no weights yet, more samples are asked
-        than `max_sequences`, the server refuses, or it does not answer in time.
+        than `max_sequences`, the server refuses, or it does not answer in time: then it hangs, and is ended.
         """
         if not self._has_weights:
             raise HetrlError("vllm: asked to generate before the first weight version arrived")
@@ -118,7 +122,13 @@ class VllmServer:
             "stop_token_ids": list(sampling.stop_tokens),
         }
         body = {"model": MODEL_NAME, "token_ids": list(prompt), "sampling_params": parameters}
-        answer = await self._call("POST", "/inference/v1/generate", timeout_seconds, body)
+        limit = min(timeout_seconds, self._settings.hang_seconds)
+        try:
+            answer = await self._call("POST", "/inference/v1/generate", limit, body)
+        except SilentError:
+            if self._process is not None:
+                end_with_stacks(self._process.pid, self._family)
+            raise
         return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
 
     async def update_weights(self, version: int, path: Path, timeout_seconds: float, *, recompute: bool = True) -> None:
@@ -222,7 +232,7 @@ class VllmServer:
         try:
             response = await client.request(method, path, json=body, timeout=timeout_seconds)
         except httpx.TimeoutException:
-            raise HetrlError(f"vllm: no answer to {route} in {timeout_seconds:g} s; see {self._log_path}") from None
+            raise SilentError(f"vllm: no answer to {route} in {timeout_seconds:g} s; see {self._log_path}") from None
         except httpx.TransportError as error:
             await asyncio.sleep(POLL_SECONDS)  # a server that crashed needs a moment until its exit code is known
             self._raise_if_ended(process)
@@ -269,26 +279,3 @@ def _sample(choice: Mapping[str, Any]) -> wire.Sample:
         versions=versions,
         finish_reason=choice["finish_reason"],
     )
-
-
-def _terminate(process: subprocess.Popen[bytes], workers: set[psutil.Process]) -> None:
-    """Let the server end itself and its workers, then kill what remains."""
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_SECONDS)
-    # Only a server that ended in order has told its workers to end.
-    deadline = time.monotonic() + (STOP_SECONDS if process.returncode == 0 else 1.0)
-    while any(_lives(worker) for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    for worker in filter(_lives, workers):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            worker.kill()
-    process.kill()
-    process.wait()
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

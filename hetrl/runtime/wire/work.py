@@ -7,7 +7,7 @@ import msgspec
 from hetrl.runtime.wire.header import ArraySpec, Tagged
 
 # What asks for a generation, a score, an optimiser step, a checkpoint or new weights waits for so long.
-WORK_SECONDS = 3600.0
+WORK_SECONDS = 86400.0  # what hangs ends before, by `launch.hang_timeout`
 
 # ---- rollouts
 

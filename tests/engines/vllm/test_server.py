@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -310,6 +313,30 @@ def test_stop_leaves_no_process_and_no_socket(served: Served) -> None:
     assert {entry.name for entry in served.scratch.iterdir()} == {"vllm.log", "weights"}
     with pytest.raises(HetrlError, match="not running"):
         served.generate()
+
+
+def test_a_server_that_hangs_says_where_its_threads_stand_and_is_ended(model_directory: Path, tmp_path: Path) -> None:
+    settings = replace(settings_of(model_directory), load_format="auto", hang_seconds=2.0)
+    policy_of(model_directory, 1).save_pretrained(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / name).write_bytes((model_directory / name).read_bytes())
+    log = tmp_path / "vllm.log"
+    server = VllmServer(replace(settings, model_directory=tmp_path / "model"), tmp_path, log)
+
+    async def stopped() -> None:
+        await server.start(START_SECONDS)
+        for pid in family():
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(HetrlError, match=r"vllm: no answer to /inference/v1/generate in 2 s; see .*vllm\.log"):
+                await server.generate(PROMPT, how(), CALL_SECONDS)
+            while family():
+                await asyncio.sleep(0.1)
+        finally:
+            await server.stop()
+
+    asyncio.run(stopped())
+    assert re.search(r"Fatal Python error: Aborted\s+(Current )?[Tt]hread .*most recent call first", log.read_text())
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

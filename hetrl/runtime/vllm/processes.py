@@ -1,0 +1,48 @@
+"""The ends of a server and its workers: in order, or with a word of where they hang."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Collection
+
+import psutil
+
+STOP_SECONDS = 10.0
+
+
+def terminate(process: subprocess.Popen[bytes], workers: Collection[psutil.Process]) -> None:
+    """Let the server end itself and its workers, then kill what remains."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    # Only a server that ended in order has told its workers to end.
+    deadline = time.monotonic() + (STOP_SECONDS if process.returncode == 0 else 1.0)
+    while any(_lives(worker) for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for worker in filter(_lives, workers):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    process.kill()
+    process.wait()
+
+
+def end_with_stacks(pid: int, workers: Collection[psutil.Process]) -> None:
+    """End a server that hangs, with its workers, also where they are stopped.
+
+    Each first says in the server's log where its threads stand: `PYTHONFAULTHANDLER` is set for it.
+    """
+    for number in (signal.SIGABRT, signal.SIGCONT):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in (psutil.Process(pid), *workers):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
