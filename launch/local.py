@@ -2,7 +2,8 @@
 
 Each process leads a session of its own, so that Ctrl-C at the terminal does not reach it and one signal reaches what it
 started in its group. What left the group still carries HETRL_RUN and HETRL_SITE_DIRECTORY in its environment: the sweep
-finds it by both, for two runs of one name and second may lie in different directories.
+finds it by both, for two runs of one name and second may lie in different directories. Each process has a temporary
+directory of its own, which goes when the process has ended, however it did.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hetrl.errors import HetrlError
 from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.runtime.temporary import make_private, remove_private, remove_unheld
 from hetrl.runtime.wire import GATEWAY
 from hetrl.runtime.wire.keys import make_run_keys
 from launch.executor import Exit, Prepared, Started
@@ -87,31 +89,38 @@ class LocalExecutor:
         self._run, self._jobs, self._events, self._state = run, jobs, events, state
         self._running: dict[tuple[str, str], tuple[Command, subprocess.Popen[bytes]]] = {}
         self._leaders: list[psutil.Process] = []
+        self._temporary: dict[int, Path] = {}  # by the number of the process, which holds it
         self._restarts = Counter[str]()
         self._stopped = False
 
     def start(self, interrupted: Callable[[], int | None] = lambda: None) -> None:
         """Start every job and write what identifies each process: name, pid and creation time."""
+        remove_unheld()  # of runs that were killed together with their launcher
         for job in self._jobs:
             processes = [self._start(job.site, command) for command in job.tasks]
             self._events.append("submitted", site=job.site, job=job.name, job_kind=job.kind, processes=processes)
 
     def _start(self, site: str, command: Command) -> dict[str, Any]:
-        name = command.process.name
+        name, held = command.process.name, make_private()
+        added = {**command.environment, _DIRECTORY: str(self._run.site(site)), "TMPDIR": str(held.path)}
         with self._run.log(site, name).open("ab") as log:
             try:
                 started = subprocess.Popen(
                     [sys.executable if word == "python" else word for word in command.argv],
                     cwd=self._run.site(site),
-                    env=_environment({**command.environment, _DIRECTORY: str(self._run.site(site))}),
+                    env=_environment(added),
+                    pass_fds=held.lock,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
             except OSError as error:
+                remove_private(held.path)
                 raise HetrlError(f"{site}: cannot start {name}: {error.strerror}: {error.filename}") from None
-        self._running[site, name] = command, started
+            finally:
+                held.leave()
+        self._running[site, name], self._temporary[started.pid] = (command, started), held.path
         leader = psutil.Process(started.pid)
         self._leaders.append(leader)
         return {"name": name, "pid": started.pid, "created": leader.create_time()}
@@ -122,6 +131,8 @@ class LocalExecutor:
         for key, (command, process) in list(self._running.items()):
             if (code := process.poll()) is not None:
                 del self._running[key]
+                remove_private(self._temporary.pop(process.pid))
+                remove_unheld()  # the weights of the last replica here
                 if not self._revived(key[0], command, code):
                     exits.append(Exit(_started(key[0], command), code))
         return exits
@@ -149,6 +160,8 @@ class LocalExecutor:
         """End every process of the run; when it returns none is left."""
         self._stopped = True
         stop_processes(self._run, self._leaders)
+        for path in self._temporary.values():
+            remove_private(path)
         return []
 
 
@@ -184,7 +197,10 @@ def processes_of(records: Iterable[Mapping[str, Any]]) -> list[psutil.Process]:
 
 
 def stop_processes(run: Run, leaders: Iterable[psutil.Process]) -> int:
-    """End the process groups of the leaders, then all else that carries this run; return how many processes lived."""
+    """End the process groups of the leaders, then all else that carries this run; return how many processes lived.
+
+    Then nothing holds their temporary directories, which are removed.
+    """
     leaders = [leader for leader in leaders if alive(leader)]
     found = {leader.pid for leader in leaders}
     _signal_groups(leaders, signal.SIGTERM)
@@ -197,6 +213,7 @@ def stop_processes(run: Run, leaders: Iterable[psutil.Process]) -> int:
         found.update(process.pid for process in remaining)
         _signal(remaining, attempt)
         _wait(remaining, SWEEP_SECONDS)
+    remove_unheld()
     return len(found)
 
 

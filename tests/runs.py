@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ class Submitted:
         """Wait for the end."""
         stdout, stderr = self._process.communicate(timeout=900)
         assert_nothing_left(self.directory)
+        assert [path.name for path in temporary_of(self._work).rglob("*")] == []
         return Finished(self._process.returncode, stdout, stderr, self.directory)
 
 
@@ -85,11 +88,22 @@ def started(work: Path, *arguments: str) -> Iterator[Submitted]:
     (work / "topology").exists() or (work / "topology").symlink_to(ROOT / "topology")
     command = [sys.executable, "-m", "launch.cli", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=work, text=True, **pipes) as process:
+    temporary = temporary_of(work)
+    temporary.mkdir(exist_ok=True)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, cwd=work, env=environment, text=True, **pipes) as process:
         try:
             yield Submitted(process, work)
         finally:
             process.terminate()
+            process.wait()
+            with suppress(OSError):  # what is left in it is for the run that goes on to remove
+                temporary.rmdir()
+
+
+def temporary_of(work: Path) -> Path:
+    """Return the temporary directory of what is started in a directory; sockets in it have a short path."""
+    return Path("/tmp") / f"hetrl-t-{zlib.crc32(bytes(work.absolute())):08x}"
 
 
 def submit(config: Path, work: Path, *arguments: str) -> Finished:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -77,6 +78,20 @@ def test_poll_tells_each_exit_once(run):
     assert [(one.name, one.role) for one in executor.alive()] == [("stays", "stays")]
     executor.stop()
     assert exits(executor) == [("alpha", "stays", -15)]
+
+
+def test_a_process_has_a_temporary_directory_that_ends_with_it(run):
+    code = "import os, tempfile; print(tempfile.mkdtemp(), flush=True); "
+    stays = f"{code} import time; time.sleep(600)"
+    executor = started(run, job(run, "alpha", killed=f"{code} os.kill(os.getpid(), 9)", stays=stays))
+    until(lambda: exits(executor) == [("alpha", "killed", -9)], "one is killed")
+    made = {}
+    for name in ("killed", "stays"):
+        until(lambda name=name: run.log("alpha", name).read_text(), "it has said which")
+        made[name] = Path(run.log("alpha", name).read_text().strip()).parent
+    assert {name: path.exists() for name, path in made.items()} == {"killed": False, "stays": True}
+    executor.stop()
+    assert not made["stays"].exists()
 
 
 def test_stop_kills_what_ignores_the_first_signal(run):

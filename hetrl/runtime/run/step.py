@@ -4,7 +4,7 @@ The file lists the processes of each step; task i of a step (SLURM_PROCID) runs 
 
     print to logs/<process>.log
     take the GPUs that Slurm granted: the file counts them from 0
-    execute its command, and wait
+    execute its command with a temporary directory of its own, wait, and remove that
     where it fails and nobody of the job has before: write `EXIT-CODE PROCESS` to the file HETRL_FAILURE
 
 srun itself returns the highest exit code of all tasks, which is that of one that it ended because another had failed.
@@ -26,6 +26,7 @@ import msgspec
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.parent_death import end_with_parent
+from hetrl.runtime.temporary import private_directory, remove_unheld
 
 _VISIBLE, _FAILURE = "CUDA_VISIBLE_DEVICES", "HETRL_FAILURE"
 # Slurm sends these to the whole process group of a task: the process gets them, and says what came of it.
@@ -115,10 +116,14 @@ def main() -> int:
 
 
 def _run(argv: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a command to its end; it ends with this process, however that ends."""
+    """Run a command to its end; it ends with this process, however that ends, and leaves no temporary files."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    code = subprocess.Popen(argv, env=environment, preexec_fn=_become).wait()
+    remove_unheld()  # what is left of processes that were killed together with who had started them
+    with private_directory() as held:
+        child = {**environment, "TMPDIR": str(held.path)}
+        code = subprocess.Popen(argv, env=child, pass_fds=held.lock, preexec_fn=_become).wait()
+    remove_unheld()  # the weights of this node, where no other replica is left
     return code if code >= 0 else 128 - code
 
 

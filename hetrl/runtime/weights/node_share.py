@@ -48,12 +48,10 @@ class NodeShare:
                 other.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Lead no more; the last one leaves nothing behind."""
+        """Lead no more; who leads next starts from its own files."""
         if self._lock is not None:
             for path in self.directory.glob("*.safetensors"):
                 path.unlink(missing_ok=True)
             (self.directory / "lead.lock").unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = None
-        with suppress(OSError):  # others are still there
-            self.directory.rmdir()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from hetrl.runtime import wire
+from hetrl.runtime.temporary import PREFIX
 from hetrl.runtime.weights import intake, node_directory as room
 from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.node_directory import name_for, node_directory
@@ -17,6 +18,7 @@ from hetrl.runtime.weights.node_share import NodeShare
 from tests.runtime.weights.receivers import Receiver, Sent, Wire, model, publish, same, stepped
 
 LEADER, OTHER = "a/x/0", "a/x/1"
+NAME = f"{PREFIX}x"
 
 
 @pytest.fixture
@@ -108,10 +110,10 @@ def test_the_first_place_with_room_is_taken_and_left_as_it_was(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
     monkeypatch.setattr(room, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(room.shutil, "disk_usage", lambda place: Usage(free[Path(place).name]))
-    with node_directory("hetrl-x", 10, 0, tmp_path / "site") as (first, lead):
+    with node_directory(NAME, 10, 0, tmp_path / "site") as (first, lead):
         free["disk"] = free["memory"] = 0
-        with node_directory("hetrl-x", 10, 1, tmp_path / "site") as (second, other):
-            assert first.parent == second.parent == tmp_path / expected / "hetrl-x"
+        with node_directory(NAME, 10, 1, tmp_path / "site") as (second, other):
+            assert first.parent == second.parent == tmp_path / expected / NAME
             assert all(one.stat().st_mode & 0o777 == 0o700 for one in (first, second, first.parent))
             assert (lead.leads(), other.leads()) == (True, False)
         (first / "version-1.safetensors").touch()
@@ -123,21 +125,21 @@ def test_what_a_killed_replica_left_is_removed_by_its_next_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / "hetrl-x" / "0" / "version-1.part"
+    left = tmp_path / NAME / "0" / "version-1.part"
     left.parent.mkdir(parents=True, mode=0o700)
     left.parent.parent.chmod(0o700)
     left.touch()
-    with node_directory("hetrl-x", 0, 0, tmp_path) as (directory, _):
+    with node_directory(NAME, 0, 0, tmp_path) as (directory, _):
         assert directory == left.parent
         assert not left.exists()
 
 
 def test_a_directory_that_others_may_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (tmp_path / "hetrl-x").mkdir(mode=0o755)
-    (tmp_path / "hetrl-x").chmod(0o755)
-    with node_directory("hetrl-x", 0, 0, tmp_path) as (directory, _):
-        assert directory.parent.name.startswith("hetrl-x.")
+    (tmp_path / NAME).mkdir(mode=0o755)
+    (tmp_path / NAME).chmod(0o755)
+    with node_directory(NAME, 0, 0, tmp_path) as (directory, _):
+        assert directory.parent.name.startswith(f"{NAME}.")
         assert directory.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -166,7 +168,7 @@ def test_the_shared_directory_is_made_again_when_the_last_replica_removes_it_bet
 
     private = room._private
     monkeypatch.setattr(room, "_private", removed_once)
-    with node_directory("hetrl-x", 0, 0, tmp_path) as (directory, share):
+    with node_directory(NAME, 0, 0, tmp_path) as (directory, share):
         assert directory.is_dir()
         assert share.leads()
     assert len(made) == 2
