@@ -224,6 +224,22 @@ def _add_running(verbs: _Verbs) -> None:
     resume.add_argument("--yes", action="store_true", help="ask nothing")
     resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 
+    checkpoints = _verb(
+        verbs, "checkpoints", "launch.verbs.checkpoints:checkpoints_command", "which checkpoints of a run are where"
+    )
+    _add_run(checkpoints)
+    checkpoints.add_argument("--json", action="store_true", help="print them as JSON")
+
+    export = _verb(
+        verbs,
+        "export",
+        "launch.verbs.checkpoints:export_command",
+        "copy the model of a checkpoint, as Hugging Face has it",
+    )
+    export.add_argument("run", metavar="RUN", help="id or directory of a run")
+    export.add_argument("--step", metavar="N", type=_count, help="of which step (default: the last)")
+    export.add_argument("directory", metavar="DIR", help="a directory that is not there yet")
+
     cancel = _verb(verbs, "cancel", "launch.verbs.runs:cancel_command", "end a run and all its processes")
     _add_run(cancel)
 

@@ -113,6 +113,18 @@ class Shell:
             said = Done(tuple(argv), code, stdout, stderr).telling
             raise SiteUnreachableError(f"{self.site}: cannot copy {source} to {remote}: {said}")
 
+    def copy_from(self, source: str, target: Path, *, timeout_seconds: float, exclude: Sequence[str] = ()) -> None:
+        """Make the directory `target` here the same as `source` at the site (rsync), but for patterns of `exclude`."""
+        self.calls += 1
+        remote = source if self.host == LOCAL else f"{self.host}:{source}"
+        transport = [] if self.host == LOCAL else ["--rsh", shlex.join(self._ssh())]
+        patterns = [f"--exclude={pattern}" for pattern in exclude]
+        argv = ["rsync", "--archive", "--delete", "--delete-excluded", *patterns, *transport]
+        code, stdout, stderr = self._spawn([*argv, f"{remote}/", f"{target}/"], argv, timeout_seconds, None)
+        if code:
+            said = Done(tuple(argv), code, stdout, stderr).telling
+            raise HetrlError(f"{self.site}: cannot copy {remote} to {target}: {said}")
+
     def _ssh(self) -> list[str]:
         return [
             "ssh",

@@ -141,10 +141,14 @@ class WarmStart(Strict):
 
 
 class Checkpoints(Strict):
-    """When the trainer writes its whole state to its site's disk; the last step is always written."""
+    """When the trainer writes its whole state to its site's disk; the last step is always written.
+
+    The newest `keep` stay, fewer where they would take more than `keep_gb`, but at least one.
+    """
 
     every_steps: AtLeastOne = 50
     keep: AtLeastOne = 2
+    keep_gb: Positive | None = None
 
 
 class RolloutFiles(Strict):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
 from functools import partial
 
 from rich.console import Console
@@ -23,6 +21,7 @@ from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere
 from launch.state import FINISHED, State
+from launch.verbs.checkpoints import directories_of
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
 from launch.verbs.runs import current_state
 from launch.verbs.submit import prepare
@@ -86,14 +85,3 @@ def _go_on(run: Run, slurm: SlurmRun | None, arguments: argparse.Namespace) -> i
     continues = directories_of(run, slurm, plan.site_order)
     prepared = prepare(problem, plan, config, executor, console, continues=continues)
     return begin(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
-
-
-def directories_of(run: Run, slurm: SlurmRun | None, sites: Sequence[str]) -> dict[str, list[str]]:
-    """Return, by site, its directories of a run and of those that this one went on from, the latest first."""
-    found = {}
-    for site in sites:
-        here = run.site(site)
-        if (here / "site.json").is_file():
-            directory = str(here) if slurm is None else slurm.site(site).directory
-            found[site] = [directory, *json.loads((here / "site.json").read_text())["continues"]]
-    return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hetrl.problem import read_problem
 from lab.planned.random_plans import plan_on_one_device, write_experiment
@@ -44,6 +45,23 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path) -> None:
     again = {one["version"]: one["digest"] for one in resumed.summary()["weight_versions"]}
     assert again == {version: served[version] for version in sorted(served)[-len(again) :]}
     assert len(again) == STEPS - EVERY_STEPS + 1
+    exports_a_model(work)
+
+
+def exports_a_model(work: Path) -> None:
+    """The last run's newest checkpoint is listed as the one to go on from, and loads as a model with its tokenizer."""
+    with started(work, "checkpoints", "--json") as listing:
+        rows = json.loads(listing.finish().stdout)
+    assert [(row["task"], row["step"]) for row in rows if row["next"]] == [
+        ("actor_training", STEPS),
+        ("critic_training", STEPS),
+    ]
+    with started(work, "export", listing.directory.name, "model") as exporting:
+        assert exporting.finish().code == 0
+    tokenizer = AutoTokenizer.from_pretrained(work / "model")
+    model = AutoModelForCausalLM.from_pretrained(work / "model")
+    tokens = tokenizer("3 7>", return_tensors="pt").input_ids
+    assert model(tokens).logits.shape == (1, tokens.shape[1], model.config.vocab_size)
 
 
 def lasting(config: Path) -> Path:

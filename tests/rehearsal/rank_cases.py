@@ -16,8 +16,8 @@ import yaml
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints import files as checkpoint_files
 from hetrl.runtime.hang import HangWatch
-from hetrl.runtime.megatron import checkpoint_files
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.run import engines, trainer
 from hetrl.runtime.run.checkpoint_places import places_of

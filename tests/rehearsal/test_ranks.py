@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.runtime.megatron.checkpoint_files import path_of
+from hetrl.runtime.checkpoints.files import path_of
 from lab.fake_cuda.ranks import RankError, Stage
 from tests.rehearsal.rank_cases import CRITIC, LOSSES, REFERENCE, REWARD, TRAINING, VALUES, Case, live
 

@@ -6,7 +6,7 @@
 
 A rank writes what its optimiser holds, and of the whole weights of its stage as many bytes as the others do. Ranks that
 do not see the directory of rank 0, being at another site, send their bytes to one that does, in `begin`: nothing is
-sent beside the steps, since collectives have one order on all ranks. The files are those of `checkpoint_files`.
+sent beside the steps, since collectives have one order on all ranks. The files are those of `checkpoints.files`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,68 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import checkpoint_files as files, hf_weights, slices
+from hetrl.runtime.checkpoints import files, writing
+from hetrl.runtime.megatron import hf_weights, slices
 from hetrl.runtime.megatron.agreement import agree, everywhere, send, write_arriving
-from hetrl.runtime.megatron.checkpoint_files import RANDOM, WEIGHTS, Contents
 from hetrl.runtime.megatron.hf_weights import Home
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.megatron.optimizer import MOMENTS, Slice, slice_of
+from hetrl.runtime.megatron.optimizer import MOMENTS, WEIGHTS, Slice, slice_of
 from hetrl.runtime.megatron.shards import Shards
 from hetrl.runtime.megatron.snapshot import Background, Snapshot, write_parts
-from hetrl.runtime.megatron.tensor_files import name_of
+from hetrl.runtime.megatron.tensor_files import index_of, model_index_of, name_of
 
+RANDOM = "random"  # of a rank's file, beside the slices
 Snapshots = dict[str, Snapshot]  # by the name of the file
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the ranks write together: files by rank, the shapes of all tensors, the kinds of values in slices.
+
+    Not every rank has whole tensors to write.
+    """
+
+    models: Mapping[int, str]
+    ranks: Mapping[int, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    kinds: tuple[str, ...]
+
+    def files_of(self, rank: int) -> list[str]:
+        """Return the files that a rank writes."""
+        return [files[rank] for files in (self.models, self.ranks) if rank in files]
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of the file with a rank's slices."""
+    return f"optimizer-rank-{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True)
+class Model:
+    """What makes a checkpoint's weights a model: its Hugging Face configuration, and a directory with its tokenizer."""
+
+    config: Mapping[str, Any]
+    tokenizer: Path | None
+
+    def write(self, directory: Path) -> None:
+        """Write both."""
+        writing.write_json(directory / files.CONFIG, self.config)
+        sources = [self.tokenizer / name for name in files.TOKENIZER] if self.tokenizer is not None else []
+        for source in sources:
+            if source.is_file():
+                writing.write(directory / source.name, [memoryview(source.read_bytes())])
+
+
+def complete(directory: Path, contents: Contents) -> None:
+    """Write the indices of what the ranks wrote, then let it be the checkpoint.
+
+    Raises HetrlError when a file is missing or holds too little, OSError when the disk fails.
+    """
+    partial = files.partial_of(directory)
+    models, ranks = ([partial / name for name in by.values()] for by in (contents.models, contents.ranks))
+    writing.write_json(partial / files.MODEL_INDEX, model_index_of(models))
+    writing.write_json(partial / files.PIECES_INDEX, index_of(ranks, contents.shapes, contents.kinds))
+    writing.finish(directory)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +109,7 @@ class Saving:
             agree(self._name() if dist.get_rank() == 0 else None, _failed(self.directory))
         except HetrlError:
             if dist.get_rank() == 0:
-                files.discard(self.directory)
+                writing.discard(self.directory)
             everywhere(True)  # no rank goes on before that is done
             raise
         return True
@@ -66,14 +117,14 @@ class Saving:
     def _name(self) -> Exception | None:
         """Let the files be the checkpoint; return why that cannot be."""
         try:
-            files.finish(self.directory, self.contents)
+            complete(self.directory, self.contents)
         except (HetrlError, OSError) as error:
             return error
         return None
 
 
 def begin(
-    shards: Shards, optimizer: Any, directory: Path, config: Mapping[str, Any], steps: int, extra: Mapping[str, Any]
+    shards: Shards, optimizer: Any, directory: Path, model: Model, steps: int, extra: Mapping[str, Any]
 ) -> Saving:
     """Copy weights, optimiser and generators to host memory and start to write them (collective).
 
@@ -84,7 +135,7 @@ def begin(
     except (TypeError, ValueError) as error:
         raise HetrlError(f"{directory}: what a checkpoint keeps must be JSON: {error}") from error
     state = {"format": files.FORMAT, "steps": steps, "layout": layout_of(shards), "extra": dict(extra)}
-    sees = [True, *everywhere(_open(directory, config, state))[1:]]  # rank 0 has made it
+    sees = [True, *everywhere(_open(directory, model, state))[1:]]  # rank 0 has made it
     owners = _owners(shards.homes, shards.layout)
     contents = _contents(shards, owners)
     rank = dist.get_rank()
@@ -116,17 +167,17 @@ def layout_of(shards: Shards) -> dict[str, Any]:
     return {"tensor": layout.tensor, "stages": [list(stage) for stage in layout.stages], "data": layout.data}
 
 
-def _open(directory: Path, config: Mapping[str, Any], state: Mapping[str, Any]) -> bool:
+def _open(directory: Path, model: Model, state: Mapping[str, Any]) -> bool:
     """Make the directory at rank 0 and return whether this rank sees it: the same name may be another disk's."""
     mark, failure = torch.tensor([secrets.randbits(62)]), None
     if dist.get_rank() == 0:
         try:
-            partial = files.begin(directory)
-            files.write_json(partial / files.CONFIG, config)
-            files.write_json(partial / files.STATE, {**state, "id": mark.item()})
+            partial = writing.begin(directory)
+            model.write(partial)
+            writing.write_json(partial / files.STATE, {**state, "id": mark.item()})
         except OSError as error:
             failure = error
-            files.discard(directory)
+            writing.discard(directory)
     agree(failure, _failed(directory))
     dist.broadcast(mark, 0)
     try:
@@ -141,7 +192,7 @@ def _contents(shards: Shards, owners: Mapping[str, int]) -> Contents:
     writers, world = sorted(set(owners.values())), shards.layout.world_size
     return Contents(
         models={rank: f"model-{i:05d}-of-{len(writers):05d}.safetensors" for i, rank in enumerate(writers, 1)},
-        ranks={rank: files.rank_file(rank) for rank in range(world)},
+        ranks={rank: rank_file(rank) for rank in range(world)},
         shapes={name: home.shape for name, home in shards.homes.items()},
         kinds=_kinds(shards),
     )

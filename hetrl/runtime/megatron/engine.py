@@ -92,19 +92,21 @@ class MegatronEngine:
         recompute: str = "none",
         recompute_layers: int | None = None,
         timeout_seconds: float = 600.0,
+        tokenizer: Path | None = None,
     ) -> None:
         """Build this rank's part of the model of a Hugging Face `config` inside the running torch.distributed world.
 
         `dtype` is float32 or bfloat16 (then with float32 main parameters), `recompute` what is computed
         again in the backward pass: none, selective (norms and the feed-forward's activation) or full (the first
         `recompute_layers` layers of this stage whole, all unless it is given). `optimizer` is None for an engine that
-        only scores. `timeout_seconds` bounds each collective. Raises HetrlError when the world, the
-        layout and the model do not fit each other. Weights come with `load`.
+        only scores. `timeout_seconds` bounds each collective. Checkpoints take the tokenizer of the
+        directory `tokenizer` along. Raises HetrlError when the world, the layout and the model do not fit each other.
+        Weights come with `load`.
         """
         self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
         megatron_model.check_layout(self.architecture, layout)
         _require_world(layout, rank)
-        self.layout, self.rank, self.settings = layout, rank, optimizer
+        self.layout, self.rank, self.settings, self.tokenizer = layout, rank, optimizer, tokenizer
         self.place = layout.coordinates(rank)
         self.dtype = _dtype(dtype)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -274,13 +276,14 @@ class MegatronEngine:
         """Copy weights, optimiser, generators and `extra` (JSON: step, position in the data, ...) to a checkpoint.
 
         Returns once the state is in host memory; it is written beside the next steps, and `finish_save` completes it.
-        A checkpoint that is being written is completed first. See `checkpoint_files`: `directory`, on the disk of rank
+        A checkpoint that is being written is completed first. See `checkpoints.files`: `directory`, on the disk of rank
         0, is whole or not there. Raises HetrlError on every rank when either cannot be written.
         """
         optimizer = self._require_optimizer()
         self.finish_save()
         gather_parameters(self.model)
-        self._saving = megatron_checkpoint.begin(self.shards, optimizer, directory, self.config, self.steps, extra)
+        model = megatron_checkpoint.Model(self.config, self.tokenizer)
+        self._saving = megatron_checkpoint.begin(self.shards, optimizer, directory, model, self.steps, extra)
 
     def finish_save(self, *, wait: bool = True) -> bool:
         """Complete the checkpoint that is being written; return whether it, if any, is whole.

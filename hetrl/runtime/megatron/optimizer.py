@@ -13,7 +13,6 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
-from hetrl.runtime.megatron.checkpoint_files import WEIGHTS
 from hetrl.runtime.wan.group import WanProcessGroup
 
 
@@ -39,6 +38,7 @@ class OptimizerSettings:
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+WEIGHTS = "weights"  # of a checkpoint: float32, beside the moments
 
 
 def build_optimizer(

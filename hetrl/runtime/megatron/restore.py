@@ -10,12 +10,12 @@ import torch.distributed as dist
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import checkpoint_files as files, hf_weights
+from hetrl.runtime.checkpoints import files
+from hetrl.runtime.megatron import hf_weights
 from hetrl.runtime.megatron.agreement import agree
-from hetrl.runtime.megatron.checkpoint import generators, layout_of
-from hetrl.runtime.megatron.checkpoint_files import RANDOM, WEIGHTS
+from hetrl.runtime.megatron.checkpoint import RANDOM, generators, layout_of, rank_file
 from hetrl.runtime.megatron.hf_weights import SCALAR_HEAD
-from hetrl.runtime.megatron.optimizer import MOMENTS, Slice, set_steps, slice_of
+from hetrl.runtime.megatron.optimizer import MOMENTS, WEIGHTS, Slice, set_steps, slice_of
 from hetrl.runtime.megatron.shards import Shards, Source, check_shape
 from hetrl.runtime.megatron.slices import Box
 from hetrl.runtime.megatron.tensor_files import ModelFiles, Pieces, TensorFiles, read_index
@@ -74,7 +74,7 @@ def restore(shards: Shards, optimizer: Any, directory: Path) -> dict[str, Any]:
         with TensorFiles() as opened:
             _take(shards, optimizer, directory, opened)
             if state["layout"] == layout_of(shards):
-                _take_generators(opened.read(directory / files.rank_file(dist.get_rank()), RANDOM))
+                _take_generators(opened.read(directory / rank_file(dist.get_rank()), RANDOM))
         if optimizer is not None:
             set_steps(optimizer, int(state["steps"]))
     except (HetrlError, OSError) as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from hetrl.runtime.checkpoints.writing import write
 
 # A power of two: what torch's allocator of pinned memory rounds up to (aten/src/ATen/core/CachingHostAllocator.h).
 CHUNK_BYTES = 2**26
@@ -85,17 +86,8 @@ class Snapshot:
 
 
 def write_parts(path: Path, parts: Iterable[torch.Tensor]) -> None:
-    """Write bytes (uint8 on the CPU) to a file as they come, and sync it; an OSError names the file."""
-    try:
-        with path.open("wb") as file:
-            for part in parts:
-                file.write(part.numpy().data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        if error.filename is None:  # as of a full disk
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+    """Write bytes (uint8 on the CPU) to a file of a checkpoint; an OSError names it."""
+    write(path, (part.numpy().data for part in parts))
 
 
 class Background:

@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hetrl.errors import HetrlError, UsageError
+from hetrl.runtime.checkpoints.files import PIECES_INDEX
 from hetrl.runtime.megatron import hf_weights, slices
 from hetrl.runtime.megatron.slices import Box
 
-MODEL_INDEX, PIECES_INDEX = "model.safetensors.index.json", "optimizer.index.json"
 _NAME = re.compile(r"(?P<kind>\w+)/(?P<name>[^\[]+)\[(?P<box>[^\]]+)\]")
 Index = dict[str, dict[str, dict[str, str]]]  # kind, Hugging Face name, box, file
 

@@ -85,9 +85,9 @@ class Trainer:
         answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
         return answer
 
-    async def finish_save(self, step: int, keep: int, *, wait: bool) -> wire.Saved:
+    async def finish_save(self, step: int, keep: int, keep_gb: float | None = None, *, wait: bool) -> wire.Saved:
         """Complete the checkpoint of a step and keep the newest; without `wait` only if it is written already."""
-        request = wire.FinishSave(step=step, keep=keep, wait=wait)
+        request = wire.FinishSave(step=step, keep=keep, keep_gb=keep_gb, wait=wait)
         answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
         return answer
 

@@ -12,13 +12,10 @@ import torch
 import torch.distributed as dist
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import checkpoint_files as files
+from hetrl.runtime.checkpoints import files, writing
 from hetrl.runtime.megatron.agreement import agree, everywhere, receive, send, write_arriving
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.snapshot import CHUNK_BYTES
-from hetrl.workload import ACTOR_TRAINING
-
-CHECKPOINTS = Path("checkpoints")
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def places_of(task: str, earlier: Sequence[Path] = ()) -> CheckpointPlaces:
 
     Its own is in the site's directory, where its processes start.
     """
-    below = CHECKPOINTS if task == ACTOR_TRAINING else CHECKPOINTS / task
+    below = files.root_of(task)
     return CheckpointPlaces(below, tuple(directory / below for directory in earlier))
 
 
@@ -101,21 +98,25 @@ def _parts(path: Path) -> Iterator[torch.Tensor]:
             yield _bytes_of(data)
 
 
-def _receive_all(target: Path, source: int) -> OSError | None:
-    """Write what `_send_all` sends; it has its name once everything is there."""
-    failure: OSError | None = None
+def _receive_all(target: Path, source: int) -> Exception | None:
+    """Write what `_send_all` sends; it has its name once everything is there and proven."""
+    failure: Exception | None = None
     try:
-        files.begin(target)
+        writing.begin(target)
     except OSError as error:
         failure = error
     names = json.loads(b"".join(bytes(part.numpy()) for part in receive(source)))
     for name in names:
         unwritten = write_arriving(files.partial_of(target) / Path(name).name, source)
         failure = failure or unwritten
-    if failure is None:
-        files.give_name(target)
-    else:
-        files.discard(target)
+    try:
+        if failure is None:
+            writing.prove(target)
+            writing.give_name(target)
+            return None
+    except (HetrlError, OSError) as error:
+        failure = error
+    writing.discard(target)
     return failure
 
 

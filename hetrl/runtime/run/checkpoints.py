@@ -57,7 +57,8 @@ class CheckpointSchedule:
         ours = self._under_way
         if ours is None:
             return
-        saved = await self._trainer.finish_save(ours.step, self._settings.keep, wait=wait)
+        keep, keep_gb = self._settings.keep, self._settings.keep_gb
+        saved = await self._trainer.finish_save(ours.step, keep, keep_gb, wait=wait)
         ours.waited_seconds += saved.seconds
         if saved.whole:
             self._record.saved(saved, time.monotonic() - ours.begun, ours.waited_seconds)

@@ -70,6 +70,7 @@ def build_engine(context: Context, world: World, rank: int) -> MegatronEngine:
         seed=experiment.seed,
         recompute=plan.recompute,
         recompute_layers=plan.stage_of(plan.rank_order()[rank]).recompute_layers,
+        tokenizer=directory.path,
     )
     if directory.weights is not None:
         # A critic that starts from a language model has a head of its own; a reward model without one is none.

@@ -35,9 +35,9 @@ from hetrl.describe.models import model_of
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.files import keep_last
 from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron.batch import TokenBatch
-from hetrl.runtime.megatron.checkpoint_files import keep_last
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.megatron.model import kernels
@@ -235,7 +235,7 @@ class Lead:
                 return wire.Restored(step=step, version=kept["version"], progress=kept.get("progress", ""))
         whole = bool(await self._execute(message, ()))
         if isinstance(message, wire.FinishSave) and whole:
-            await self._in_thread(keep_last, self._places.own, message.keep)
+            await self._in_thread(keep_last, self._places.own, message.keep, message.keep_gb)
         directory, seconds = str(self._places.written(message.step)), time.monotonic() - start
         return wire.Saved(step=message.step, directory=directory, seconds=seconds, whole=whole)
 

@@ -221,12 +221,14 @@ class Save(Tagged, frozen=True, tag=True):
 class FinishSave(Tagged, frozen=True, tag=True):
     """To a trainer: complete the checkpoint of this step, then keep the newest `keep`; answered by `Saved`.
 
-    Without `wait` only when all ranks have written their files already.
+    Fewer are kept where they would take more than `keep_gb`. Without `wait` only when all ranks have written their
+    files already.
     """
 
     step: int
     keep: int
     wait: bool
+    keep_gb: float | None = None
 
 
 class Saved(Tagged, frozen=True, tag=True):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetrl.runtime.megatron import checkpoint_files as checkpoint
+from hetrl.runtime.checkpoints import files as checkpoint
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.wire import LossSettings
 from tests.engines.megatron.megatron_worlds import (

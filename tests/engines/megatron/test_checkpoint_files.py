@@ -11,32 +11,33 @@ import torch
 from safetensors.torch import load_file
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import checkpoint_files as checkpoint
+from hetrl.runtime.checkpoints import files as checkpoint, writing
+from hetrl.runtime.megatron.checkpoint import Contents, complete, rank_file
 from hetrl.runtime.megatron.snapshot import Snapshot, write_parts
 from hetrl.runtime.megatron.tensor_files import name_of
 
-MODEL, RANK = "model-00001-of-00001.safetensors", checkpoint.rank_file(0)
-CONTENTS = checkpoint.Contents({0: MODEL}, {0: RANK}, {"a": (2, 3)}, ("exp_avg",))
+MODEL, RANK = "model-00001-of-00001.safetensors", rank_file(0)
+CONTENTS = Contents({0: MODEL}, {0: RANK}, {"a": (2, 3)}, ("exp_avg",))
 
 
 def begun(root: Path, step: int, box: tuple[tuple[int, int], ...] = ((0, 2), (0, 3)), number: int = 7) -> Path:
     """Write the files of a checkpoint of one tensor, of whose moments a rank has a box."""
     directory = checkpoint.path_of(root, step)
-    partial = checkpoint.begin(directory)
+    partial = writing.begin(directory)
     tensor = torch.arange(6.0).reshape(2, 3) + step
     model, rank = Snapshot(), Snapshot()
     model.add("a", tensor)
     rank.add(name_of("exp_avg", "a", box), tensor[tuple(slice(*ends) for ends in box)])
     write_parts(partial / MODEL, model.parts())
     write_parts(partial / RANK, rank.parts())
-    checkpoint.write_json(partial / checkpoint.STATE, {"format": checkpoint.FORMAT, "step": step, "id": number})
+    writing.write_json(partial / checkpoint.STATE, {"format": checkpoint.FORMAT, "step": step, "id": number})
     return directory
 
 
 def small_checkpoint(root: Path, step: int, number: int = 7) -> Path:
     """Write a whole checkpoint of one tensor; `number` is what tells it from others."""
     directory = begun(root, step, number=number)
-    checkpoint.finish(directory, CONTENTS)
+    complete(directory, CONTENTS)
     return directory
 
 
@@ -82,7 +83,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: C
 def test_the_last_whole_checkpoints_are_kept(tmp_path: Path) -> None:
     directories = [small_checkpoint(tmp_path, step) for step in (1, 2, 9, 10, 11)]
     break_off(directories[2])
-    checkpoint.begin(checkpoint.path_of(tmp_path, 12))
+    writing.begin(checkpoint.path_of(tmp_path, 12))
     removed = checkpoint.keep_last(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000010", "step-00000011"]
     assert len(removed) == 4
@@ -97,9 +98,18 @@ def test_a_damaged_checkpoint_does_not_count_among_the_kept(tmp_path: Path) -> N
     assert newest(tmp_path) == older
 
 
+def test_fewer_are_kept_where_they_take_too_much_and_one_that_is_in_use(tmp_path: Path) -> None:
+    directories = [small_checkpoint(tmp_path, step) for step in (0, 1, 2, 3, 4)]
+    gb = checkpoint.bytes_of(directories[-1]) / 1e9
+    checkpoint.keep_last(tmp_path, 3, 2.5 * gb, spared=1)
+    assert sorted(checkpoint.whole(tmp_path)) == [0, 1, 3, 4]
+    checkpoint.keep_last(tmp_path, 3, 0.1 * gb)
+    assert sorted(checkpoint.whole(tmp_path)) == [0, 4]
+
+
 def test_a_step_that_is_saved_again_replaces_the_first(tmp_path: Path) -> None:
     directory = small_checkpoint(tmp_path, 3)
-    leftover = checkpoint.begin(directory)
+    leftover = writing.begin(directory)
     (leftover / MODEL).write_text("half")
     assert small_checkpoint(tmp_path, 3) == directory
     assert [path.name for path in tmp_path.iterdir()] == [directory.name]
@@ -119,7 +129,7 @@ def test_what_was_never_completed_is_not_taken_up(tmp_path: Path) -> None:
     assert newest(tmp_path) == older
     with pytest.raises(HetrlError, match="step-00000002: no checkpoint there"):
         checkpoint.read_state(newer)
-    checkpoint.finish(newer, CONTENTS)
+    complete(newer, CONTENTS)
     assert newest(tmp_path) == newer
 
 
@@ -143,14 +153,14 @@ def test_a_file_that_is_not_whole_keeps_the_checkpoint_from_its_name(
     directory = begun(tmp_path, 1)
     damage(checkpoint.partial_of(directory))
     with pytest.raises(HetrlError, match="safetensors: not whole"):
-        checkpoint.finish(directory, CONTENTS)
+        complete(directory, CONTENTS)
     assert not checkpoint.whole(tmp_path)
 
 
 def test_values_that_no_rank_wrote_keep_the_checkpoint_from_its_name(tmp_path: Path) -> None:
     directory = begun(tmp_path, 1, box=((0, 1), (0, 3)))
     with pytest.raises(HetrlError, match="exp_avg of a: the ranks wrote 3 of 6 values"):
-        checkpoint.finish(directory, CONTENTS)
+        complete(directory, CONTENTS)
 
 
 def test_the_index_says_where_each_slice_is(tmp_path: Path) -> None:
@@ -180,3 +190,40 @@ def test_a_snapshot_is_a_safetensors_file_however_its_chunks_fall(
     assert torch.equal(found.pop("b"), torch.arange(6.0).bfloat16())
     assert found.keys() == tensors.keys() - {"b"}
     assert all(torch.equal(found[name], tensors[name]) for name in found)
+
+
+def arrived(source: Path, root: Path) -> Path:
+    """Bring the files of a checkpoint elsewhere, where it has no name yet."""
+    target = root / source.name
+    partial = writing.begin(target)
+    for path in source.iterdir():
+        writing.write(partial / path.name, [memoryview(path.read_bytes())])
+    return target
+
+
+def test_what_arrives_is_proven_by_the_digests_that_were_written(tmp_path: Path) -> None:
+    target = arrived(small_checkpoint(tmp_path / "a", 3), tmp_path / "b")
+    writing.prove(target)
+    writing.give_name(target)
+    names = [{path.name for path in root.rglob("*")} for root in (tmp_path / "a", tmp_path / "b")]
+    assert names[0] == names[1]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def take_digest_away(path: Path) -> None:
+    digests = json.loads((path.parent / checkpoint.DIGESTS).read_text())
+    del digests[path.name]
+    (path.parent / checkpoint.DIGESTS).write_text(json.dumps(digests))
+
+
+@pytest.mark.parametrize("damage", [flip, take_digest_away, Path.unlink, lambda path: (path.parent / "more").touch()])
+def test_what_is_damaged_on_its_way_gets_no_name(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    source = small_checkpoint(tmp_path / "a", 3)
+    damage(source / MODEL)
+    with pytest.raises(HetrlError, match="digests are not those of its files|is not what was written"):
+        writing.prove(arrived(source, tmp_path / "b"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hetrl.runtime.megatron import checkpoint_files as checkpoint
+from hetrl.runtime.checkpoints import files as checkpoint
 from tests.engines.megatron.megatron_worlds import (
     LAYOUTS,
     Job,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.megatron import checkpoint_files as files
+from hetrl.runtime.checkpoints import files
 from hetrl.runtime.run.checkpoint_places import CheckpointPlaces, bring
 from hetrl.runtime.wan.torch_world import start_world
 from tests.engines.megatron.megatron_worlds import Worlds, store_at

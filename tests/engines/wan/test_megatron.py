@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hetrl.runtime.megatron.checkpoint_files import read_state
+from hetrl.runtime.checkpoints.files import read_state
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.wan.world import stop_wan_world
 from tests.engines.megatron.megatron_worlds import (

@@ -1,0 +1,1 @@
+"""Checkpoints as files: written whole or not at all, listed, kept, copied to another site."""

@@ -1,0 +1,122 @@
+"""A checkpoint on its way to its name: its files, the digest of each, and the moment from which it is whole.
+
+begin(directory)        an empty directory with another name
+write(path, parts)      each file, by whoever has its bytes, with its digest beside it
+finish(directory)       digests and sizes of all; then the name
+prove(directory)        of one that was brought here: what arrived is what was written
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from hetrl.errors import HetrlError
+from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, partial_of, remove
+
+_BESIDE = ".digest"
+
+
+def begin(directory: Path) -> Path:
+    """Make the empty directory in which the files of a checkpoint are written; `finish` gives it its name."""
+    partial = partial_of(directory)
+    if partial.exists():
+        remove(partial)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def discard(directory: Path) -> None:
+    """Remove what `begin` started, as far as that can be done: a full disk wants the room."""
+    shutil.rmtree(partial_of(directory), ignore_errors=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a small JSON file and sync it."""
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write(path: Path, parts: Iterable[memoryview]) -> None:
+    """Write bytes to a file as they come, sync it, and leave its digest beside it; an OSError names the file."""
+    hashed = blake3()
+    try:
+        with path.open("wb") as file:
+            for part in parts:
+                file.write(part)
+                hashed.update(part)
+            file.flush()
+            os.fsync(file.fileno())
+        path.with_name(path.name + _BESIDE).write_text(hashed.hexdigest(), encoding="utf-8")
+    except OSError as error:
+        if error.filename is None:  # as of a full disk
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def finish(directory: Path) -> None:
+    """Mark what `begin` started as complete and give it its name; a checkpoint of that name is replaced.
+
+    Raises OSError when the disk fails.
+    """
+    partial = partial_of(directory)
+    write_json(partial / DIGESTS, _digests(partial))
+    write_json(partial / COMPLETE, {path.name: path.stat().st_size for path in sorted(partial.iterdir())})
+    give_name(directory)
+
+
+def prove(directory: Path) -> None:
+    """Compare what arrived of a checkpoint, which has no name yet, with its own digests; HetrlError names a file."""
+    partial = partial_of(directory)
+    try:
+        wanted = json.loads((partial / DIGESTS).read_text(encoding="utf-8"))
+        sizes = json.loads((partial / COMPLETE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HetrlError(f"{directory}: it came without its digests ({error})") from None
+    found = _digests(partial)
+    if not found.keys() == wanted.keys() == sizes.keys() - {DIGESTS}:
+        raise HetrlError(f"{directory}: its digests are not those of its files")
+    for name, digest in wanted.items():
+        if found[name] != digest:
+            raise HetrlError(f"{directory}: {name} is not what was written: its digest is another one")
+
+
+def _digests(partial: Path) -> dict[str, str]:
+    """Return the digests of all files, those that stand beside them and of small files their own; none stays beside."""
+    found = {}
+    for path in sorted(partial.iterdir()):
+        if path.name.endswith(_BESIDE):
+            found[path.name.removesuffix(_BESIDE)] = path.read_text(encoding="utf-8")
+            path.unlink()
+    others = [path for path in sorted(partial.iterdir()) if path.name not in found]
+    found |= {path.name: blake3(path.read_bytes()).hexdigest() for path in others}
+    return {name: digest for name, digest in found.items() if name not in (DIGESTS, COMPLETE)}
+
+
+def give_name(directory: Path) -> None:
+    """Let what `begin` started, and what is complete, be the checkpoint; one of that name is replaced."""
+    partial = partial_of(directory)
+    _sync_directory(partial)
+    replaced = directory.with_name(f"{directory.name}.replaced{PARTIAL}")
+    if directory.exists():
+        directory.rename(replaced)
+    partial.rename(directory)
+    _sync_directory(directory.parent)
+    if replaced.exists():
+        remove(replaced)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
