@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 from pathlib import Path
@@ -151,6 +151,20 @@ def problem_of(files: Files) -> Problem:
     )
 
 
+def without(problem: Problem, sites: Collection[str]) -> Problem:
+    """Return a problem that was read from files as it is without some sites; raises UsageError for one that is none."""
+    files = problem._read
+    known = [site.name for site in files.scenario.sites]
+    for name in sites:
+        if name not in known:
+            raise UsageError(f'there is no site "{name}"{nearest(name, known)}')
+    left = tuple(site for site in files.scenario.sites if site.name not in sites)
+    if not left:
+        raise UsageError(f"no site is left without {', '.join(sites)}")
+    links = tuple(link for link in files.scenario.links if not {*link.between} & {*sites})
+    return problem_of(replace(files, scenario=ScenarioFile(sites=left, links=links)))
+
+
 def read_files(path: Path) -> Files:
     """Read an experiment file and all files that it names."""
     experiment, scenario = read_experiment(path)
@@ -179,6 +193,9 @@ def read_experiment(path: Path) -> tuple[Experiment, ScenarioFile]:
     for name in experiment.launch.link_patience:
         if name not in known:
             raise UsageError(f'{path}: launch.link_patience: no link "{name}"{nearest(name, known)}')
+    for name in experiment.checkpoints.copy_to:
+        if name not in names:
+            raise UsageError(f'{path}: checkpoints.copy_to: no site "{name}"{nearest(name, names)}')
     return experiment, scenario
 
 

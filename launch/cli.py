@@ -221,6 +221,9 @@ def _add_running(verbs: _Verbs) -> None:
     plans = resume.add_mutually_exclusive_group()
     plans.add_argument("--plan", metavar="FILE", type=Path, help="go on by this plan (default: that of the run)")
     plans.add_argument("--replan", action="store_true", help="go on by a plan made for the sites as they are")
+    resume.add_argument(
+        "--without", metavar="SITE", action="append", default=[], help="that does not come back; plan for the others"
+    )
     resume.add_argument("--yes", action="store_true", help="ask nothing")
     resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 

@@ -202,7 +202,8 @@ def stage(
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
         described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device), "held": dict(held)}
-        replace_json(directory / "site.json", {**described, "continues": [*continues.get(site, ())]})
+        going_on = {"goes_on": bool(continues), "continues": [*continues.get(site, ())]}
+        replace_json(directory / "site.json", {**described, **going_on})
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
         patience = {peer: experiment.launch.patience_seconds(site, peer) for peer in plan.site_order if peer != site}

@@ -75,6 +75,10 @@ def _line(event: Mapping[str, Any]) -> str | None:
         case "member_ready":
             engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
             return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
+        case "checkpoint_copied":
+            return f"checkpoint of {event['task']} after step {event['step']} is at {event['site']}, too"
+        case "checkpoint_not_copied":
+            return f"checkpoint of {event['task']} after step {event['step']} has no copy: {event['cause']}"
         case "replica_lost":
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
         case "refused":

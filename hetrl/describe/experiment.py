@@ -143,12 +143,14 @@ class WarmStart(Strict):
 class Checkpoints(Strict):
     """When the trainer writes its whole state to its site's disk; the last step is always written.
 
-    The newest `keep` stay, fewer where they would take more than `keep_gb`, but at least one.
+    The newest `keep` stay, fewer where they would take more than `keep_gb`, but at least one. Each is copied to the
+    first site of `copy_to` that takes part and is another one.
     """
 
     every_steps: AtLeastOne = 50
     keep: AtLeastOne = 2
     keep_gb: Positive | None = None
+    copy_to: tuple[str, ...] = ()
 
 
 class RolloutFiles(Strict):

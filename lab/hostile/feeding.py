@@ -18,7 +18,7 @@ from hetrl.runtime.transport.offences import Offences
 from hetrl.workload import TASKS
 from lab.hostile.ear import Ear
 
-ROLES = (wire.CONTROLLER, wire.PROBE, *TASKS, *(task + wire.RANK for task in TASKS))  # of every member
+ROLES = (wire.CONTROLLER, wire.PROBE, wire.KEEPER, *TASKS, *(task + wire.RANK for task in TASKS))  # of every member
 _SAVED = wire.Saved(step=1, directory="d", seconds=0.0, whole=True)
 
 

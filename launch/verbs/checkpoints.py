@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,7 +30,8 @@ def checkpoints_command(arguments: argparse.Namespace) -> int:
     """Print which checkpoints a run, and those that it went on from, have at every site that answers."""
     run = find_run(arguments.run)
     stored, errors = everywhere(run)
-    taken = [*newest_of(stored, trained_at(read_plan(run.path / "plan.json"))).values()]
+    plan = read_plan(run.path / "plan.json")
+    taken = [*newest_of(stored, trained_at(plan), plan.site_order).values()]
     ordered = sorted(stored, key=lambda one: (-one.step, one.task, one.site, one.directory))
     if arguments.json:
         rows = [{**asdict(one), "bytes": one.bytes, "next": one in taken} for one in ordered]
@@ -69,18 +70,19 @@ def export_command(arguments: argparse.Namespace) -> int:
     raise AssertionError("a step was chosen that is nowhere")
 
 
-def places_of(run: Run) -> list[Place]:
-    """Return the sites of a run with their directories."""
+def places_of(run: Run, without: Collection[str] = ()) -> list[Place]:
+    """Return the sites of a run, but for some, with their directories."""
     slurm = read_slurm_run(run)
-    sites = sorted(path.name for path in (run.path / "sites").iterdir() if (path / "site.json").is_file())
+    known = sorted(path.name for path in (run.path / "sites").iterdir() if (path / "site.json").is_file())
+    sites = [site for site in known if site not in without]
     found = directories_of(run, slurm, sites)
     shells = {site: slurm.site(site).shell if slurm is not None else Shell(site, LOCAL) for site in sites}
     return [Place(site, shells[site], tuple(found[site])) for site in sites]
 
 
-def everywhere(run: Run) -> tuple[list[Stored], dict[str, HetrlError]]:
-    """Return what all sites of a run have that answer, and the errors of the others by site."""
-    answers, errors = at_every_site(places_of(run), stored_at)
+def everywhere(run: Run, without: Collection[str] = ()) -> tuple[list[Stored], dict[str, HetrlError]]:
+    """Return what all sites of a run, but for some, have that answer, and the errors of the others by site."""
+    answers, errors = at_every_site(places_of(run, without), stored_at)
     return [one for found in answers.values() for one in found], errors
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+from collections.abc import Collection
+from dataclasses import replace
 from functools import partial
 
 from rich.console import Console
@@ -10,20 +14,25 @@ from rich.console import Console
 from hetrl.errors import PartialError, UsageError
 from hetrl.files import EventLog
 from hetrl.plan.document import read_plan
+from hetrl.plan.plan import Plan
+from hetrl.problem import without
+from hetrl.runtime.checkpoints.files import METRICS_BEFORE
 from hetrl.runtime.run.support import check_runnable
+from hetrl.workload import ACTOR_TRAINING
 from launch.executor import SLURM, choose_executor
 from launch.life import begin, bring_up
 from launch.local import carrying, processes_of
 from launch.render import check_startable
-from launch.run_directory import Run, find_run, lead_site_of
+from launch.run_directory import Run, find_run
 from launch.screen import say
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere
 from launch.state import FINISHED, State
-from launch.verbs.checkpoints import directories_of
+from launch.verbs.checkpoints import directories_of, everywhere, trained_at
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
 from launch.verbs.runs import current_state
+from launch.verbs.stored import newest_of
 from launch.verbs.submit import prepare
 
 
@@ -31,10 +40,10 @@ def resume_command(arguments: argparse.Namespace) -> int:
     """Take a run up where the last launcher, or the run itself, left it; returns the exit code of its end."""
     run = find_run(arguments.run)
     slurm, state = read_slurm_run(run), current_state(run)
-    if slurm is not None and not state.ended:
+    if slurm is not None and not state.ended and not arguments.without:
         plan = read_plan(run.path / "plan.json")
         return bring_up(run, plan, partial(SlurmExecutor, run, slurm), Console(), detach=arguments.detach)
-    left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state)
+    left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state, arguments.without)
     if state.phase == FINISHED and arguments.config is None:
         print(f"{left}; --config EXPERIMENT with more steps goes on from it")
         return 0
@@ -51,9 +60,12 @@ def _end_local(run: Run, state: State) -> str:
     return f"{run.id} is {state.phase} already"
 
 
-def _end_jobs(run: Run, slurm: SlurmRun, state: State) -> str:
-    """Cancel what may be left of a run that has ended; raises PartialError where some may live on."""
-    count, remains = cancel_everywhere(slurm)
+def _end_jobs(run: Run, slurm: SlurmRun, state: State, lost: Collection[str]) -> str:
+    """Cancel what may be left of a run; raises PartialError where some may live on, but for sites that are lost."""
+    if not state.ended:
+        EventLog(run.events, "resume").append("failed", cause=f"went on without {', '.join(lost)}", exit_code=1)
+    asked = tuple(site for site in slurm.sites if site.name not in lost)
+    count, remains = cancel_everywhere(replace(slurm, sites=asked))
     left = (
         f"{count} job{'' if count == 1 else 's'} that had been left: cancelled" if count else "nothing of it was left"
     )
@@ -67,21 +79,43 @@ def _go_on(run: Run, slurm: SlurmRun | None, arguments: argparse.Namespace) -> i
     """Start a run that takes up the last checkpoints of another one, by its plan or another."""
     console, config = Console(), arguments.config or run.path / "config.yaml"
     problem = problem_at(config)
+    if arguments.without:
+        problem = without(problem, arguments.without)
     executor = choose_executor(problem.experiment.launch.executor, problem.scenario.sites)
     if (executor == SLURM) != (slurm is not None):
         where = "at its Slurm sites" if slurm is not None else "in its directory here"
         raise UsageError(f"{run.id}: its checkpoints are {where}, where launch.executor of {config} starts nothing")
     check_runnable(problem.experiment)
     given = arguments.plan or run.path / "plan.json"
-    plan = solve_problem(problem) if arguments.replan else given_plan(given, problem)
-    if plan.lead_site != lead_site_of(run):
-        raise UsageError(
-            f"{run.id}: its checkpoints are at {lead_site_of(run)}, and the plan trains at {plan.lead_site}; take a "
-            "plan that trains there, or resume without --replan"
-        )
+    replans = arguments.replan or (arguments.without and not arguments.plan)
+    plan = solve_problem(problem) if replans else given_plan(given, problem)
+    taken = _taken_up(run, plan, arguments.without)
     print_plan(console, plan, problem)
     check_startable(plan)
-    say(console, f"going on from {run.id}")
-    continues = directories_of(run, slurm, plan.site_order)
+    say(console, f"going on from {run.id}{taken}")
+    sites = [site for site in plan.site_order if site not in arguments.without]
+    continues = directories_of(run, slurm, sites)
     prepared = prepare(problem, plan, config, executor, console, continues=continues)
+    if run.metrics.exists():
+        shutil.copyfile(run.metrics, prepared.run.site(plan.lead_site) / METRICS_BEFORE)
     return begin(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
+
+
+def _taken_up(run: Run, plan: Plan, lost: Collection[str]) -> str:
+    """Return which checkpoint a run by this plan takes up; raises UsageError where all are at sites that it leaves out.
+
+    Nothing is said where there is none at any site that answers: the run begins again then, and says so itself.
+    """
+    stored, errors = everywhere(run, lost)
+    for error in errors.values():
+        print(f"warning: what is there is not known: {error}", file=sys.stderr)
+    taken = newest_of(stored, trained_at(plan), plan.site_order)
+    if taken:
+        one = taken[ACTOR_TRAINING]
+        return f", after step {one.step}, whose checkpoint is at {one.site}"
+    if sites := sorted({one.site for one in stored if one.whole}):
+        raise UsageError(
+            f"{run.id}: its checkpoints are at {', '.join(sites)}, where the plan has nothing; take a plan that uses "
+            "one of these sites, or resume without --replan"
+        )
+    return ""

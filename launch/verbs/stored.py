@@ -87,15 +87,16 @@ def _has_all(sizes: Mapping[str, int], complete: str) -> bool:
     return all(sizes.get(name) == size for name, size in wanted.items())
 
 
-def newest_of(stored: Iterable[Stored], trained_at: Mapping[str, str]) -> dict[str, Stored]:
-    """Return, by task, the checkpoint that a run takes up whose models are trained at these sites; empty: none.
+def newest_of(stored: Iterable[Stored], trained_at: Mapping[str, str], sites: Sequence[str]) -> dict[str, Stored]:
+    """Return, by task, the checkpoint that a run takes up which has members at these sites; empty: none.
 
-    It is that of the last step of which every model has one; a critic needs none at step 0.
+    It is that of the last step of which every model has one; a critic needs none at step 0. Of several places that of
+    its training counts first, and there that of the latest run.
     """
     whole: dict[str, dict[int, Stored]] = {task: {} for task in trained_at}
-    for one in stored:
-        if one.whole and trained_at.get(one.task) == one.site:
-            whole[one.task].setdefault(one.step, one)  # of the latest run that has it
+    for one in sorted(stored, key=lambda one: trained_at.get(one.task) != one.site):
+        if one.whole and one.site in sites and one.task in trained_at:
+            whole[one.task].setdefault(one.step, one)
     steps = set(whole[ACTOR_TRAINING])
     for task in trained_at:
         steps &= {*whole[task], *([] if task == ACTOR_TRAINING else [0])}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from pathlib import Path
 
 import psutil
 import pytest
 
 from lab.quickstart import QUICKSTART, changed
-from tests.runs import Finished, submit, submitted
+from tests.runs import Finished, started, submit, submitted
 
 STEPS = 8  # of the runs that are compared with it
 
@@ -93,6 +94,37 @@ def test_a_lost_replica_costs_time_and_nothing_else(run: Finished, tmp_path: Pat
     assert lost.summary()["faults_survived"] == 1
     assert [row["reward"] for row in lost.rows()] == [row["reward"] for row in run.rows()[:STEPS]]
     assert lost.digests() == run.digests()[: len(lost.digests())]
+
+
+def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one(run: Finished, tmp_path: Path) -> None:
+    """A rank of the trainer and a replica are killed, then all files of their site are lost: the bits are the same."""
+    copied = {"every_steps": 2, "copy_to": ["gamma"]}
+    config, plan = changed(tmp_path, steps=STEPS, checkpoints=copied), str(run.directory / "plan.json")
+    with submitted(config, tmp_path, "--plan", plan, "--yes") as going:
+        going.until("checkpoint_copied", 2)  # of step 0, the end of the warm start, and of step 2
+        kill(going.directory, "hetrl.runtime.run.trainer", "--rank 1")
+        kill(going.directory, "hetrl.runtime.run.rollout", "--replica 0")
+        broken = going.finish()
+    assert broken.code != 0
+    shutil.rmtree(broken.directory / "sites" / "alpha")
+    with started(tmp_path, "resume", broken.directory.name, "--yes") as again:
+        resumed = again.finish()
+    assert resumed.code == 0, resumed.stderr
+    (event,) = again.events("resumed")
+    assert event["step"] >= 2 and event["rows"] == event["step"]
+    assert {row["site"] for row in again.events("checkpoint_copied")} == {"alpha", "gamma"}  # brought, and copied anew
+    assert [row["reward"] for row in resumed.rows()] == [row["reward"] for row in run.rows()[:STEPS]]
+    served = {one["version"]: one["digest"] for one in run.summary()["weight_versions"]}
+    assert all(served[one["version"]] == one["digest"] for one in resumed.summary()["weight_versions"])
+
+
+def kill(directory: Path, module: str, words: str) -> None:
+    """Kill the process of a run that runs a module with these words."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            command = f"{' '.join(process.cmdline())} "
+            if module in command and f"{words} " in command and Path(process.cwd()).is_relative_to(directory.resolve()):
+                process.kill()
 
 
 def test_sites_share_no_file(run: Finished) -> None:

@@ -77,11 +77,14 @@ def test_a_resume_takes_the_last_step_that_all_models_have() -> None:
 
     both = {ACTOR_TRAINING: "alpha", CRITIC_TRAINING: "beta"}
     actor = [one(ACTOR_TRAINING, step) for step in (0, 2, 4, 6)]
-    assert newest_of(actor, both) == {ACTOR_TRAINING: actor[0]}
-    critic = [one(CRITIC_TRAINING, 2, "beta"), one(CRITIC_TRAINING, 4, "beta"), one(CRITIC_TRAINING, 6)]
-    assert newest_of([*actor, *critic], both) == {ACTOR_TRAINING: actor[2], CRITIC_TRAINING: critic[1]}
-    assert newest_of([one(ACTOR_TRAINING, 8, "gamma"), one(ACTOR_TRAINING, 9, whole=False)], both) == {}
-    assert newest_of(actor, {ACTOR_TRAINING: "alpha"}) == {ACTOR_TRAINING: actor[3]}
+    sites = ("alpha", "beta")
+    assert newest_of(actor, both, sites) == {ACTOR_TRAINING: actor[0]}
+    critic = [one(CRITIC_TRAINING, 2, "beta"), one(CRITIC_TRAINING, 4, "alpha"), one(CRITIC_TRAINING, 4, "beta")]
+    away = one(CRITIC_TRAINING, 6, "gamma")
+    assert newest_of([*actor, *critic, away], both, sites) == {ACTOR_TRAINING: actor[2], CRITIC_TRAINING: critic[2]}
+    assert newest_of([one(ACTOR_TRAINING, 8, "gamma"), one(ACTOR_TRAINING, 9, whole=False)], both, sites) == {}
+    copy = one(ACTOR_TRAINING, 8, "beta")
+    assert newest_of([*actor, copy], {ACTOR_TRAINING: "alpha"}, sites) == {ACTOR_TRAINING: copy}
 
 
 @pytest.mark.parametrize("complete", ["", "{", "[1]", '{"config.json": 3}', '{"state.json": 2}'])

@@ -15,6 +15,7 @@ from launch.collect import Collector, log_planned
 from launch.local import LocalExecutor
 from launch.run_directory import LAUNCHER, Run, create_run
 from tests.launch.launch_cases import job
+from tests.launch.test_checkpoints import checkpoint
 
 
 @pytest.fixture
@@ -47,13 +48,21 @@ def test_a_run_that_lives_is_left_alone(run, capsys):
 def test_a_run_that_is_gone_has_failed_and_goes_on_only_where_its_checkpoints_are(run, tmp_path, capsys):
     problem = read_problem(tmp_path / "config.yaml")
     plans = (random_plan(problem, seed) for seed in range(100))
-    replace_json(tmp_path / "beta.json", next(plan for plan in plans if plan.lead_site == "beta").to_json())
+    replace_json(tmp_path / "beta.json", next(plan for plan in plans if "alpha" not in plan.site_order).to_json())
+    checkpoint(run.site("alpha"), 4)
     assert main(["resume", "--plan", str(tmp_path / "beta.json")]) == 2
     said = capsys.readouterr().err
-    assert "its checkpoints are at alpha, and the plan trains at beta; take a plan that trains there" in said
+    assert "its checkpoints are at alpha, where the plan has nothing; take a plan that uses one of these sites" in said
     state = Collector(run, "alpha")
     state.collect()
     assert (state.state.phase, state.state.cause) == ("failed", "its processes are gone without a last word")
+
+
+def test_a_site_that_does_not_come_back_must_be_one(run, capsys):
+    assert main(["resume", "--without", "alhpa"]) == 2
+    assert 'there is no site "alhpa"; did you mean "alpha"?' in capsys.readouterr().err
+    assert main(["resume", "--without", "alpha", "--without", "beta", "--without", "gamma"]) == 2
+    assert "no site is left without alpha, beta, gamma" in capsys.readouterr().err
 
 
 def test_another_executor_finds_no_checkpoints(run, tmp_path, capsys):

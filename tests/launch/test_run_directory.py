@@ -70,7 +70,7 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
     run, plan, _ = staged()
     site = json.loads((run.site("beta") / "site.json").read_text())
     assert (site["run"], site["site"], site["lead_site"], site["bind"]) == (run.id, "beta", "alpha", GATEWAYS["beta"])
-    assert set(site) == {"run", "site", "bind", "lead_site", "gpus", "held", "continues"}
+    assert set(site) == {"run", "site", "bind", "lead_site", "gpus", "held", "continues", "goes_on"}
     assert site["gpus"] == quick_gpus(plan)
     assert site["held"] == HELD
     gateway = json.loads((run.site("beta") / "gateway.json").read_text())

@@ -97,7 +97,7 @@ def write_site(directory: Path, case: Case) -> None:
     (directory / "plan.json").write_text(json.dumps(plan))
     gpus = {f"{SITE}/node/{number}": "h100" for number in range(64)}
     site = {"run": "r", "site": SITE, "lead_site": SITE, "bind": "tcp://127.0.0.1:9", "gpus": gpus, "held": {SITE: 64}}
-    (directory / "site.json").write_text(json.dumps({**site, "continues": []}))
+    (directory / "site.json").write_text(json.dumps({**site, "continues": [], "goes_on": False}))
     write_keys(directory / "keys.json", make_run_keys([SITE])[SITE])
 
 

@@ -39,7 +39,7 @@ def site_of_two_servers(directory: Path) -> Context:
     (directory / "plan.json").write_text(json.dumps(replace(plan, tasks=tasks).to_json()))
     (directory / "config.yaml").write_text(yaml.safe_dump(EXPERIMENT))  # its model is small: the plan counts here
     site = {"run": "r", "site": SITE, "lead_site": SITE, "bind": "tcp://127.0.0.1:9", "gpus": GPUS, "held": {SITE: 2}}
-    (directory / "site.json").write_text(json.dumps({**site, "continues": []}))
+    (directory / "site.json").write_text(json.dumps({**site, "continues": [], "goes_on": False}))
     write_keys(directory / "keys.json", make_run_keys([SITE])[SITE])
     return read_context(directory)
 

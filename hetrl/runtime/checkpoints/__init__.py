@@ -1,1 +1,1 @@
-"""Checkpoints as files: written whole or not at all, listed, kept, copied to another site."""
+"""Checkpoints as files: written whole or not at all, kept, proven, copied to another site."""

@@ -38,6 +38,7 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
 )
 PARTIAL = ".partial"
+METRICS_BEFORE = "metrics-before.jsonl"  # in a site's directory: those of the runs that this one goes on from
 
 log = logging.getLogger(__name__)
 
@@ -122,10 +123,10 @@ def read_state(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise HetrlError(f"{directory}: no checkpoint there")
     try:
-        sizes = json.loads((directory / COMPLETE).read_text(encoding="utf-8"))
-        state: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+        sizes: dict[str, int] = dict(json.loads((directory / COMPLETE).read_text(encoding="utf-8")))
+        state: dict[str, Any] = dict(json.loads((directory / STATE).read_text(encoding="utf-8")))
         found = {name: (directory / name).stat().st_size for name in sizes}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise HetrlError(f"{directory}: half-written, it cannot be loaded ({error}); take an older one") from error
     for name, size in sizes.items():
         if found[name] != size:

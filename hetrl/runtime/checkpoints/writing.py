@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, partial_of, remove
 
-_BESIDE = ".digest"
+BESIDE = ".digest"  # what the name of a file's digest adds to the file's
+Buffer = bytes | memoryview
 
 
 def begin(directory: Path) -> Path:
@@ -45,21 +48,55 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def write(path: Path, parts: Iterable[memoryview]) -> None:
-    """Write bytes to a file as they come, sync it, and leave its digest beside it; an OSError names the file."""
-    hashed = blake3()
+class Writer:
+    """A file of a checkpoint on its way to the disk: bytes as they come, then its digest beside it.
+
+    An OSError names the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin the file."""
+        self._path, self._hashed, self._file = path, blake3(), path.open("wb")
+
+    def add(self, part: Buffer) -> None:
+        """Write what comes next."""
+        with self._naming():
+            self._file.write(part)
+            self._hashed.update(part)
+
+    def finish(self) -> None:
+        """Sync the file, and leave its digest beside it."""
+        with self._naming():
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            beside = self._path.with_name(self._path.name + BESIDE)
+            beside.write_text(self._hashed.hexdigest(), encoding="utf-8")
+
+    def close(self) -> None:
+        """Let go of the file, whole or not."""
+        self._file.close()
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.filename is None:  # as of a full disk
+                raise OSError(error.errno, error.strerror, str(self._path)) from error
+            raise
+
+
+def write(path: Path, parts: Iterable[Buffer]) -> None:
+    """Write a file as its bytes come; an OSError names it."""
+    writer = Writer(path)
     try:
-        with path.open("wb") as file:
-            for part in parts:
-                file.write(part)
-                hashed.update(part)
-            file.flush()
-            os.fsync(file.fileno())
-        path.with_name(path.name + _BESIDE).write_text(hashed.hexdigest(), encoding="utf-8")
-    except OSError as error:
-        if error.filename is None:  # as of a full disk
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        for part in parts:
+            writer.add(part)
+        writer.finish()
+    finally:
+        with suppress(OSError):  # of what a full disk did not take, which was raised already
+            writer.close()
 
 
 def finish(directory: Path) -> None:
@@ -77,9 +114,9 @@ def prove(directory: Path) -> None:
     """Compare what arrived of a checkpoint, which has no name yet, with its own digests; HetrlError names a file."""
     partial = partial_of(directory)
     try:
-        wanted = json.loads((partial / DIGESTS).read_text(encoding="utf-8"))
-        sizes = json.loads((partial / COMPLETE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        wanted = msgspec.json.decode((partial / DIGESTS).read_bytes(), type=dict[str, str])
+        sizes = msgspec.json.decode((partial / COMPLETE).read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise HetrlError(f"{directory}: it came without its digests ({error})") from None
     found = _digests(partial)
     if not found.keys() == wanted.keys() == sizes.keys() - {DIGESTS}:
@@ -93,8 +130,8 @@ def _digests(partial: Path) -> dict[str, str]:
     """Return the digests of all files, those that stand beside them and of small files their own; none stays beside."""
     found = {}
     for path in sorted(partial.iterdir()):
-        if path.name.endswith(_BESIDE):
-            found[path.name.removesuffix(_BESIDE)] = path.read_text(encoding="utf-8")
+        if path.name.endswith(BESIDE):
+            found[path.name.removesuffix(BESIDE)] = path.read_text(encoding="utf-8")
             path.unlink()
     others = [path for path in sorted(partial.iterdir()) if path.name not in found]
     found |= {path.name: blake3(path.read_bytes()).hexdigest() for path in others}

@@ -19,9 +19,7 @@ from hetrl.runtime.rl.balance import over_replicas
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 
-_Answer = TypeVar(
-    "_Answer", wire.Scored, wire.Trained, wire.Saved, wire.FoundCheckpoints, wire.Restored, wire.Published
-)
+_Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Restored, wire.Published)
 
 
 @dataclass(frozen=True)
@@ -85,16 +83,10 @@ class Trainer:
         answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
         return answer
 
-    async def finish_save(self, step: int, keep: int, keep_gb: float | None = None, *, wait: bool) -> wire.Saved:
+    async def finish_save(self, request: wire.FinishSave) -> wire.Saved:
         """Complete the checkpoint of a step and keep the newest; without `wait` only if it is written already."""
-        request = wire.FinishSave(step=step, keep=keep, keep_gb=keep_gb, wait=wait)
-        answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
+        answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {request.step}")
         return answer
-
-    async def checkpoints(self) -> frozenset[int]:
-        """Return the steps whose checkpoints can be taken up."""
-        answer, _ = await self._ask(wire.FindCheckpoints(), wire.FoundCheckpoints, f"find checkpoints of {self.task}")
-        return frozenset(answer.steps)
 
     async def restore(self, step: int) -> wire.Restored:
         """Take up the checkpoint of a step; HetrlError where it cannot be read."""

@@ -1,10 +1,9 @@
-"""Where the checkpoints of a task lie: those that it writes, and those of the runs that this one goes on from."""
+"""Taking a checkpoint up over several sites: ranks that do not see it get it from one that does."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,44 +12,18 @@ import torch.distributed as dist
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints import files, writing
+from hetrl.runtime.checkpoints.places import CheckpointPlaces
 from hetrl.runtime.megatron.agreement import agree, everywhere, receive, send, write_arriving
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.snapshot import CHUNK_BYTES
 
 
-@dataclass(frozen=True)
-class CheckpointPlaces:
-    """Directories with checkpoints of a task: `own`, where it writes, and those of earlier runs, the latest first."""
+def take_up(places: CheckpointPlaces, engine: MegatronEngine, step: int) -> dict[str, Any]:
+    """Let the engine have the state of a step, and return what was kept beside it (collective).
 
-    own: Path
-    earlier: tuple[Path, ...] = ()
-
-    def written(self, step: int) -> Path:
-        """Return where the checkpoint of a step is written."""
-        return files.path_of(self.own, step)
-
-    def find(self) -> dict[int, Path]:
-        """Return the whole checkpoints by their step, each from the latest run that has it."""
-        found: dict[int, Path] = {}
-        for root in (self.own, *self.earlier):
-            found = {**files.whole(root), **found}
-        return found
-
-    def take_up(self, engine: MegatronEngine, step: int) -> dict[str, Any]:
-        """Let the engine have the state of a step, and return what was kept beside it (collective).
-
-        Sites that do not have the checkpoint get it from one that has. Raises HetrlError on every rank where none has.
-        """
-        return engine.restore(bring(self.find().get(step), self.written(step)))
-
-
-def places_of(task: str, earlier: Sequence[Path] = ()) -> CheckpointPlaces:
-    """Return the places of a task; `earlier` are the directories that earlier runs had at this site.
-
-    Its own is in the site's directory, where its processes start.
+    Sites that do not have the checkpoint get it from one that has. Raises HetrlError on every rank where none has.
     """
-    below = files.root_of(task)
-    return CheckpointPlaces(below, tuple(directory / below for directory in earlier))
+    return engine.restore(bring(places.find().get(step), places.written(step)))
 
 
 def bring(found: Path | None, target: Path) -> Path:

@@ -3,16 +3,41 @@
 after a step:   a checkpoint under way that all ranks have written is completed
 when one is due, and after the last step:   the one under way is waited for, then the next begins
 after the last step:   that one is waited for too
+
+Each that is whole is wanted at other sites, too, as `Copies` sees to; the one that is copied is not removed meanwhile.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from hetrl.describe.experiment import Checkpoints
+from hetrl.runtime import wire
 from hetrl.runtime.rl.tasks import Trainer
 from hetrl.runtime.run.record import Record
+
+
+class Copies(Protocol):
+    """Who copies checkpoints to other sites."""
+
+    def wanted(self, task: str, step: int) -> None:
+        """Note that the checkpoint of a step is whole."""
+
+    def under_way(self, task: str) -> int | None:
+        """Return the step whose checkpoint is being copied."""
+
+
+class _NoCopies:
+    def wanted(self, task: str, step: int) -> None:
+        """Copy nothing."""
+
+    def under_way(self, task: str) -> int | None:
+        """Return that nothing is copied."""
+
+
+NO_COPIES = _NoCopies()
 
 
 @dataclass
@@ -25,8 +50,11 @@ class _UnderWay:
 class CheckpointSchedule:
     """The checkpoints of a run of `steps` steps; `after` each step it asks the trainer for what is due."""
 
-    def __init__(self, trainer: Trainer, record: Record, settings: Checkpoints, steps: int) -> None:
+    def __init__(
+        self, trainer: Trainer, record: Record, settings: Checkpoints, steps: int, copies: Copies = NO_COPIES
+    ) -> None:
         self._trainer, self._record, self._settings, self._steps = trainer, record, settings, steps
+        self._copies = copies
         self._under_way: _UnderWay | None = None
 
     async def first(self, version: int, progress: str) -> None:
@@ -57,9 +85,11 @@ class CheckpointSchedule:
         ours = self._under_way
         if ours is None:
             return
-        keep, keep_gb = self._settings.keep, self._settings.keep_gb
-        saved = await self._trainer.finish_save(ours.step, keep, keep_gb, wait=wait)
+        keep, keep_gb, copied = self._settings.keep, self._settings.keep_gb, self._copies.under_way(self._trainer.task)
+        request = wire.FinishSave(step=ours.step, keep=keep, keep_gb=keep_gb, spared=copied, wait=wait)
+        saved = await self._trainer.finish_save(request)
         ours.waited_seconds += saved.seconds
         if saved.whole:
             self._record.saved(saved, time.monotonic() - ours.begun, ours.waited_seconds)
+            self._copies.wanted(self._trainer.task, ours.step)
             self._under_way = None

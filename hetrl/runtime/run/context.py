@@ -2,33 +2,38 @@
 
 config.yaml   the experiment          plan.json   the plan
 site.json     run, site, lead_site, bind (the gateway's endpoint; none: it is in gateway.endpoint), gpus, held,
-              continues (this site's directories of the runs that this one goes on from, the latest first)
+              goes_on (whether this run does so from another one), continues (this site's directories of those, the
+              latest first)
 keys.json     the site's CURVE keys (0600)
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from hetrl.describe.experiment import Experiment
+from hetrl.describe.models import model_of
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.keeper import Keeper, room_of
+from hetrl.runtime.checkpoints.places import places_of
 from hetrl.runtime.rl.turns import Party
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
 from hetrl.runtime.wire.keys import read_keys
-from hetrl.runtime.wire.members import World, addresses_of, worlds_of
-from hetrl.workload import ACTOR_GENERATION, Architecture, architecture
+from hetrl.runtime.wire.members import World, addresses_of, keepers_of, worlds_of
+from hetrl.workload import ACTOR_GENERATION, TRAININGS, Architecture, architecture
 
 HEARTBEAT_SECONDS = 2.0
 WORD_SECONDS = 10.0  # between two of the controller's to a member
@@ -49,6 +54,7 @@ class Context:
     experiment: Experiment
     plan: Plan
     continues: tuple[Path, ...] = ()
+    goes_on: bool = False
 
     @property
     def controller(self) -> str:
@@ -72,7 +78,7 @@ class Context:
         It ends where the controller says nothing for `launch.orphan_timeout`, behind the start of the gang at first.
         """
         launch = self.experiment.launch
-        async with self.member(role, instance) as member:
+        async with self.member(role, instance) as member, self._keeping(member.address):
             member.start_heartbeat(lambda: (self.controller,), HEARTBEAT_SECONDS)
             orphan_seconds = launch.orphan_timeout_seconds
             member.expect_word_of(self.controller, orphan_seconds, launch.gang_timeout_seconds + orphan_seconds)
@@ -83,6 +89,25 @@ class Context:
             except HetrlError as error:
                 await member.send(self.controller, wire.Failed(cause=str(error), exit_code=error.exit_code))
                 raise
+
+    @asynccontextmanager
+    async def _keeping(self, address: str) -> AsyncIterator[None]:
+        """Have a keeper of this site's checkpoints beside a member, where some may move; its end ends nothing."""
+        settings = self.experiment.checkpoints
+        if not (settings.copy_to or self.goes_on):
+            yield
+            return
+        keeper = keepers_of(self.plan)[address]
+        trained = (model_of(self.experiment, task) for task in TRAININGS if task in self.plan.tasks)
+        parameters = max(architecture(model.architecture).parameters for model in trained)
+        room = room_of(parameters, settings.keep, settings.keep_gb)
+        async with self.member(wire.role_of(keeper), int(keeper.rpartition("/")[2])) as member:
+            task = asyncio.create_task(Keeper(member, partial(places_of, earlier=self.continues), room).serve())
+            task.add_done_callback(_say_why)
+            try:
+                yield
+            finally:
+                task.cancel()
 
     def worlds(self, task: str) -> tuple[World, ...]:
         """Return the worlds of a Megatron task."""
@@ -137,6 +162,11 @@ class Context:
         return addresses_of(self.plan, task)
 
 
+def _say_why(keeper: asyncio.Task[None]) -> None:
+    if not keeper.cancelled() and (error := keeper.exception()) is not None:
+        logging.getLogger(__name__).warning("the keeper of checkpoints ended", exc_info=error)
+
+
 def read_context(directory: Path) -> Context:
     """Read a site's directory; where the gateway's address is not known beforehand, wait until the gateway says it.
 
@@ -159,6 +189,7 @@ def read_context(directory: Path) -> Context:
         experiment=experiment,
         plan=read_plan(directory / "plan.json"),
         continues=tuple(map(Path, site["continues"])),
+        goes_on=site["goes_on"],
     )
 
 

@@ -24,6 +24,7 @@ from hetrl.describe.models import reward_model_of
 from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.files import METRICS_BEFORE
 from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
@@ -34,10 +35,11 @@ from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.copies import KeptCheckpoints
 from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
-from hetrl.runtime.run.progress import Progress, newest_step, read_progress, rows_until
+from hetrl.runtime.run.progress import Progress, read_progress, rows_until
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.run.tasks import tasks_of
@@ -70,6 +72,7 @@ class Run:
         self.tasks = tasks_of(context, member)
         self.learner = self._make_learner(directory.path)
         others = [site for site in context.plan.site_order if site != context.lead_site]
+        self.kept = KeptCheckpoints(context, member, record, self.living)
         links = LinkMeter(member, (context.lead_site, *others))
         samples = SampleFiles(context.directory, self.experiment.rollouts, self._text)
         self.iterations = Iterations(
@@ -81,6 +84,7 @@ class Run:
             samples,
             links,
             context.plan.groups,
+            self.kept,
         )
 
     def _make_draws(self) -> Draws:
@@ -112,6 +116,11 @@ class Run:
             self.draws.lost(member, error)
         return member in self.context.replicas
 
+    def living(self) -> set[str]:
+        """Return the members of tasks that were not lost."""
+        lost = {*self.context.replicas} - {*self.draws.replicas}
+        return {*self.context.members} - lost
+
     def lost(self, replica: str, error: HetrlError) -> None:
         """Go on without a replica of generation."""
         self.turns.forget(replica)
@@ -137,8 +146,8 @@ class Run:
 
     async def train(self) -> None:
         """Begin, or go on where another run was, take every step, then write the summary."""
-        step = await newest_step(self.tasks) if self.context.continues else None
-        if self.context.continues and step is None:
+        step = await self.kept.newest() if self.context.goes_on else None
+        if self.context.goes_on and step is None:
             self.record.goes_on(0, 0, ())
         progress = await (self.begin() if step is None else self.go_on(step))
         staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
@@ -148,6 +157,7 @@ class Run:
             await self.iterations.run(feed, progress.first_version)
         finally:
             await feed.close()
+        await self.kept.settle()
         stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
         self.record.summary(self.context, stats)
         self.record.events.append("finished")
@@ -175,9 +185,9 @@ class Run:
     async def go_on(self, step: int) -> Progress:
         """Take up the checkpoints of a step, and serve what they hold under the versions that it had."""
         actor, critic, prompts = self.tasks.actor, self.tasks.critic, self.experiment.prompts
+        warm = await self.kept.bring(step, first=self.tasks.reference is not None)
         async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
             if self.tasks.reference is not None:  # it keeps what the first step began with
-                warm = 0 in await actor.checkpoints()
                 await self.keep_reference((await actor.restore(0)).version if warm else 1)
             progress = read_progress((await actor.restore(step)).progress, prompts)
             self.versions.actor = progress.version - 1
@@ -188,7 +198,9 @@ class Run:
                 await critic.publish(step)
                 await self.versions.critic_arrived(step)
         self.turns.begin_with(step + 1)
-        self.record.goes_on(step, progress.version, rows_until(self.context.continues, step))
+        earlier = [directory / "metrics.jsonl" for directory in self.context.continues]
+        rows = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step)
+        self.record.goes_on(step, progress.version, rows)
         return progress
 
     async def publish(self) -> wire.Published:
@@ -267,7 +279,7 @@ async def control(context: Context) -> None:
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)
                 with member.links.told(run.link_changed):
-                    await _first_to_end(run.train(), membership.watch(run.spare), run.catch_up())
+                    await _first_to_end(run.train(), membership.watch(run.spare), run.catch_up(), run.kept.serve())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)

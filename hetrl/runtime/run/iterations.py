@@ -25,7 +25,7 @@ from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.timeline import waits
-from hetrl.runtime.run.checkpoints import CheckpointSchedule
+from hetrl.runtime.run.checkpoints import NO_COPIES, CheckpointSchedule, Copies
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.progress import Progress
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics, weight_metrics
@@ -80,6 +80,7 @@ class Iterations:
         samples: SampleFiles,
         links: LinkMeter,
         groups: Sequence[Group],
+        copies: Copies = NO_COPIES,
     ) -> None:
         self.experiment, self.learner, self.versions = experiment, learner, versions
         self.groups = groups
@@ -88,10 +89,9 @@ class Iterations:
         self.first_version = versions.actor
         self.generated = 0.0  # when the last sample of the newest batch was back
         settings, steps = experiment.checkpoints, experiment.steps
-        self.checkpoints = CheckpointSchedule(self.tasks.actor, record, settings, steps)
-        self.critic_checkpoints = (
-            None if self.tasks.critic is None else CheckpointSchedule(self.tasks.critic, record, settings, steps)
-        )
+        critic, kept = self.tasks.critic, (record, settings, steps, copies)
+        self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
+        self.critic_checkpoints = None if critic is None else CheckpointSchedule(critic, *kept)
 
     async def prepare(self, step: int, feed: Feed, version: int) -> Prepared:
         """Take the batch that is trained from `version`, and ask everybody what they say of it."""

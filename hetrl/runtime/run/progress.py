@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import msgspec
 from hetrl.errors import HetrlError, UsageError
 from hetrl.files import read_lines
 from hetrl.runtime.rl.feed import Position
-from hetrl.runtime.rl.learner import Tasks
+from hetrl.workload import ACTOR_TRAINING
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,21 @@ def read_progress(text: str, prompts: int) -> Progress:
     return found
 
 
-async def newest_step(tasks: Tasks) -> int | None:
+def newest_step(found: Mapping[str, Collection[int]]) -> int | None:
     """Return the last step of which there is a checkpoint of every model that is trained; None where there is none.
 
-    At step 0 a critic has the weights that it starts from, and needs no checkpoint.
+    `found` has the steps of each. At step 0 a critic has the weights that it starts from, and needs no checkpoint.
     """
-    steps = await tasks.actor.checkpoints()
-    if tasks.critic is not None:
-        steps &= await tasks.critic.checkpoints() | {0}
+    steps = set(found[ACTOR_TRAINING])
+    for task, others in found.items():
+        steps &= {*others, *([] if task == ACTOR_TRAINING else [0])}
     return max(steps, default=None)
 
 
-def rows_until(directories: Sequence[Path], step: int) -> list[dict[str, Any]]:
-    """Return the metrics of all steps to this one, from the first of the directories that has them; else none."""
-    for directory in directories:
-        rows = [row for row in read_lines(directory / "metrics.jsonl") if row["step"] <= step]
+def rows_until(paths: Sequence[Path], step: int) -> list[dict[str, Any]]:
+    """Return the metrics of all steps to this one, from the first of the files that has them; else none."""
+    for path in paths:
+        rows = [row for row in read_lines(path) if row["step"] <= step]
         if [row["step"] for row in rows] == [*range(1, step + 1)]:
             return rows
     return []

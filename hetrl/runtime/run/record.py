@@ -98,6 +98,15 @@ class Record:
         times = {"seconds": round(seconds, 3), "waited_seconds": round(waited_seconds, 3)}
         self.events.append("checkpoint", step=saved.step, directory=saved.directory, **times)
 
+    def copied(self, task: str, taken: wire.CheckpointTaken, site: str) -> None:
+        """Note that a checkpoint is at another site too, every byte of it proven."""
+        told = {"site": site, "bytes": taken.bytes, "seconds": round(taken.seconds, 3)}
+        self.events.append("checkpoint_copied", task=task, step=taken.step, **told)
+
+    def not_copied(self, task: str, step: int, cause: str) -> None:
+        """Note that a checkpoint is at its own site alone, and why."""
+        self.events.append("checkpoint_not_copied", task=task, step=step, cause=cause)
+
     def step(self, row: Mapping[str, Any], of: int) -> None:
         """Write the metrics of one step."""
         self._rows.append(dict(row))

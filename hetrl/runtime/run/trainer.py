@@ -6,7 +6,7 @@ it, and rank 0 answers:
     Score    log-probs of sequences under the current weights
     Train    one optimiser step on one minibatch
     Save     copy the state, which is then written to the site's disk beside what follows; FinishSave makes it whole
-    Restore  take up a state that was saved, by this run or by one that it goes on from (FindCheckpoints says which)
+    Restore  take up a state that was saved, by this run or by one that it goes on from
     Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
     Sleep    leave the devices to another task, as the plan's idle state says, until Wake
 """
@@ -36,12 +36,13 @@ from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.files import keep_last
+from hetrl.runtime.checkpoints.places import CheckpointPlaces, places_of
 from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.megatron.model import kernels
-from hetrl.runtime.run.checkpoint_places import CheckpointPlaces, places_of
+from hetrl.runtime.run.checkpoint_places import take_up
 from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.engines import build_engine
 from hetrl.runtime.run.world import share, share_tensors
@@ -108,7 +109,7 @@ def _execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes]
         case wire.FinishSave(wait=wait):
             return engine.finish_save(wait=wait)
         case wire.Restore(step=step):
-            return places.take_up(engine, step)
+            return take_up(places, engine, step)
     raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
 
@@ -187,7 +188,7 @@ class Lead:
                 metrics = await self._execute(message, envelope.buffers)
                 trained = wire.Trained(step=step, metrics=metrics, seconds=time.monotonic() - start)
                 await self._member.reply(envelope, trained)
-            case wire.Save() | wire.FinishSave() | wire.FindCheckpoints() | wire.Restore():
+            case wire.Save() | wire.FinishSave() | wire.Restore():
                 await self._member.reply(envelope, await self._checkpoint(message))
             case wire.Publish():
                 self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
@@ -222,20 +223,15 @@ class Lead:
             case _:
                 raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
-    async def _checkpoint(
-        self, message: wire.Save | wire.FinishSave | wire.FindCheckpoints | wire.Restore
-    ) -> wire.Saved | wire.FoundCheckpoints | wire.Restored:
+    async def _checkpoint(self, message: wire.Save | wire.FinishSave | wire.Restore) -> wire.Saved | wire.Restored:
         """Do what a request about checkpoints asks for, and return the answer."""
         start = time.monotonic()
-        match message:
-            case wire.FindCheckpoints():
-                return wire.FoundCheckpoints(steps=tuple(await self._in_thread(self._places.find)))
-            case wire.Restore(step=step):
-                kept = await self._execute(message, ())
-                return wire.Restored(step=step, version=kept["version"], progress=kept.get("progress", ""))
+        if isinstance(message, wire.Restore):
+            kept = await self._execute(message, ())
+            return wire.Restored(step=message.step, version=kept["version"], progress=kept.get("progress", ""))
         whole = bool(await self._execute(message, ()))
         if isinstance(message, wire.FinishSave) and whole:
-            await self._in_thread(keep_last, self._places.own, message.keep, message.keep_gb)
+            await self._in_thread(keep_last, self._places.own, message.keep, message.keep_gb, message.spared)
         directory, seconds = str(self._places.written(message.step)), time.monotonic() - start
         return wire.Saved(step=message.step, directory=directory, seconds=seconds, whole=whole)
 

@@ -1,4 +1,4 @@
-"""All channels of one member: three to and from every other member, one per priority. Pure but for three callbacks.
+"""All channels of one member: one per priority to and from every other member. Pure but for three callbacks.
 
 `emit` takes what shall go to the gateway; `fail` is told of messages that will not arrive, `offended` of what no honest
 member sends. A multicast is cut once: a chunk carries a place per receiver, and is emitted once.

@@ -1,4 +1,7 @@
-"""A bounded queue towards one destination: data goes ahead of weights, but every eighth turn is theirs."""
+"""A bounded queue towards one destination: data goes ahead of weights, but every eighth turn is theirs.
+
+What is in the background goes when nothing else waits.
+"""
 
 from __future__ import annotations
 
@@ -85,9 +88,9 @@ class Lane:
         return self._busy_seconds + (0.0 if self._busy_since is None else now() - self._busy_since)
 
     def _next(self) -> deque[Parcel] | None:
-        control, data, weights = self._queues
-        order = (control, weights, data) if self._turn % _WEIGHTS_TURN == 0 else (control, data, weights)
-        return next(filter(None, order), None)
+        control, data, weights, background = self._queues
+        bulk = (weights, data) if self._turn % _WEIGHTS_TURN == 0 else (data, weights)
+        return next(filter(None, (control, *bulk, background)), None)
 
     def _rest(self) -> None:
         self._busy_seconds, self._busy_since = self.busy_seconds, None

@@ -43,6 +43,17 @@ from hetrl.runtime.wire.control import (
     Probe as Probe,
     Undeliverable as Undeliverable,
 )
+from hetrl.runtime.wire.copies import (
+    CheckpointListed as CheckpointListed,
+    CheckpointRead as CheckpointRead,
+    CheckpointTaken as CheckpointTaken,
+    CopyMessage,
+    FindCheckpoints as FindCheckpoints,
+    FoundCheckpoints as FoundCheckpoints,
+    ListCheckpoint as ListCheckpoint,
+    ReadCheckpoint as ReadCheckpoint,
+    TakeCheckpoint as TakeCheckpoint,
+)
 from hetrl.runtime.wire.group import (
     GroupMessage,
     StoreAnswer as StoreAnswer,
@@ -64,9 +75,7 @@ from hetrl.runtime.wire.header import (
 )
 from hetrl.runtime.wire.work import (
     WORK_SECONDS as WORK_SECONDS,
-    FindCheckpoints as FindCheckpoints,
     FinishSave as FinishSave,
-    FoundCheckpoints as FoundCheckpoints,
     Generate as Generate,
     Generated as Generated,
     LossSettings as LossSettings,
@@ -95,7 +104,7 @@ from hetrl.runtime.wire.work import (
     WorkMessage,
 )
 
-Message = ControlMessage | WorkMessage | GroupMessage
+Message = ControlMessage | WorkMessage | GroupMessage | CopyMessage
 
 # The channel of each type that is not control; messages of one channel arrive in the order in which they were sent.
 _PRIORITIES: dict[type[Tagged], Priority] = {
@@ -111,12 +120,14 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
     WeightsBegin: Priority.WEIGHTS,
     WeightsTensor: Priority.WEIGHTS,
     WeightsEnd: Priority.WEIGHTS,
+    CheckpointRead: Priority.BACKGROUND,
 }
 
 # Of a header, room for some six thousand receivers, and of a message's struct: what a peer can make a receiver decode.
 HEADER_BYTES, STRUCT_BYTES = 2**18, 2**22
 
-GATEWAY, CONTROLLER, PROBE = "gateway", "controller", "probe"  # the roles of members without a task
+# The roles of members without a task.
+GATEWAY, CONTROLLER, PROBE, KEEPER = "gateway", "controller", "probe", "keeper"
 RANK = ".rank"  # what the roles of a world's ranks add to the name of their task
 
 _Read = TypeVar("_Read")

@@ -25,11 +25,12 @@ from hetrl.workload import (
 Roles = frozenset[str]
 
 _CONTROLLER, _GATEWAYS, _PROBES = frozenset({wire.CONTROLLER}), frozenset({wire.GATEWAY}), frozenset({wire.PROBE})
+_KEEPERS = frozenset({wire.KEEPER})
 _TASKS, _GENERATION, _CRITIC = frozenset(TASKS), frozenset({ACTOR_GENERATION}), frozenset({CRITIC_INFERENCE})
 _INFERENCES, _REFERENCE = frozenset(INFERENCES), frozenset({REFERENCE_INFERENCE})
 _TRAINERS, _CRITIC_TRAINER = frozenset(TRAININGS), frozenset({CRITIC_TRAINING})
 _RANKS = frozenset(task + wire.RANK for task in TASKS)
-_MEMBERS = _CONTROLLER | _TASKS | _RANKS | _PROBES
+_MEMBERS = _CONTROLLER | _TASKS | _RANKS | _PROBES | _KEEPERS
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ _WORD_OF_TRAINER = (Say(_TRAINERS, _CONTROLLER),)
 _TO_GROUP, _FROM_GROUP = (Say(_TASKS | _RANKS, _CONTROLLER),), (Say(_CONTROLLER, _TASKS | _RANKS),)
 _BETWEEN_MEMBERS, _BETWEEN_GATEWAYS = (Say(_MEMBERS, _MEMBERS),), (Say(_GATEWAYS, _GATEWAYS),)
 _BETWEEN_RANKS, _BETWEEN_PROBES = (Say(_RANKS, _RANKS),), (Say(_PROBES, _PROBES),)
+_BETWEEN_KEEPERS = (Say(_KEEPERS, _KEEPERS),)
 _WEIGHTS = (
     Say(_TRAINERS - _CRITIC_TRAINER, _GENERATION | _REFERENCE),
     Say(_CRITIC_TRAINER, _CRITIC),
@@ -90,10 +92,16 @@ AUTHORITY: Mapping[type[Tagged], tuple[Say, ...]] = {
     wire.Save: _ORDER_TO_TRAINER,
     wire.FinishSave: _ORDER_TO_TRAINER,
     wire.Saved: _WORD_OF_TRAINER,
-    wire.FindCheckpoints: _ORDER_TO_TRAINER,
-    wire.FoundCheckpoints: _WORD_OF_TRAINER,
+    wire.FindCheckpoints: (Say(_CONTROLLER, _KEEPERS),),
+    wire.FoundCheckpoints: (Say(_KEEPERS, _CONTROLLER),),
     wire.Restore: _ORDER_TO_TRAINER,
     wire.Restored: _WORD_OF_TRAINER,
+    wire.TakeCheckpoint: (Say(_CONTROLLER, _KEEPERS),),
+    wire.CheckpointTaken: (Say(_KEEPERS, _CONTROLLER),),
+    wire.ListCheckpoint: _BETWEEN_KEEPERS,
+    wire.CheckpointListed: _BETWEEN_KEEPERS,
+    wire.ReadCheckpoint: _BETWEEN_KEEPERS,
+    wire.CheckpointRead: _BETWEEN_KEEPERS,
     wire.Sleep: _ORDER,
     wire.Wake: _ORDER,
     wire.WanPiece: _BETWEEN_RANKS,
@@ -119,6 +127,9 @@ ANSWERS: Mapping[type[Tagged], tuple[type[Tagged], ...]] = {
     wire.FinishSave: (wire.Saved,),
     wire.FindCheckpoints: (wire.FoundCheckpoints,),
     wire.Restore: (wire.Restored,),
+    wire.TakeCheckpoint: (wire.CheckpointTaken,),
+    wire.ListCheckpoint: (wire.CheckpointListed,),
+    wire.ReadCheckpoint: (wire.CheckpointRead,),
     wire.Sleep: (wire.Done,),
     wire.Wake: (wire.Done,),
     wire.WanProbe: (wire.WanProbed,),

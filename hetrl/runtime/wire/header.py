@@ -11,11 +11,12 @@ NO_ANSWER = 0  # the id of a message whose source wants no word about it, not ev
 
 
 class Priority(enum.IntEnum):
-    """The three channels between two members; a gateway sends the first ahead of the others."""
+    """The channels between two members; a gateway sends the first ahead of the others, and the last behind them."""
 
     CONTROL = 0
     DATA = 1
     WEIGHTS = 2
+    BACKGROUND = 3
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

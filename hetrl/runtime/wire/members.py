@@ -50,9 +50,15 @@ def addresses_of(plan: Plan, task: str) -> tuple[str, ...]:
     return tuple(wire.address(site_of(replica.devices[0]), task, number) for number, replica in replicas)
 
 
+def keepers_of(plan: Plan) -> dict[str, str]:
+    """Return the keeper of each member of a task: what moves checkpoints from and to its site lives in its process."""
+    members = [member for task in plan.tasks for member in addresses_of(plan, task)]
+    return {member: wire.address(wire.site_of(member), wire.KEEPER, n) for n, member in enumerate(members)}
+
+
 def everyone(plan: Plan) -> tuple[str, ...]:
     """Return every address of a run but those of the gateways: nobody else is heard."""
-    members = [wire.address(plan.lead_site, wire.CONTROLLER)]
+    members = [wire.address(plan.lead_site, wire.CONTROLLER), *keepers_of(plan).values()]
     for task in plan.tasks:
         members += addresses_of(plan, task)
         if task != ACTOR_GENERATION:

@@ -221,14 +221,15 @@ class Save(Tagged, frozen=True, tag=True):
 class FinishSave(Tagged, frozen=True, tag=True):
     """To a trainer: complete the checkpoint of this step, then keep the newest `keep`; answered by `Saved`.
 
-    Fewer are kept where they would take more than `keep_gb`. Without `wait` only when all ranks have written their
-    files already.
+    Fewer are kept where they would take more than `keep_gb`; that of the step `spared` is, too. Without `wait` only
+    when all ranks have written their files already.
     """
 
     step: int
     keep: int
     wait: bool
     keep_gb: float | None = None
+    spared: int | None = None
 
 
 class Saved(Tagged, frozen=True, tag=True):
@@ -241,16 +242,6 @@ class Saved(Tagged, frozen=True, tag=True):
     directory: str
     seconds: float
     whole: bool
-
-
-class FindCheckpoints(Tagged, frozen=True, tag=True):
-    """To a trainer: which whole checkpoints are there to go on from? Answered by `FoundCheckpoints`."""
-
-
-class FoundCheckpoints(Tagged, frozen=True, tag=True):
-    """The steps of the whole checkpoints that a trainer can take up."""
-
-    steps: tuple[int, ...]
 
 
 class Restore(Tagged, frozen=True, tag=True):
@@ -309,8 +300,6 @@ WorkMessage = (
     | Save
     | FinishSave
     | Saved
-    | FindCheckpoints
-    | FoundCheckpoints
     | Restore
     | Restored
     | Trained

@@ -7,7 +7,8 @@ from typing import Any
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints import files
-from hetrl.runtime.run.checkpoint_places import CheckpointPlaces, bring
+from hetrl.runtime.checkpoints.places import CheckpointPlaces
+from hetrl.runtime.run.checkpoint_places import bring
 from hetrl.runtime.wan.torch_world import start_world
 from tests.engines.megatron.megatron_worlds import Worlds, store_at
 from tests.engines.megatron.test_checkpoint_files import small_checkpoint

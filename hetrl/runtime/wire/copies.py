@@ -1,0 +1,72 @@
+"""What keepers say of checkpoints: which one a controller wants where, and the files of one on their way there."""
+
+from __future__ import annotations
+
+from hetrl.runtime.wire.header import Tagged
+
+
+class FindCheckpoints(Tagged, frozen=True, tag=True):
+    """To a keeper: which whole checkpoints of a task are there? Answered by `FoundCheckpoints`."""
+
+    task: str
+
+
+class FoundCheckpoints(Tagged, frozen=True, tag=True):
+    """The steps of the whole checkpoints that are there."""
+
+    steps: tuple[int, ...]
+
+
+class TakeCheckpoint(Tagged, frozen=True, tag=True):
+    """To a keeper: bring the checkpoint of a task from another keeper here, and keep it; answered once it is proven."""
+
+    task: str
+    step: int
+    source: str
+
+
+class CheckpointTaken(Tagged, frozen=True, tag=True):
+    """A checkpoint is here, every file as it was written; so many bytes came for it, none where it was here already."""
+
+    step: int
+    bytes: int
+    seconds: float
+
+
+class ListCheckpoint(Tagged, frozen=True, tag=True):
+    """To a keeper: which files has this whole checkpoint? Answered by `CheckpointListed`."""
+
+    task: str
+    step: int
+
+
+class CheckpointListed(Tagged, frozen=True, tag=True):
+    """The bytes of each file of a checkpoint."""
+
+    files: dict[str, int]
+
+
+class ReadCheckpoint(Tagged, frozen=True, tag=True):
+    """To a keeper that has listed a checkpoint: send `bytes` of one of its files from `offset` on."""
+
+    task: str
+    step: int
+    file: str
+    offset: int
+    bytes: int
+
+
+class CheckpointRead(Tagged, frozen=True, tag=True):
+    """What a keeper read, in one buffer."""
+
+
+CopyMessage = (
+    FindCheckpoints
+    | FoundCheckpoints
+    | TakeCheckpoint
+    | CheckpointTaken
+    | ListCheckpoint
+    | CheckpointListed
+    | ReadCheckpoint
+    | CheckpointRead
+)

@@ -1,0 +1,131 @@
+"""Which checkpoints a controller has copied, and where it finds those to go on from."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hetrl.errors import HetrlError
+from hetrl.files import read_lines
+from hetrl.plan.plan import Plan
+from hetrl.runtime import wire
+from hetrl.runtime.run.copies import KeptCheckpoints
+from hetrl.runtime.run.record import Record
+from hetrl.runtime.wire.members import addresses_of, keepers_of
+from hetrl.workload import ACTOR_TRAINING
+from lab.quick import quick_plan
+from tests.launch.launch_cases import quick_experiment
+
+PLAN: Plan = quick_plan()  # the trainer is at alpha, replicas at beta and gamma
+SITES = {wire.site_of(keeper): keeper for keeper in keepers_of(PLAN).values()}
+MEMBERS = [member for task in PLAN.tasks for member in addresses_of(PLAN, task)]
+
+
+class Keepers:
+    """The other end of the wire: what lies at each site; who is not among them does not answer."""
+
+    def __init__(self, **steps: tuple[int, ...]) -> None:
+        self.steps, self.heard = steps, list[tuple[str, int, str]]()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def request(self, to: str, message: wire.Message, *, timeout_seconds: float, doing: str) -> Any:
+        site = wire.site_of(to)
+        await self.go_on.wait()
+        if site not in self.steps:
+            raise HetrlError(f"{site}: cannot be reached ({doing})")
+        if isinstance(message, wire.FindCheckpoints):
+            return SimpleNamespace(message=wire.FoundCheckpoints(steps=self.steps[site]))
+        assert isinstance(message, wire.TakeCheckpoint)
+        self.heard.append((site, message.step, wire.site_of(message.source)))
+        return SimpleNamespace(message=wire.CheckpointTaken(step=message.step, bytes=8, seconds=0.5))
+
+
+def kept(keepers: Keepers, directory: Path, *copy_to: str, lost: tuple[str, ...] = ()) -> KeptCheckpoints:
+    experiment = quick_experiment(checkpoints={"copy_to": copy_to})
+    context = SimpleNamespace(plan=PLAN, experiment=experiment, addresses=lambda task: addresses_of(PLAN, task))
+    living = {member for member in MEMBERS if wire.site_of(member) not in lost}
+    return KeptCheckpoints(cast(Any, context), cast(Any, keepers), Record(directory, "alpha"), lambda: living)
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    kept_keys = ("kind", "step", "site", "cause")
+    rows = read_lines(directory / "events.jsonl")
+    return [{key: row[key] for key in kept_keys if key in row} for row in rows]
+
+
+def copied(keepers: Keepers, directory: Path, *copy_to: str, lost: tuple[str, ...] = (), steps: Any = (2,)) -> None:
+    async def scenario() -> None:
+        ours = kept(keepers, directory, *copy_to, lost=lost)
+        serving = asyncio.create_task(ours.serve())
+        for step in steps:
+            ours.wanted(ACTOR_TRAINING, step)
+        await asyncio.wait_for(ours.settle(), 20)
+        serving.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_checkpoint_is_copied_to_the_first_other_site_that_takes_part(tmp_path: Path) -> None:
+    for lost, there in (((), "gamma"), (("gamma",), "beta")):
+        keepers, directory = Keepers(beta=(), gamma=()), tmp_path / there
+        directory.mkdir()
+        copied(keepers, directory, "alpha", "gamma", "beta", lost=lost)
+        assert keepers.heard == [(there, 2, "alpha")]
+        assert events(directory) == [{"kind": "checkpoint_copied", "step": 2, "site": there}]
+
+
+def test_without_a_site_to_copy_to_nothing_is(tmp_path: Path) -> None:
+    copied(Keepers(beta=()), tmp_path)
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_what_cannot_be_copied_is_said_and_the_next_one_is_tried(tmp_path: Path) -> None:
+    copied(Keepers(), tmp_path, "beta", steps=(2,))
+    copied(Keepers(), tmp_path, "beta", lost=("beta",), steps=(4,))
+    first, second = events(tmp_path)
+    assert first["kind"] == second["kind"] == "checkpoint_not_copied"
+    assert "cannot be reached" in first["cause"]
+    assert second["cause"] == "none of beta takes part beside alpha"
+
+
+def test_of_those_that_wait_the_newest_and_the_first_are_copied(tmp_path: Path) -> None:
+    keepers = Keepers(beta=())
+
+    async def scenario() -> None:
+        ours = kept(keepers, tmp_path, "beta")
+        serving = asyncio.create_task(ours.serve())
+        keepers.go_on.clear()
+        ours.wanted(ACTOR_TRAINING, 0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert ours.under_way(ACTOR_TRAINING) == 0
+        for step in (2, 4, 6):
+            ours.wanted(ACTOR_TRAINING, step)
+        keepers.go_on.set()
+        await asyncio.wait_for(ours.settle(), 20)
+        assert ours.under_way(ACTOR_TRAINING) is None
+        serving.cancel()
+
+    asyncio.run(scenario())
+    assert [step for _, step, _ in keepers.heard] == [0, 6]
+
+
+def test_what_lies_elsewhere_is_brought_to_where_the_model_is_trained(tmp_path: Path) -> None:
+    async def scenario(first: bool, **steps: tuple[int, ...]) -> tuple[int | None, bool, Any]:
+        keepers = Keepers(**steps)
+        ours = kept(keepers, tmp_path)
+        newest = await ours.newest()
+        warm = newest is not None and await ours.bring(newest, first=first)
+        return newest, warm, keepers.heard
+
+    assert asyncio.run(scenario(True, alpha=(), beta=(0, 4), gamma=(2,))) == (
+        4,
+        True,
+        [("alpha", 0, "beta"), ("alpha", 4, "beta")],
+    )
+    assert asyncio.run(scenario(False, alpha=(0, 4), beta=(0, 4), gamma=())) == (4, True, [])
+    assert asyncio.run(scenario(False, alpha=(2,), gamma=(6,))) == (6, False, [("alpha", 6, "gamma")])
+    assert asyncio.run(scenario(False, alpha=())) == (None, False, [])
