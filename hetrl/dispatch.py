@@ -122,6 +122,11 @@ class Dispatch:
         self._lacking[:0] = [0.0] * samples
         self._expect(prompt)
 
+    def has(self, key: Key, tokens: int, *, complete: bool) -> None:
+        """Note what a sample has that nobody here has begun."""
+        self._prompts[key[0]].fresh.remove(key[1])
+        self._add(key, tokens, complete=complete)
+
     def drop(self, prompt: int) -> list[Begun]:
         """Forget a prompt; return who draws of it in vain."""
         for number in [*self._prompts[prompt].open] if prompt in self._prompts else ():
@@ -156,6 +161,10 @@ class Dispatch:
         self._stop(name, key)
         self._replicas[name].hanging.clear()
         self._measure(self._replicas[name], tokens, seconds)
+        self._add(key, tokens, complete=complete)
+        return [self._stop(other, same) for other, same in self._drawing() if same == key]
+
+    def _add(self, key: Key, tokens: int, *, complete: bool) -> None:
         sample, prompt = self._sample(key), self._prompts[key[0]]
         sample.tokens += tokens
         if complete:
@@ -164,7 +173,6 @@ class Dispatch:
         else:
             self._paused.append(key)
         self._expect(key[0])
-        return [self._stop(other, same) for other, same in self._drawing() if same == key]
 
     def pause(self, name: str) -> None:
         """Begin nothing at a replica, and count what it draws as late, until it may go on."""
@@ -232,7 +240,7 @@ class Dispatch:
         sample, prompt = self._sample(key), self._prompts[key[0]]
         if key in self._paused:
             self._paused.remove(key)
-        if sample.at is None:
+        if key[1] in prompt.fresh:
             prompt.fresh.remove(key[1])
         sample.at = name
         self._replicas[name].under_way[key] = now

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, PIECES_INDEX, STATE
+from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, PIECES_INDEX, SAMPLES, STATE
 from hetrl.workload import ACTOR_TRAINING
 from launch.remote import parse, script
 from launch.shell import Shell
 
 ASK_SECONDS = 60.0
 SLOWEST_BYTES_PER_S = 1e6  # of a copy to here
-NOT_OF_THE_MODEL = ("optimizer-rank-*", PIECES_INDEX, STATE, DIGESTS, COMPLETE)
+NOT_OF_THE_MODEL = ("optimizer-rank-*", PIECES_INDEX, STATE, SAMPLES, DIGESTS, COMPLETE)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@
                                                 bfloat16 models, float32 weights; its random generators' state
         optimizer.index.json                    which file has which slice of which Hugging Face tensor
         state.json                              format, optimiser steps, layout, what the caller keeps
+        samples.msgpack.zst                     samples that are under way, where there are some
         digests.json                            the BLAKE3 digest of each file
         COMPLETE                                the bytes of each file, written last
     <root>/step-00000120/                       the same, renamed once everything is on the disk
@@ -31,6 +32,7 @@ from hetrl.workload import ACTOR_TRAINING
 FORMAT = "hetrl-checkpoint/2"
 CHECKPOINTS = Path("checkpoints")
 COMPLETE, STATE, CONFIG, DIGESTS = "COMPLETE", "state.json", "config.json", "digests.json"
+SAMPLES = "samples.msgpack.zst"
 MODEL_INDEX, PIECES_INDEX = "model.safetensors.index.json", "optimizer.index.json"
 # What a model needs besides its weights and configuration, under the names of Hugging Face, as far as it has them.
 TOKENIZER = (

@@ -27,6 +27,11 @@ class CheckpointPlaces:
             found = {**files.whole(root), **found}
         return found
 
+    def read(self, step: int, name: str) -> bytes:
+        """Return a file of a whole checkpoint; nothing where it has none of that name."""
+        path = self.find()[step] / name
+        return path.read_bytes() if path.is_file() else b""
+
 
 def places_of(task: str, earlier: Sequence[Path] = ()) -> CheckpointPlaces:
     """Return the places of a task; `earlier` are the directories that earlier runs had at this site.

@@ -61,13 +61,19 @@ def rank_file(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """What makes a checkpoint's weights a model: its Hugging Face configuration, and a directory with its tokenizer."""
+    """What makes a checkpoint's weights a model: its Hugging Face configuration, and a directory with its tokenizer.
+
+    The files `beside` it are the caller's.
+    """
 
     config: Mapping[str, Any]
     tokenizer: Path | None
+    beside: Mapping[str, bytes]
 
     def write(self, directory: Path) -> None:
-        """Write both."""
+        """Write all of it."""
+        for name, content in self.beside.items():
+            writing.write(directory / name, [content])
         writing.write_json(directory / files.CONFIG, self.config)
         sources = [self.tokenizer / name for name in files.TOKENIZER] if self.tokenizer is not None else []
         for source in sources:

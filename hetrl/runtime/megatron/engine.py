@@ -272,8 +272,10 @@ class MegatronEngine:
         gather_parameters(self.model)
         yield from self.shards.stream(lambda name: self.parameters[name].data, self.dtype)
 
-    def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
+    def save(self, directory: Path, extra: Mapping[str, Any], beside: Mapping[str, bytes] | None = None) -> None:
         """Copy weights, optimiser, generators and `extra` (JSON: step, position in the data, ...) to a checkpoint.
+
+        `beside` are files that lie with it.
 
         Returns once the state is in host memory; it is written beside the next steps, and `finish_save` completes it.
         A checkpoint that is being written is completed first. See `checkpoints.files`: `directory`, on the disk of rank
@@ -282,7 +284,7 @@ class MegatronEngine:
         optimizer = self._require_optimizer()
         self.finish_save()
         gather_parameters(self.model)
-        model = megatron_checkpoint.Model(self.config, self.tokenizer)
+        model = megatron_checkpoint.Model(self.config, self.tokenizer, beside or {})
         self._saving = megatron_checkpoint.begin(self.shards, optimizer, directory, model, self.steps, extra)
 
     def finish_save(self, *, wait: bool = True) -> bool:

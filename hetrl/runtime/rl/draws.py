@@ -19,17 +19,23 @@ from hetrl.dispatch import Begun, Dispatch, Key
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl.timeline import Timeline
+from hetrl.runtime.rl.under_way import is_complete
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.workload import ACTOR_GENERATION
 
 TICK_SECONDS = 1.0
 MOST_FAILURES = 3  # of replicas at one stretch: then it is to blame
+NOTHING = wire.Sample(tokens=(), logprobs=(), versions=(), finish_reason="length")
+BEFORE = "before"  # in the place of a replica: who drew it before this run went on
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One sample that is wanted: a continuation of `prompt` of at most `max_tokens`; `seed` is of the tokens so far."""
+    """One sample that is wanted: a continuation of `prompt` of at most `max_tokens`; `seed` is of the tokens so far.
+
+    It may `have` some, drawn before.
+    """
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -37,6 +43,7 @@ class Request:
     stop_tokens: tuple[int, ...]
     seed: Callable[[int], int]
     doing: str
+    have: wire.Sample = NOTHING
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ class Draws:
         self._member, self._dispatch, self._on_lost, self._timeline = member, dispatch, on_lost, timeline
         self._prompts, self._numbers = itertools.count(), itertools.count()
         self._open: dict[Key, _Open] = {}
+        self._groups: dict[int, Sequence[_Open]] = {}
         self._asked: dict[Begun, tuple[asyncio.Task[None], int]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
         self._missed: set[str] = set()  # replicas without the newest weights
@@ -97,17 +105,30 @@ class Draws:
         """Return those that are not lost."""
         return self._dispatch.replicas
 
-    async def group(self, requests: Sequence[Request], batch: int) -> tuple[Drawn, ...]:
+    @property
+    def under_way(self) -> dict[int, tuple[wire.Sample, ...]]:
+        """Return what the samples of each group have that has a number, and was not forgotten."""
+        return {number: tuple(one.so_far for one in group) for number, group in self._groups.items()}
+
+    def forget(self, number: int) -> None:
+        """Keep the samples of a group no longer."""
+        self._groups.pop(number, None)
+
+    async def group(self, requests: Sequence[Request], batch: int, number: int | None = None) -> tuple[Drawn, ...]:
         """Return the samples of one prompt; those of a lower batch go first.
 
-        Raises HetrlError when no replica is left, or several failed at the same stretch, and RunAborted.
+        With a `number` what it has is found under that (`under_way`) until it is forgotten. Raises HetrlError when no
+        replica is left, or several failed at the same stretch, and RunAborted.
         """
         loop, prompt = asyncio.get_running_loop(), next(self._prompts)
-        nothing = wire.Sample(tokens=(), logprobs=(), versions=(), finish_reason="length")
-        opened = {(prompt, k): _Open(one, loop.create_future(), nothing) for k, one in enumerate(requests)}
+        opened = {(prompt, k): _Open(one, loop.create_future(), one.have) for k, one in enumerate(requests)}
         self._open |= opened
+        if number is not None:
+            self._groups[number] = tuple(opened.values())
         self._dispatch.add(prompt, batch, len(requests))
         try:
+            for key, one in opened.items():
+                self._take_over(key, one, loop.time())
             self._go_on()
             if self._clock is None:
                 self._tick()
@@ -116,6 +137,17 @@ class Draws:
             for key in opened:
                 self._open.pop(key, None)
             self._withdraw(self._dispatch.drop(prompt))
+
+    def _take_over(self, key: Key, one: _Open, now: float) -> None:
+        """Go on behind what a sample has from before."""
+        if not one.so_far.tokens:
+            return
+        one.stretches.append(Stretch(BEFORE, len(one.so_far.tokens), now, now))
+        complete = is_complete(one.so_far, one.request.max_tokens)
+        self._dispatch.has(key, len(one.so_far.tokens), complete=complete)
+        if complete:
+            del self._open[key]
+            one.result.set_result(Drawn(one.so_far, tuple(one.stretches)))
 
     def lost(self, name: str, error: HetrlError) -> None:
         """Give a replica up; what it was asked for is drawn elsewhere."""
@@ -210,7 +242,7 @@ class Draws:
         one.so_far = joined(one.so_far, part)
         one.stretches.append(stretch)
         one.failed.clear()
-        complete = part.finish_reason != "length" or len(one.so_far.tokens) >= one.request.max_tokens
+        complete = is_complete(one.so_far, one.request.max_tokens)
         self._withdraw(self._dispatch.advanced(name, key, len(part.tokens), seconds, complete=complete))
         if complete:
             del self._open[key]

@@ -17,8 +17,8 @@ Prompts are numbered in the order in which they are drawn, and each is drawn onc
 Without staleness the batches depend on the numbers alone, not on which group came back first.
 
 A feed goes on where another one stopped from the other's `position` after a trained batch: what was under way then, or
-waited for a later batch, is drawn again, before all others and in its order. So no prompt is skipped, and none is
-trained on twice.
+waited for a later batch, comes again, before all others and in its order, with the samples that it had. So no prompt is
+skipped, and none is trained on twice.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from hetrl.runtime.rl.sampling import PromptGroup
@@ -71,6 +72,7 @@ class _Settled:
     """The prompts that one batch took, dropped or rejected."""
 
     taken: list[int] = field(default_factory=list)
+    groups: tuple[PromptGroup, ...] = ()  # that were taken
     dropped: list[int] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
 
@@ -91,16 +93,19 @@ class Feed:
         version: int,
         max_draws: int = 1,
         start: Position = Position(),
+        drawn_under: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         """Feed batches of `batch` groups, `iterations` in all with those before `start`.
 
         The first is trained from weight version `version`. At `max_draws` 1 groups with equal rewards are like others.
+        Of some prompts samples were begun before `start`: `drawn_under` has the oldest version of each.
         """
         self._draw, self._batch, self._max_staleness = draw, batch, max_staleness
         self._needed = iterations * batch
         self._version, self._iterations = version, start.batches
         self._running: dict[int, asyncio.Future[PromptGroup]] = {}
-        self._since: dict[int, int] = {}  # the version that served when a running group was admitted
+        self._since: dict[int, int] = {}  # the version that served when a running group was admitted, or of its samples
+        self._drawn_under = drawn_under
         self._waiting: dict[int, PromptGroup] = {}
         self._advanced = asyncio.Event()  # groups may run that nobody waits for yet
         self._most_rejected = (max_draws - 1) * batch
@@ -122,6 +127,13 @@ class Feed:
             dropped=self.dropped - sum(len(one.dropped) for one in undone),
             rejected=self.rejected - sum(len(one.rejected) for one in undone),
         )
+
+    @property
+    def finished(self) -> dict[int, PromptGroup]:
+        """Return the groups that are drawn and not trained yet, by their prompts."""
+        ahead = {n: group for one in self._ahead for n, group in zip(one.taken, one.groups, strict=True)}
+        done = {n: task for n, task in self._running.items() if task.done() and not task.cancelled()}
+        return {**ahead, **self._waiting, **{n: one.result() for n, one in done.items() if one.exception() is None}}
 
     async def batch(self, version: int) -> tuple[PromptGroup, ...]:
         """Return the batch that is trained from `version`, in the order of the prompts; raises what a draw raised."""
@@ -159,7 +171,7 @@ class Feed:
             number = self._again.popleft() if self._again else self._next
             self._next = max(self._next, number + 1)
             self._running[number] = asyncio.ensure_future(self._draw(number))
-            self._since[number] = self._version
+            self._since[number] = min(self._version, self._drawn_under.get(number, self._version))
 
     def _collect(self) -> None:
         for number in [number for number, task in self._running.items() if task.done()]:
@@ -196,7 +208,7 @@ class Feed:
         for number in rejected:
             del self._waiting[number]
         self.rejected += len(rejected)
-        self._settling.taken, self._settling.rejected = numbers, rejected
+        self._settling.taken, self._settling.groups, self._settling.rejected = numbers, groups, rejected
         self._ahead.append(self._settling)
         self._settling = _Settled()
         if taken := len([number for number in equal if number in numbers]):

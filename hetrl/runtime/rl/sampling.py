@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -77,12 +77,18 @@ class Sampler:
         """Sample a group for every prompt, all at once."""
         return tuple(await asyncio.gather(*(self.group(prompt, n, stream) for n, prompt in enumerate(prompts))))
 
-    async def group(self, prompt: Prompt, number: int, stream: str) -> PromptGroup:
-        """Sample one prompt and reward its samples.
+    async def group(self, prompt: Prompt, number: int, stream: str, kept: Sequence[wire.Sample] = ()) -> PromptGroup:
+        """Sample one prompt and reward its samples, which go on behind those that were `kept`.
 
         `stream` and `number` name the random numbers, together with the experiment's seed; which replicas draw them
         does not matter.
         """
+        try:
+            return await self._group(prompt, number, stream, kept)
+        finally:
+            self._draws.forget(number)
+
+    async def _group(self, prompt: Prompt, number: int, stream: str, kept: Sequence[wire.Sample]) -> PromptGroup:
         settings, tokens = self._settings, self._settings.encode(prompt)
         if len(tokens) > settings.prompt_tokens:
             raise HetrlError(
@@ -90,8 +96,10 @@ class Sampler:
                 f"batch.prompt_tokens is {settings.prompt_tokens}"
             )
         requests = [self._request(tokens, stream, number, sample) for sample in range(settings.samples_per_prompt)]
+        if kept:
+            requests = [replace(request, have=have) for request, have in zip(requests, kept, strict=True)]
         async with self._turns.prompt():
-            drawn = await self._draws.group(requests, number // settings.batch_prompts)
+            drawn = await self._draws.group(requests, number // settings.batch_prompts, number)
         samples = tuple(one.sample for one in drawn)
         judgements = tuple(await asyncio.gather(*(self._judge(prompt, sample) for sample in samples)))
         ruled = tuple(reward_of(judgement, settings.reward) for judgement in judgements)

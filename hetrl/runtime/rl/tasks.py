@@ -77,10 +77,10 @@ class Trainer:
         answer, _ = await self._ask(request, wire.Trained, f"step {step}: {self.task}", buffers)
         return answer.metrics
 
-    async def save(self, step: int, version: int, progress: str) -> wire.Saved:
+    async def save(self, step: int, version: int, progress: str, samples: bytes = b"") -> wire.Saved:
         """Begin a checkpoint after a step; it is written beside the next ones until `finish_save`."""
-        request = wire.Save(step=step, version=version, progress=progress)
-        answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}")
+        request, kept = wire.Save(step=step, version=version, progress=progress), [memoryview(samples)]
+        answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {step}", kept)
         return answer
 
     async def finish_save(self, request: wire.FinishSave) -> wire.Saved:
@@ -88,11 +88,11 @@ class Trainer:
         answer, _ = await self._ask(request, wire.Saved, f"checkpoint of {self.task} after step {request.step}")
         return answer
 
-    async def restore(self, step: int) -> wire.Restored:
-        """Take up the checkpoint of a step; HetrlError where it cannot be read."""
+    async def restore(self, step: int) -> tuple[wire.Restored, bytes]:
+        """Take up the checkpoint of a step, and return the samples kept with it; HetrlError where it cannot be read."""
         doing = f"take up the checkpoint of {self.task} after step {step}"
-        answer, _ = await self._ask(wire.Restore(step=step), wire.Restored, doing)
-        return answer
+        answer, buffers = await self._ask(wire.Restore(step=step), wire.Restored, doing)
+        return answer, bytes(buffers[0]) if buffers else b""
 
     async def publish(
         self, version: int, receivers: Sequence[str] | None = None, *, quorum: int | None = None

@@ -10,6 +10,7 @@ Each that is whole is wanted at other sites, too, as `Copies` sees to; the one t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,22 +63,22 @@ class CheckpointSchedule:
         await self._begin(0, version, progress)
         await self._finish(wait=True)
 
-    async def after(self, step: int, version: int, progress: str = "") -> None:
+    async def after(self, step: int, version: int, progress: str = "", samples: Callable[[], bytes] = bytes) -> None:
         """Begin and complete checkpoints after a step; HetrlError when one could not be written.
 
-        `progress` is what the controller needs to go on from there.
+        `progress` is what the controller needs to go on from there, `samples` returns those that are under way.
         """
         last = step == self._steps
         due = last or step % self._settings.every_steps == 0
         await self._finish(wait=due)
         if due:
-            await self._begin(step, version, progress)
+            await self._begin(step, version, progress, samples())
         if last:
             await self._finish(wait=True)
 
-    async def _begin(self, step: int, version: int, progress: str) -> None:
+    async def _begin(self, step: int, version: int, progress: str, samples: bytes = b"") -> None:
         begun = time.monotonic()
-        saved = await self._trainer.save(step, version, progress)
+        saved = await self._trainer.save(step, version, progress, samples)
         self._under_way = _UnderWay(step, begun, saved.seconds)
 
     async def _finish(self, *, wait: bool) -> None:

@@ -34,6 +34,7 @@ from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.turns import Turns
+from hetrl.runtime.rl.under_way import Samples, oldest_version, unpack
 from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.copies import KeptCheckpoints
 from hetrl.runtime.run.iterations import Iterations
@@ -85,7 +86,9 @@ class Run:
             links,
             context.plan.groups,
             self.kept,
+            lambda: {**self.begun, **self.draws.under_way},
         )
+        self.begun: dict[int, Samples] = {}  # by their prompts, the samples that were under way where this run goes on
 
     def _make_draws(self) -> Draws:
         replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
@@ -152,7 +155,8 @@ class Run:
         progress = await (self.begin() if step is None else self.go_on(step))
         staleness, max_draws = self.experiment.algorithm.max_staleness, self.experiment.algorithm.max_draws
         prompts, steps, start = self.experiment.prompts, self.experiment.steps, progress.position
-        feed = Feed(self.draw, prompts, staleness, steps, self.versions.actor, max_draws, start)
+        under = {n: version for n, one in self.begun.items() if (version := oldest_version(one)) is not None}
+        feed = Feed(self.draw, prompts, staleness, steps, self.versions.actor, max_draws, start, under)
         try:
             await self.iterations.run(feed, progress.first_version)
         finally:
@@ -188,8 +192,9 @@ class Run:
         warm = await self.kept.bring(step, first=self.tasks.reference is not None)
         async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
             if self.tasks.reference is not None:  # it keeps what the first step began with
-                await self.keep_reference((await actor.restore(0)).version if warm else 1)
-            progress = read_progress((await actor.restore(step)).progress, prompts)
+                await self.keep_reference((await actor.restore(0))[0].version if warm else 1)
+            restored, samples = await actor.restore(step)
+            progress = read_progress(restored.progress, prompts)
             self.versions.actor = progress.version - 1
             await self.publish()
         if critic is not None and step > 0:
@@ -200,7 +205,9 @@ class Run:
         self.turns.begin_with(step + 1)
         earlier = [directory / "metrics.jsonl" for directory in self.context.continues]
         rows = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step)
-        self.record.goes_on(step, progress.version, rows)
+        most = self.experiment.batch.response_tokens
+        self.begun = unpack(samples, self.experiment.algorithm.samples_per_prompt, most)
+        self.record.goes_on(step, progress.version, rows, sum(bool(oldest_version(s)) for s in self.begun.values()))
         return progress
 
     async def publish(self) -> wire.Published:
@@ -235,7 +242,7 @@ class Run:
 
     async def draw(self, number: int) -> PromptGroup:
         """Sample the group of prompt `number`."""
-        return await self.sampler.group(self.source(number), number, "train")
+        return await self.sampler.group(self.source(number), number, "train", self.begun.get(number, ()))
 
     async def warm_start_check(self, done: int) -> float:
         """Return the mean reward of prompts that are sampled after `done` supervised steps."""

@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hetrl.describe.experiment import Experiment
@@ -25,6 +26,7 @@ from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.timeline import waits
+from hetrl.runtime.rl.under_way import pack
 from hetrl.runtime.run.checkpoints import NO_COPIES, CheckpointSchedule, Copies
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.progress import Progress
@@ -81,9 +83,10 @@ class Iterations:
         links: LinkMeter,
         groups: Sequence[Group],
         copies: Copies = NO_COPIES,
+        under_way: Callable[[], Mapping[int, Sequence[wire.Sample]]] = dict,
     ) -> None:
         self.experiment, self.learner, self.versions = experiment, learner, versions
-        self.groups = groups
+        self.groups, self.under_way = groups, under_way
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
         self.first_version = versions.actor
@@ -178,12 +181,19 @@ class Iterations:
                     measured |= weight_metrics(await self.publish())
             feed.advance(self.versions.actor)
             seconds["iteration"] = time.monotonic() - start
-            await self.checkpoints.after(ours.step, self.versions.actor, self.progress(feed).to_text())
+            progress = self.progress(feed).to_text()
+            await self.checkpoints.after(ours.step, self.versions.actor, progress, partial(self.samples_of, feed))
         return measured
 
     def progress(self, feed: Feed) -> Progress:
         """Return what it takes to go on after the steps that were trained."""
         return Progress(self.versions.actor, self.first_version, self.experiment.prompts, feed.position)
+
+    def samples_of(self, feed: Feed) -> bytes:
+        """Return the samples that are drawn or under way and not trained on, as a checkpoint keeps them."""
+        again, finished = {*feed.position.again}, feed.finished
+        kept = {**self.under_way(), **{number: group.samples for number, group in finished.items()}}
+        return pack({n: samples for n, samples in kept.items() if n in again and any(one.tokens for one in samples)})
 
     async def train_critic(self, ours: Prepared, batch: asyncio.Future[Arrays], start: float) -> dict[str, float]:
         """Train the critic, and send its weights to where it is asked for values."""

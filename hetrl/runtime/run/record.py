@@ -18,7 +18,7 @@ from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
-from hetrl.runtime.rl.draws import Stretch
+from hetrl.runtime.rl.draws import BEFORE, Stretch
 from hetrl.runtime.rl.sampling import PromptGroup, mean_of
 from hetrl.runtime.run.context import Context
 
@@ -86,12 +86,15 @@ class Record:
         self._warm_start = {"steps": steps, "reward": round(reward, 4)}
         self.events.append("warm_start", **self._warm_start)
 
-    def goes_on(self, step: int, version: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Note that the run goes on after a step of another one, whose rows of metrics become this one's."""
+    def goes_on(self, step: int, version: int, rows: Sequence[Mapping[str, Any]], begun: int = 0) -> None:
+        """Note that the run goes on after a step of another one, whose rows of metrics become this one's.
+
+        Of `begun` prompts it has samples that were under way.
+        """
         for row in rows:
             self._rows.append(dict(row))
             append_line(self._directory / "metrics.jsonl", row)
-        self.events.append("resumed", step=step, version=version, rows=len(rows))
+        self.events.append("resumed", step=step, version=version, rows=len(rows), begun=begun)
 
     def saved(self, saved: wire.Saved, seconds: float, waited_seconds: float) -> None:
         """Note a checkpoint that is whole `seconds` after it was begun, of which the trainer waited for some."""
@@ -169,7 +172,8 @@ def sample_metrics(groups: Sequence[PromptGroup]) -> dict[str, Any]:
     samples = [sample for group in groups for sample in group.samples]
     drawn: dict[str, list[Stretch]] = {}
     for one in sorted((one for group in groups for one in chain(*group.stretches)), key=lambda one: one.sent):
-        drawn.setdefault(one.replica, []).append(one)
+        if one.replica != BEFORE:
+            drawn.setdefault(one.replica, []).append(one)
     versions = Counter(str(span.version) for sample in samples for span in sample.versions)
     return {
         "reward": round(mean_of(group.rewards for group in groups), 6),

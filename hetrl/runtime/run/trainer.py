@@ -22,7 +22,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,7 +35,7 @@ from hetrl.describe.models import model_of
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
-from hetrl.runtime.checkpoints.files import keep_last
+from hetrl.runtime.checkpoints.files import SAMPLES, keep_last
 from hetrl.runtime.checkpoints.places import CheckpointPlaces, places_of
 from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron.batch import TokenBatch
@@ -105,7 +105,8 @@ def _execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes]
         case wire.Wake():
             return engine.wake()
         case wire.Save(step=step):
-            return engine.save(places.written(step), {"version": message.version, "progress": message.progress})
+            kept = {SAMPLES: buffers[0]} if buffers and buffers[0] else {}
+            return engine.save(places.written(step), {"version": message.version, "progress": message.progress}, kept)
         case wire.FinishSave(wait=wait):
             return engine.finish_save(wait=wait)
         case wire.Restore(step=step):
@@ -189,7 +190,7 @@ class Lead:
                 trained = wire.Trained(step=step, metrics=metrics, seconds=time.monotonic() - start)
                 await self._member.reply(envelope, trained)
             case wire.Save() | wire.FinishSave() | wire.Restore():
-                await self._member.reply(envelope, await self._checkpoint(message))
+                await self._member.reply(envelope, *await self._checkpoint(message, envelope.buffers))
             case wire.Publish():
                 self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
                 publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
@@ -223,17 +224,21 @@ class Lead:
             case _:
                 raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
 
-    async def _checkpoint(self, message: wire.Save | wire.FinishSave | wire.Restore) -> wire.Saved | wire.Restored:
+    async def _checkpoint(
+        self, message: wire.Save | wire.FinishSave | wire.Restore, buffers: Sequence[memoryview]
+    ) -> tuple[wire.Saved | wire.Restored, list[bytes]]:
         """Do what a request about checkpoints asks for, and return the answer."""
         start = time.monotonic()
         if isinstance(message, wire.Restore):
             kept = await self._execute(message, ())
-            return wire.Restored(step=message.step, version=kept["version"], progress=kept.get("progress", ""))
-        whole = bool(await self._execute(message, ()))
+            samples = await self._in_thread(self._places.read, message.step, SAMPLES)
+            restored = wire.Restored(step=message.step, version=kept["version"], progress=kept.get("progress", ""))
+            return restored, [samples]
+        whole = bool(await self._execute(message, buffers))
         if isinstance(message, wire.FinishSave) and whole:
             await self._in_thread(keep_last, self._places.own, message.keep, message.keep_gb, message.spared)
         directory, seconds = str(self._places.written(message.step)), time.monotonic() - start
-        return wire.Saved(step=message.step, directory=directory, seconds=seconds, whole=whole)
+        return wire.Saved(step=message.step, directory=directory, seconds=seconds, whole=whole), []
 
     async def _load_arrived(self) -> None:
         if self._arrived is not None:

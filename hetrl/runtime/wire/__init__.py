@@ -116,6 +116,8 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
     Scored: Priority.DATA,
     Train: Priority.DATA,
     Trained: Priority.DATA,
+    Save: Priority.DATA,
+    Restored: Priority.DATA,
     WanPiece: Priority.DATA,
     WeightsBegin: Priority.WEIGHTS,
     WeightsTensor: Priority.WEIGHTS,

@@ -210,7 +210,8 @@ class Train(Tagged, frozen=True, tag=True):
 class Save(Tagged, frozen=True, tag=True):
     """To a trainer: copy the state after this step of the run and write it beside the next; answered by `Saved`.
 
-    `progress` is what the controller needs to go on from there; the trainer keeps it and does not read it.
+    `progress` is what the controller needs to go on from there, and the buffer has the samples under way; the trainer
+    keeps both and reads neither.
     """
 
     step: int
@@ -251,7 +252,7 @@ class Restore(Tagged, frozen=True, tag=True):
 
 
 class Restored(Tagged, frozen=True, tag=True):
-    """A checkpoint is taken up; what `Save` said of it."""
+    """A checkpoint is taken up; what `Save` said of it, the samples in the buffer."""
 
     step: int
     version: int

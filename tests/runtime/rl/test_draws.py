@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -126,6 +127,43 @@ def test_versions_of_stretches_are_told_over_the_whole_sample() -> None:
     spans = [(span.version, span.start, span.end) for span in whole.versions]
     assert spans == [(1, 0, 5), (2, 5, 8), (3, 8, 10)]
     assert len(whole.tokens) == 10
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_samples_that_were_begun_before_end_as_they_would_have_and_none_is_drawn_again(share: float) -> None:
+    """Some are complete, some were cut off between stretches, some were not begun."""
+    whole, _ = drawn(Members({"a": at_once}), ["a"])
+
+    def begun(sample: wire.Sample, k: int) -> wire.Sample:
+        count = int(share * len(sample.tokens)) // STRETCH * STRETCH if k % 3 else int(share) * len(sample.tokens)
+        if count == len(sample.tokens):
+            return sample
+        spans = (wire.VersionSpan(1, 0, count),) if count else ()
+        parts = {"tokens": sample.tokens[:count], "logprobs": sample.logprobs[:count], "versions": spans}
+        return wire.Sample(**parts, finish_reason="length")
+
+    have = [begun(one.sample, k) for k, one in enumerate(whole)]
+    members = Members(dict.fromkeys("ab", at_once))
+    dispatch = Dispatch({name: Capacity(2, 2) for name in "ab"}, LONGEST, STRETCH)
+
+    async def scenario() -> None:
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
+        requests = [replace(request_of(k), have=one) for k, one in enumerate(have)]
+        drawing = asyncio.ensure_future(draws.group(requests, 0, 5))
+        await asyncio.sleep(0)
+        assert draws.under_way == {5: tuple(have)}
+        found = await asyncio.wait_for(drawing, 20)
+        assert [one.sample for one in found] == [one.sample for one in whole]
+        assert draws.under_way == {5: tuple(one.sample for one in whole)}
+        draws.forget(5)
+        assert draws.under_way == {}
+        fresh = [sum(part.tokens for part in one.stretches if part.replica != module.BEFORE) for one in found]
+        assert fresh == [len(one.sample.tokens) - len(kept.tokens) for one, kept in zip(whole, have, strict=True)]
+
+    asyncio.run(scenario())
+    lengths = sorted(len(asked.prompt) - 2 for _, asked in members.asked)
+    starts = [range(len(kept.tokens), len(one.sample.tokens), STRETCH) for one, kept in zip(whole, have, strict=True)]
+    assert lengths == sorted(start for one in starts for start in one)
 
 
 def test_a_replica_behind_a_link_that_is_out_rests_and_its_samples_are_drawn_elsewhere(

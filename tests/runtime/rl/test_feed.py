@@ -302,10 +302,13 @@ def drawn_in_lives(ends: list[int], order: random.Random, **of_feed: Any) -> tup
     Whenever it ends, the next batch may have been taken, and draws are under way.
     """
     found, start = list[list[int]](), Position()
+    kept = dict[int, PromptGroup]()  # what was drawn before the last end
     iterations, batch, equal = of_feed["iterations"], of_feed["batch"], of_feed["equal"]
 
     async def live(start: Position, end: int) -> Position:
         async def draw(number: int) -> PromptGroup:
+            if number in kept:
+                return kept[number]
             began = version
             for _ in range(order.randrange(6)):
                 await asyncio.sleep(0)
@@ -313,14 +316,19 @@ def drawn_in_lives(ends: list[int], order: random.Random, **of_feed: Any) -> tup
 
         version = 1 + start.batches
         settings = (batch, of_feed["max_staleness"], iterations, version, of_feed["max_draws"])
-        feed = Feed(draw, *settings, start)
+        feed = Feed(draw, *settings, start, {n: oldest_version(one) for n, one in kept.items()})
         for _ in range(start.batches, end):
-            found.append(numbers(await feed.batch(version)))
+            groups = await feed.batch(version)
+            assert all(version - oldest_version(one) <= of_feed["max_staleness"] for one in groups)
+            assert all(kept.get(number, one) is one for number, one in zip(numbers(groups), groups, strict=True))
+            found.append(numbers(groups))
             version += 1
             feed.advance(version)
         if order.random() < 0.5 and end < iterations:
             await feed.batch(version)
         position = feed.position
+        kept.clear()
+        kept.update({number: one for number, one in feed.finished.items() if number in position.again})
         await feed.close()
         return position
 
