@@ -50,6 +50,7 @@ class Facts:
     gpu_hours: Mapping[str, float]
     bytes_per_link: Mapping[str, int]
     faults_survived: int | None
+    goodput: float | None  # the share of all seconds that went into the steps that count
 
 
 def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], held: Mapping[str, int]) -> Facts:
@@ -77,7 +78,14 @@ def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], held: Mappin
         gpu_hours=summary.get("gpu_hours") or _gpu_hours(events, held),
         bytes_per_link=summary.get("bytes_per_link") or (rows[-1].get("bytes_per_link", {}) if rows else {}),
         faults_survived=summary.get("faults_survived"),
+        goodput=summary.get("goodput", _goodput(rows)),
     )
+
+
+def _goodput(rows: Sequence[Row]) -> float | None:
+    """Return the seconds of all steps over those since the first start, by the last row; None where none says them."""
+    elapsed = rows[-1].get("elapsed_seconds") if rows else None
+    return sum(row["seconds"]["iteration"] for row in rows) / elapsed if elapsed else None
 
 
 def staleness_counts(rows: Sequence[Row]) -> Counter[int]:

@@ -160,6 +160,9 @@ def _summary_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ):
         if value:
             yield what, value
+    if "goodput" in summary:
+        whole = figure(summary["elapsed_seconds"])
+        yield "goodput", f"{100 * summary['goodput']:.0f} % of {whole} s went into the steps that count"
     if "faults_survived" in summary:
         yield "faults survived", str(summary["faults_survived"])
 

@@ -37,6 +37,7 @@ from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.rl.under_way import Samples, oldest_version, unpack
 from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.copies import KeptCheckpoints
+from hetrl.runtime.run.deaths import killed_at
 from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
@@ -204,10 +205,11 @@ class Run:
                 await self.versions.critic_arrived(step)
         self.turns.begin_with(step + 1)
         earlier = [directory / "metrics.jsonl" for directory in self.context.continues]
-        rows = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step)
+        rows, spent_seconds = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step)
         most = self.experiment.batch.response_tokens
         self.begun = unpack(samples, self.experiment.algorithm.samples_per_prompt, most)
-        self.record.goes_on(step, progress.version, rows, sum(bool(oldest_version(s)) for s in self.begun.values()))
+        begun = sum(bool(oldest_version(samples)) for samples in self.begun.values())
+        self.record.goes_on(step, progress.version, rows, begun, spent_seconds)
         return progress
 
     async def publish(self) -> wire.Published:
@@ -278,7 +280,8 @@ async def control(context: Context) -> None:
     record = Record(context.directory, context.site)
     async with context.member(wire.CONTROLLER) as member:
         try:
-            membership = Membership(member, context.members, record.ready, context.ranks)
+            killed = partial(killed_at, context.directory, context.site)
+            membership = Membership(member, context.members, record.ready, context.ranks, killed)
             member.start_heartbeat(lambda: membership.living, WORD_SECONDS)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
             await membership.gather(context.experiment.launch.gang_timeout_seconds, turns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hetrl.errors import GangTimeoutError, HetrlError, error_of
 from hetrl.runtime import wire
@@ -27,7 +27,10 @@ class _MemberLost(Exception):  # noqa: N818 - it says what happened to the membe
 
 
 class Membership:
-    """The members that a controller waits for and watches, and the `ranks` behind them, which it watches only."""
+    """The members that a controller waits for and watches, and the `ranks` behind them, which it watches only.
+
+    `killed` returns those that are known to have been ended by a signal, and by which.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,9 @@ class Membership:
         expected: Sequence[str],
         on_ready: Callable[[str, wire.Join], None],
         ranks: Sequence[str] = (),
+        killed: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
+        self._killed, self._looked = killed, 0.0
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
         self._ranks = frozenset(ranks)
         self._last_seen = dict.fromkeys(expected, time.monotonic())
@@ -85,6 +90,7 @@ class Membership:
             try:
                 await self._hear()
                 self._check_silence()
+                await self._check_killed()
             except _MemberLost as lost:
                 if not spare(lost.member, lost.error):
                     raise lost.error from None
@@ -102,6 +108,17 @@ class Membership:
                 word = f" (its last word: in {self._last_word[name]})" if name in self._last_word else ""
                 silent = f"{name} has been silent for {limit_seconds:g} s{word}; look into its log"
                 raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}"))
+
+    async def _check_killed(self) -> None:
+        """Look now and then whether somebody was killed, which tells it sooner than silence."""
+        if time.monotonic() - self._looked < POLL_SECONDS:
+            return
+        self._looked = time.monotonic()
+        for name, how in (await asyncio.to_thread(self._killed)).items():
+            if name in self._last_seen:
+                hint = " (out of memory?)" if how == "SIGKILL" else ""
+                cause = f"{wire.site_of(name)}: {name} was killed by {how}{hint}; look into its log and that of its job"
+                raise _MemberLost(name, HetrlError(cause))
 
     async def _hear(self) -> None:
         """Take one message, or none within the poll interval."""

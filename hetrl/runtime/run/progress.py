@@ -65,10 +65,14 @@ def newest_step(found: Mapping[str, Collection[int]]) -> int | None:
     return max(steps, default=None)
 
 
-def rows_until(paths: Sequence[Path], step: int) -> list[dict[str, Any]]:
-    """Return the metrics of all steps to this one, from the first of the files that has them; else none."""
+def rows_until(paths: Sequence[Path], step: int) -> tuple[list[dict[str, Any]], float]:
+    """Return the metrics of all steps to this one, from the first of the files that has them; else none.
+
+    Then the seconds that its run had spent by its last row, on steps that were lost, too.
+    """
     for path in paths:
-        rows = [row for row in read_lines(path) if row["step"] <= step]
+        found = [*read_lines(path)]
+        rows = [row for row in found if row["step"] <= step]
         if [row["step"] for row in rows] == [*range(1, step + 1)]:
-            return rows
-    return []
+            return rows, max((row.get("elapsed_seconds", 0.0) for row in found), default=0.0)
+    return [], 0.0

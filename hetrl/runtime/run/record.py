@@ -32,7 +32,7 @@ class Record:
         self.events = EventLog(directory / "events.jsonl", site)
         self._directory, self._site = directory, site
         self._links_out: set[str] = set()
-        self._start = time.monotonic()
+        self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter in the runs that this one goes on from
         self._rows: list[dict[str, Any]] = []
         self._published: list[dict[str, Any]] = []
         self._engines: dict[str, str] = {}
@@ -86,11 +86,14 @@ class Record:
         self._warm_start = {"steps": steps, "reward": round(reward, 4)}
         self.events.append("warm_start", **self._warm_start)
 
-    def goes_on(self, step: int, version: int, rows: Sequence[Mapping[str, Any]], begun: int = 0) -> None:
+    def goes_on(
+        self, step: int, version: int, rows: Sequence[Mapping[str, Any]], begun: int = 0, spent_seconds: float = 0.0
+    ) -> None:
         """Note that the run goes on after a step of another one, whose rows of metrics become this one's.
 
-        Of `begun` prompts it has samples that were under way.
+        Of `begun` prompts it has samples that were under way; the other one took `spent_seconds`.
         """
+        self._spent_seconds = spent_seconds
         for row in rows:
             self._rows.append(dict(row))
             append_line(self._directory / "metrics.jsonl", row)
@@ -112,9 +115,15 @@ class Record:
 
     def step(self, row: Mapping[str, Any], of: int) -> None:
         """Write the metrics of one step."""
-        self._rows.append(dict(row))
+        row = {**row, "elapsed_seconds": round(self._elapsed_seconds, 3)}
+        self._rows.append(row)
         append_line(self._directory / "metrics.jsonl", row)
         self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
+
+    @property
+    def _elapsed_seconds(self) -> float:
+        """Return how long this run took, and those that it goes on from."""
+        return self._spent_seconds + time.monotonic() - self._start
 
     def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
         """Write summary.json; `stats` are those of the lead site's gateway."""
@@ -140,6 +149,8 @@ class Record:
             },
             "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
             "gpu_hours": gpu_hours(context.held, time.monotonic() - self._start),
+            "elapsed_seconds": round(self._elapsed_seconds, 3),
+            "goodput": round(elapsed / self._elapsed_seconds, 4),
             "faults_survived": self._lost + sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)

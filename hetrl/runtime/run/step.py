@@ -5,6 +5,7 @@ The file lists the processes of each step; task i of a step (SLURM_PROCID) runs 
     print to logs/<process>.log
     take the GPUs that Slurm granted: the file counts them from 0
     execute its command with a temporary directory of its own, wait, and remove that
+    say where a signal ended it: the controller of its site names it then
     where it fails and nobody of the job has before: write `EXIT-CODE PROCESS` to the file HETRL_FAILURE
 
 srun itself returns the highest exit code of all tasks, which is that of one that it ended because another had failed.
@@ -26,6 +27,7 @@ import msgspec
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.runtime.parent_death import end_with_parent
+from hetrl.runtime.run.deaths import note_end, note_start
 from hetrl.runtime.temporary import private_directory, remove_unheld
 
 _VISIBLE, _FAILURE = "CUDA_VISIBLE_DEVICES", "HETRL_FAILURE"
@@ -103,12 +105,14 @@ def main() -> int:
         process = process_of(read_processes(arguments.rows), arguments.step, os.environ)
         name = process.name
         _print_to(Path("logs") / f"{name}.log")
+        note_start(name)
         environment = environment_of(process, os.environ)
     except HetrlError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
     else:
         code = _run([sys.executable if word == "python" else word for word in process.argv], environment)
+    note_end(name, code)
     if code and (failure := os.environ.get(_FAILURE)):
         with suppress(FileExistsError), Path(failure).open("x") as file:
             file.write(f"{code} {name}\n")

@@ -116,6 +116,28 @@ def test_a_rank_that_stands_still_is_named_before_a_member_would_be(monkeypatch:
         asyncio.run(watch())
 
 
+def test_who_was_killed_is_named_with_the_signal_before_its_silence_tells() -> None:
+    """A replica that the run can do without is spared, a rank of the trainer is not."""
+    rank, killed, told = f"{TRAINER.rpartition('/')[0]}.rank/1", dict[str, str](), list[str]()
+
+    def spare(member: str, error: HetrlError) -> bool:
+        told.append(str(error))
+        killed[rank] = "SIGSEGV"
+        return member == REPLICA
+
+    async def watch() -> None:
+        member = _Member([(REPLICA, JOIN)])
+        found = Membership(member, [REPLICA], lambda name, join: None, (rank,), lambda: dict(killed))  # type: ignore[arg-type]
+        await found.gather(1.0, _Turns())  # type: ignore[arg-type]
+        killed[REPLICA] = "SIGKILL"
+        await asyncio.wait_for(found.watch(spare), 20)
+
+    with pytest.raises(HetrlError, match=f"alpha: {rank} was killed by SIGSEGV; look into its log"):
+        asyncio.run(watch())
+    assert told[0].startswith(f"beta: {REPLICA} was killed by SIGKILL (out of memory?); look into")
+    assert len(told) == 2
+
+
 def test_who_is_behind_a_link_that_is_out_is_not_silent_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.2)
 

@@ -10,11 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from hetrl.files import append_line
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.run.context import Context
+from hetrl.runtime.run.progress import rows_until
 from hetrl.runtime.run.record import Record, generation_seconds, gpu_hours, weight_metrics
 from tests.plan.plan_cases import plan
 
@@ -79,8 +81,29 @@ def test_the_summary_compares_generation_and_the_whole_training_with_what_was_pr
     assert measured["actor_generation"] == 30.0
     assert measured["actor_training"] == 20.0
     assert set(measured) == {*plan().predicted.tasks, "iteration"}
+    assert summary["goodput"] == pytest.approx(3 * 22.0 / summary["elapsed_seconds"], rel=0.1)
     held = summary["gpu_hours"]
     assert set(held) == {"alps", "jsc"} and held["alps"] == pytest.approx(2 * held["jsc"], abs=2e-4)
+
+
+def test_what_went_into_steps_that_were_lost_counts_against_goodput(tmp_path: Path) -> None:
+    """The run before took 100 s for three steps of 20, the last of which is taken again; this one takes no time."""
+    for name in ("before", "run"):
+        (tmp_path / name).mkdir()
+    row = {"reward": 0.5, "samples": 1, "tokens": 1, "versions": {}, "seconds": {"iteration": 20.0}}
+    for step in (1, 2, 3):
+        append_line(tmp_path / "before" / "metrics.jsonl", {"step": step, **row, "elapsed_seconds": 40.0 + 20 * step})
+    rows, spent_seconds = rows_until([tmp_path / "nowhere", tmp_path / "before" / "metrics.jsonl"], 2)
+    assert ([one["step"] for one in rows], spent_seconds) == ([1, 2], 100.0)
+    record = Record(tmp_path / "run", "alps")
+    record.goes_on(2, 3, rows, 4, spent_seconds)
+    record.step({"step": 3, **row}, 3)
+    context = SimpleNamespace(run="try-1", experiment=SimpleNamespace(name="try"), plan=plan(), held={})
+    record.summary(cast(Context, context), NO_LINKS)
+    summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["elapsed_seconds"] >= 100.0
+    assert summary["goodput"] == pytest.approx(60 / summary["elapsed_seconds"], rel=1e-3)
+    assert rows_until([tmp_path / "before" / "metrics.jsonl"], 4) == ([], 0.0)
 
 
 def published(**changes: Any) -> wire.Published:

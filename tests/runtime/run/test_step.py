@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from hetrl.errors import GangTimeoutError, UsageError
+from hetrl.runtime.run.deaths import killed_at
 from hetrl.runtime.run.step import JobProcesses, StepProcess, environment_of, process_of, read_processes
 from hetrl.runtime.transport import rendezvous
 from hetrl.runtime.transport.rendezvous import (
@@ -190,6 +191,23 @@ def test_the_first_task_that_fails_is_noted(tmp_path, end, code):
         assert run_step(directory, "train", **task, HETRL_FAILURE="logs/failure").returncode == code
     failure = directory / "logs" / "failure"
     assert (failure.read_text() if failure.exists() else "") == (f"{code} train-1\n" if code else "")
+
+
+def test_a_process_that_a_signal_ended_is_known_to_the_controller_until_it_starts_again(tmp_path):
+    code = "import os; number = int(os.environ['HETRL_RUN']); number or os.kill(os.getpid(), 9)"
+    directory = site_directory(tmp_path, code)
+    rows = directory / "scripts" / "gang.json"
+    rows.write_text(rows.read_text().replace("train-", "actor_training-"))
+    for number, ended in ((0, 137), (1, 0)):
+        assert run_step(directory, "train", SLURM_PROCID=str(number), SLURM_NTASKS="2").returncode == ended
+    assert killed_at(directory, "alpha") == {"alpha/actor_training.rank/0": "SIGKILL"}
+    for name in ("actor_generation-3", "gateway", "no-task-4"):
+        (directory / "logs" / f"{name}.killed").write_text("SIGSEGV")
+    found = {"alpha/actor_training.rank/0": "SIGKILL", "alpha/actor_generation/3": "SIGSEGV"}
+    assert killed_at(directory, "alpha") == found
+    rows.write_text(rows.read_text().replace("number or", "None and"))
+    assert run_step(directory, "train", SLURM_PROCID="0", SLURM_NTASKS="2").returncode == 0
+    assert killed_at(directory, "alpha") == {"alpha/actor_generation/3": "SIGSEGV"}
 
 
 @pytest.mark.parametrize(("send", "number", "code"), [(os.killpg, signal.SIGTERM, 143), (os.kill, signal.SIGKILL, -9)])
