@@ -101,11 +101,12 @@ class Compared:
         """Return algorithm, mode, sites and groups in a few words."""
         plan, workload = self.case.plan, self.case.problem.workload
         mode = f"async {workload.max_staleness}" if workload.mode == "async" else "sync"
-        groups = " / ".join("+".join(_short(name) for name in group.tasks) for group in plan.groups)
+        groups = " / ".join("+".join(short_name(name) for name in group.tasks) for group in plan.groups)
         return f"{workload.algorithm} {mode}, {len(_sites(plan))} sites, {workload.response.kind}: {groups}"
 
 
-def _short(task: str) -> str:
+def short_name(task: str) -> str:
+    """Return what a task is called in the shape of a plan."""
     return "gen" if task == ACTOR_GENERATION else task.replace("_inference", " inf").replace("_training", " train")
 
 

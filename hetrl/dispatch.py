@@ -21,10 +21,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 
 Key = tuple[int, int]  # of a sample: its prompt, its number there
 Begun = tuple[str, Key]  # a replica draws a stretch of a sample
+_Waits = tuple[bool, float, bool, int, Key]  # what orders samples that wait, for a replica that holds nothing of them
 
 STRETCH_TOKENS = 1024  # of a sample are drawn at one replica, then at any; part of what samples depend on
 OWN = 2.0
@@ -134,10 +136,25 @@ class Dispatch:
         return [self._stop(name, key) for name, key in self._drawing() if key[0] == prompt]
 
     def next(self, now: float) -> list[Begun]:
-        """Return which replicas begin a stretch of which samples now."""
+        """Return which replicas begin a stretch of which samples now, the one with the least to do first."""
+        waiting = self._waiting()
+        able = [(one.load, order, name) for order, (name, one) in enumerate(self._replicas.items()) if one.free]
+        if not (waiting and able):
+            return []
         begun, places = list[Begun](), self._places()
-        while (taken := self._take(places)) is not None:
-            begun.append(self._begin(*taken, now))
+        heapify(able)
+        while waiting and able:
+            _, order, name = heappop(able)
+            key = self._take(name, self._most(places[name]), waiting)
+            if key is None:  # nor would it take any of what is left later on
+                continue
+            fresh = key[1] in self._prompts[key[0]].fresh
+            begun.append(self._begin(name, key, now))
+            if fresh and (prompt := self._prompts[key[0]]).fresh:
+                following = key[0], prompt.fresh[-1]
+                insort(waiting.setdefault(prompt.batch, []), (*self._worth(following), following))
+            if (replica := self._replicas[name]).free:
+                heappush(able, (replica.load, order, name))
         return begun
 
     def late(self, now: float) -> list[Begun]:
@@ -162,7 +179,7 @@ class Dispatch:
         self._replicas[name].hanging.clear()
         self._measure(self._replicas[name], tokens, seconds)
         self._add(key, tokens, complete=complete)
-        return [self._stop(other, same) for other, same in self._drawing() if same == key]
+        return [self._stop(other, key) for other, one in self._replicas.items() if key in one.under_way]
 
     def _add(self, key: Key, tokens: int, *, complete: bool) -> None:
         sample, prompt = self._sample(key), self._prompts[key[0]]
@@ -192,33 +209,42 @@ class Dispatch:
 
     # ---- who takes what
 
-    def _take(self, places: Mapping[str, int]) -> Begun | None:
-        """Return the sample that the replica with the least to do takes next; None where nobody takes any.
-
-        `places` are those at faster replicas, of each replica.
-        """
-        batches = self._waiting()
-        able = [name for name, one in self._replicas.items() if one.free] if batches else []
-        for name in sorted(able, key=lambda name: self._replicas[name].load):
-            most = self._most(places[name])
-            for batch in sorted(batches):
-                choices = [(self._worth(key, name), key) for lacks, key in batches[batch] if lacks <= most]
-                if choices:
-                    return name, max(choices)[1]
+    def _take(self, name: str, most: float, waiting: dict[int, list[_Waits]]) -> Key | None:
+        """Return what a replica takes, of what lacks at most so much, and strike it off what is waiting."""
+        held = self._replicas[name].prompts
+        for batch in sorted(waiting):
+            entries = waiting[batch]
+            # What it holds nothing of comes in the order of the list; the others may count more for this replica.
+            first = next((one for one in reversed(entries) if one[1] <= most), None)
+            if first is None:
+                continue
+            own = [one for one in entries if one[-1][0] in held and one[1] <= most] if held else []
+            taken = max((first, *own), key=lambda one: (*self._worth(one[-1], name), one[-1]))
+            del entries[bisect_left(entries, taken)]
+            if not entries:
+                del waiting[batch]
+            return taken[-1]
         return None
 
-    def _waiting(self) -> dict[int, list[tuple[float, Key]]]:
-        """Return what waits, by batch, with what it lacks: all that has begun, of each prompt one that has not."""
-        fresh = ((number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh)
-        found: dict[int, list[tuple[float, Key]]] = {}
+    def _waiting(self) -> dict[int, list[_Waits]]:
+        """Return by batch what waits, the most worthwhile last: all that has begun, of each prompt one that has not."""
+        fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
+        found: dict[int, list[_Waits]] = {}
         for key in (*self._paused, *fresh):
-            found.setdefault(self._prompts[key[0]].batch, []).append((self._sample(key).lacks, key))
+            found.setdefault(self._prompts[key[0]].batch, []).append((*self._worth(key), key))
+        for entries in found.values():
+            entries.sort()
         return found
 
-    def _worth(self, key: Key, name: str) -> tuple[bool, float, bool, int]:
-        """Return what orders the choice of a replica: prompts that nobody has begun, then by what is lacking."""
+    def _worth(self, key: Key, name: str | None = None) -> tuple[bool, float, bool, int]:
+        """Return what orders the choice of a replica: prompts that nobody has begun, then by what is lacking.
+
+        Without one: of a replica that has drawn nothing of the prompt.
+        """
         sample, prompt = self._sample(key), self._prompts[key[0]]
         unknown = not prompt.complete and len(prompt.fresh) == len(prompt.open)
+        if name is None:
+            return unknown, sample.lacks, False, -key[0]
         lacks = sample.lacks * (OWN if sample.at == name else 1.0)
         return unknown, lacks, key[0] in self._replicas[name].prompts, -key[0]
 
@@ -292,6 +318,9 @@ class Dispatch:
     def _measure(self, replica: _Replica, tokens: int, seconds: float) -> None:
         """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
         replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
+        replica.speed = replica.measured or replica.speed
+        if all(one.measured is not None for one in self._replicas.values()):
+            return
         found = [(one.measured, one.capacity.speed) for one in self._replicas.values()]
         ratios = [measured / planned for measured, planned in found if measured is not None]
         unit = sum(ratios) / len(ratios) if ratios else 1.0

@@ -184,6 +184,24 @@ def _add_starting(verbs: _Verbs) -> None:
     doctor.add_argument("--deep", action="store_true", help="by a short job on a node of each GPU type, too")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
+    rehearse = _verb(
+        verbs, "rehearse", "launch.verbs.rehearse:rehearse_command", "run an experiment with emulated engines"
+    )
+    rehearse.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
+    where = rehearse.add_mutually_exclusive_group()
+    where.add_argument("--local", action="store_true", help="all sites on this machine (the default)")
+    where.add_argument("--at-sites", action="store_true", help="a job of one core at each site, over the real links")
+    rehearse.add_argument("--plan", metavar="FILE", type=Path, help="rehearse this plan instead of planning")
+    rehearse.add_argument("--steps", metavar="N", type=_at_least_one, help="to take (default: 4 that count)")
+    rehearse.add_argument(
+        "--speed", metavar="FACTOR", type=_positive, help="of time (default: 90 seconds for all steps)"
+    )
+    rehearse.add_argument(
+        "--bytes-share", metavar="SHARE", type=_positive, help="of the bytes that cross (default: few)"
+    )
+    rehearse.add_argument("--noise", metavar="SHARE", type=_share, default=0.1, help="of rates and lengths (0.1)")
+    rehearse.add_argument("--json", action="store_true", help="print the seconds as JSON")
+
     submit = _verb(verbs, "submit", "launch.verbs.submit:submit_command", "plan an experiment, start it, follow it")
     submit.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     submit.add_argument("--plan", metavar="FILE", type=Path, help="start this plan instead of planning")
@@ -261,6 +279,13 @@ def _positive(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share: 0 or more, below 1")
     return value
 
 

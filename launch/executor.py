@@ -18,6 +18,7 @@ from launch.state import State
 
 ExecutorName = Literal["slurm", "local"]
 SLURM: ExecutorName = "slurm"
+HERE: ExecutorName = "local"
 LOGIN_SECONDS = 20.0
 
 

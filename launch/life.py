@@ -55,11 +55,16 @@ def bring_up(
 ) -> int:
     """Start what is not started yet, follow the run to its end unless `detach`, and report; returns the exit code."""
     outcome, remains, elsewhere = live(run, plan, executor_of, console, yes=yes, detach=detach)
+    if elsewhere and outcome.phase != DETACHED:
+        say(console, elsewhere)
+    return ended(run, outcome, console, remains)
+
+
+def ended(run: Run, outcome: Outcome, console: Console, remains: Sequence[str]) -> int:
+    """Say how a run ended, or how to come back to one that goes on; returns the exit code (`report_end`)."""
     if outcome.phase == DETACHED:
         print(_way_back(run, outcome), file=sys.stderr)
         return outcome.exit_code
-    if elsewhere:
-        say(console, elsewhere)
     return report_end(run, outcome, console, remains)
 
 

@@ -28,6 +28,7 @@ from hetrl.errors import HetrlError
 from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.runtime.emulated.costs import write_costs
 from hetrl.runtime.temporary import make_private, remove_private, remove_unheld
 from hetrl.runtime.wire import GATEWAY
 from hetrl.runtime.wire.keys import make_run_keys
@@ -65,10 +66,14 @@ def prepare_local(
     keys = make_run_keys(plan.site_order)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
     run = create_run(problem.experiment.name, config.read_text(), plan, dry=dry_run)
-    jobs = commands(render(plan, gpus), run.id, gpus, {site.name: site.prefix for site in used})
+    emulates = problem.experiment.launch.emulates
+    rendered = render(plan, gpus, emulates=emulates)
+    jobs = commands(rendered, run.id, gpus, {site.name: site.prefix for site in used})
     held = held_by_site(plan, problem.topology)
     experiments = dict.fromkeys(plan.site_order, with_absolute_paths(problem.experiment))
     stage(run, experiments, plan, gpus, held, gateways, keys, links, secrets, continues=continues)
+    for site in plan.site_order if emulates else ():
+        write_costs(run.site(site), problem.model)
     write_scripts(run, jobs)
     return Prepared(run, partial(LocalExecutor, run, jobs))
 

@@ -5,6 +5,8 @@
                  and the generation replicas of groups that share devices with them
         arrays = the generation replicas of array groups, one array per GPU type and number of GPUs
 
+    with emulated engines, a site's gang has one process in the place of all ranks and replicas, and there are no arrays
+
 A process starts in its site's directory, which it names as `.`; an executor replaces the word `python` by the site's
 interpreter. Everything else that a process needs lies in that directory or in its environment.
 """
@@ -12,7 +14,7 @@ interpreter. Everything else that a process needs lies in that directory or in i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from hetrl.errors import UsageError
@@ -20,6 +22,7 @@ from hetrl.gpus import is_cpu
 from hetrl.plan.plan import Plan, TaskPlan, node_of, site_of, worlds
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
 
+EMULATED = "emulated"  # the role of the process that has all ranks and replicas of a site
 GANG = "gang"
 ARRAY = "array"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -28,7 +31,7 @@ LOOPBACK = "lo"  # what all processes of one Linux machine share, and nobody els
 
 @dataclass(frozen=True)
 class Process:
-    """One process: GATEWAY, CONTROLLER, or by the task that is its role a rank of a world or a generation replica.
+    """One process: GATEWAY, CONTROLLER, EMULATED, or by the task that is its role a rank or a generation replica.
 
     `rank` counts through all worlds of the task, or is the number of the replica; `devices` are those that it computes
     on, at the slot `node`. `world` are the devices of all ranks of its world, in rank order; empty where it is none.
@@ -83,13 +86,18 @@ class Job(Generic[_Task]):
     tasks: tuple[_Task, ...]
 
 
-def render(plan: Plan, gpu_by_device: Mapping[str, str]) -> tuple[Job[Process], ...]:
-    """Return the jobs of all sites, the lead site's first.
+def render(plan: Plan, gpu_by_device: Mapping[str, str], *, emulates: bool = False) -> tuple[Job[Process], ...]:
+    """Return the jobs of all sites, the lead site's first; with emulated engines where `emulates`.
 
     Raises UsageError for what cannot be started (`check_startable`).
     """
     check_startable(plan)
     gangs = {site: _site_processes(plan, site) for site in plan.site_order}
+    if emulates:
+        return tuple(
+            Job(site, GANG, GANG, (*processes, replace(processes[0], role=EMULATED)))
+            for site, processes in gangs.items()
+        )
     arrays: dict[tuple[str, str], list[Process]] = {}
     for name, task in plan.tasks.items():
         for process in _ranks(name, task) if task.engine == "megatron" else ():
@@ -131,6 +139,8 @@ def argv_of(process: Process) -> tuple[str, ...]:
         return ("python", "-m", "hetrl.runtime.gateway.gateway_process", "--member", "gateway.json")
     if process.role == CONTROLLER:
         return ("python", "-m", "hetrl.runtime.run.controller", ".")
+    if process.role == EMULATED:
+        return ("python", "-m", "hetrl.runtime.emulated.site", ".")
     if process.world:
         device = process.visible.index(process.devices[0])
         words = ("--task", process.role, "--rank", str(process.rank), "--device", str(device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -191,3 +192,48 @@ def test_a_prompt_that_is_dropped_is_drawn_by_nobody() -> None:
     assert sorted(dispatch.drop(0)) == sorted(begun)
     assert dispatch.next(0.0) == []
     assert dispatch.drop(0) == []
+
+
+class Plain(Dispatch):
+    """Chooses as the rule says it, one sample at a time: every replica looks at everything that waits."""
+
+    def next(self, now: float) -> list[Begun]:
+        begun, places = list[Begun](), self._places()
+        while (taken := self._first(places)) is not None:
+            begun.append(self._begin(*taken, now))
+        return begun
+
+    def _first(self, places: Mapping[str, int]) -> Begun | None:
+        able = [name for name, one in self._replicas.items() if one.free]
+        for name in sorted(able, key=lambda name: self._replicas[name].load):
+            most = self._most(places[name])
+            for batch in sorted({prompt.batch for prompt in self._prompts.values()}):
+                fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
+                waiting = [key for key in (*self._paused, *fresh) if self._prompts[key[0]].batch == batch]
+                choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
+                if choices:
+                    return name, max(choices)[1]
+        return None
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 12))
+def test_samples_are_chosen_as_the_rule_says_it(rng: random.Random, replicas: int, prompts: int) -> None:
+    """Whatever the fleet, the lengths, and the order in which stretches end."""
+    fleet = {f"replica {n}": Capacity(rng.randint(1, 4), rng.randint(1, 16)) for n in range(replicas)}
+    both = Dispatch(fleet, 64, 16), Plain(fleet, 64, 16)
+    under_way: list[Begun] = []
+    now, to_add = 0.0, [*range(prompts)]
+    while to_add or under_way:
+        if to_add and (not under_way or rng.random() < 0.3):
+            prompt, batch, samples = to_add.pop(0), rng.randint(0, 2), rng.randint(1, 4)
+            for one in both:
+                one.add(prompt, batch, samples)
+        else:
+            name, key = under_way.pop(rng.randrange(len(under_way)))
+            tokens, seconds, complete = rng.randint(1, 16), rng.choice((1.0, 2.0, 5.0)), rng.random() < 0.5
+            for one in both:
+                assert one.advanced(name, key, tokens, seconds, complete=complete) == []
+        now += 1.0
+        begun, expected = (one.next(now) for one in both)
+        assert begun == expected
+        under_way += begun

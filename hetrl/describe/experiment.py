@@ -282,6 +282,11 @@ class Experiment(Strict):
                 f"critic: it starts from the {self.critic.start}, which is {started}, and has the architecture "
                 f"{self.critic.architecture}; leave out one of both, or give its own weights"
             )
+        if self.launch.emulates and (self.warm_start is not None or self.algorithm.dynamic_sampling):
+            raise ValueError(
+                "launch.engines: emulated engines learn nothing, so that neither warm_start nor "
+                "algorithm.dynamic_sampling would come to an end; leave both out"
+            )
         if self.algorithm.dynamic_sampling and self.reward.has_model:
             raise ValueError(
                 "algorithm.dynamic_sampling decides on rewards as samples come back, and a reward model scores whole "

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hetrl.describe.yaml_file import Strict
+from hetrl.describe.yaml_file import Positive, Strict
 
 
 def _is_time(value: str) -> str:
@@ -20,16 +20,32 @@ def _is_time(value: str) -> str:
 Clock = Annotated[str, AfterValidator(_is_time)]
 
 
+class Emulation(Strict):
+    """How engines are emulated: so many of their seconds pass in one of ours, and what is perturbed by how much.
+
+    Rates and response lengths are drawn anew, evenly within the share `noise` of what is expected. `bytes_share` is the
+    part of the bytes between processes that is really sent: gradients, activations and weights.
+    """
+
+    speed: Positive = 1.0
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    bytes_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int = 0
+
+
 class Launch(Strict):
     """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
 
     `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
     single links, by their sites as "alpha-beta". After `orphan_timeout` without a word of the controller what it left
     behind ends. One thing that a rank or a server is asked for may take `hang_timeout`, then it counts as dead.
-    `poll_seconds` is how often a Slurm site is looked at.
+    `poll_seconds` is how often a Slurm site is looked at. Engines that are `emulated` wait as long as the cost model
+    says that real ones compute (`hetrl.runtime.emulated`).
     """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
+    engines: Literal["real", "emulated"] = "real"
+    emulation: Emulation = Emulation()
     walltime: Clock = "08:00:00"
     gang_timeout: Clock = "00:10:00"
     patience: Clock = "00:10:00"
@@ -58,6 +74,17 @@ class Launch(Strict):
     def hang_timeout_seconds(self) -> int:
         """Return how long one pass, optimiser step or stretch of a sample may take."""
         return seconds_of(self.hang_timeout)
+
+    @property
+    def emulates(self) -> bool:
+        """Return whether nothing is computed."""
+        return self.engines == "emulated"
+
+    @model_validator(mode="after")
+    def _emulation_is_of_emulated_engines(self) -> Launch:
+        if not self.emulates and self.emulation != Emulation():
+            raise ValueError("emulation is for engines: emulated; leave it out, or say that")
+        return self
 
     @model_validator(mode="after")
     def _patience_comes_first(self) -> Launch:

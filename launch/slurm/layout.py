@@ -64,23 +64,23 @@ class ArrayLayout:
 
 
 def layouts(
-    plan: Plan, topology: Topology, files: Mapping[str, SiteFile]
+    plan: Plan, topology: Topology, files: Mapping[str, SiteFile], *, emulates: bool = False
 ) -> tuple[tuple[GangLayout, ...], tuple[ArrayLayout, ...]]:
-    """Return the gang of every site, the lead site's first, and the arrays.
+    """Return the gang of every site, the lead site's first, and the arrays; with emulated engines where `emulates`.
 
     Raises UsageError for a plan that cannot be started (`launch.render.check_startable`).
     """
     gpus = {device.id: device.gpu for device in topology.devices}
     gangs: dict[str, list[Process]] = {}
     arrays: dict[str, list[Process]] = {site: [] for site in plan.site_order}
-    for job in render(plan, gpus):
+    for job in render(plan, gpus, emulates=emulates):
         if job.kind == GANG:
             gangs[job.site] = [*job.tasks]
         else:
             arrays[job.site] += job.tasks
     found: list[ArrayLayout] = []
     for site, alone in arrays.items():
-        if files[site].allocation == "node":
+        if alone and files[site].allocation == "node":
             # A gateway alone would keep one node from every job that wants it as a whole.
             taken = {one.node for one in gangs[site] if one.devices} or {alone[0].node}
             gangs[site] += [one for one in alone if one.node in taken]
@@ -98,7 +98,7 @@ def _positions(file: SiteFile, devices: Iterable[str]) -> dict[str, int]:
 
 
 def _gang(file: SiteFile, topology: Topology, processes: Sequence[Process]) -> GangLayout:
-    """Lay a site's gang out; a site with arrays only has the gateway on one node."""
+    """Lay a site's gang out; one without devices, as where engines are emulated, is a core of one node."""
     used: dict[str, list[str]] = {}
     for one in processes:
         if one.devices:

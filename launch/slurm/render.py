@@ -26,7 +26,7 @@ from hetrl.problem import Problem
 from hetrl.report.text import ranges
 from hetrl.runtime.run.step import StepProcess
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
-from launch.render import ARRAY, GANG, Process, argv_of, environment_of
+from launch.render import ARRAY, EMULATED, GANG, Process, argv_of, environment_of
 from launch.slurm.container import python_of, srun_options
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
 from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines, unmanaged_gpus
@@ -119,7 +119,7 @@ def site_scripts(
     files = {site.name: site for site in problem.scenario.sites}
     walltime = problem.experiment.launch.walltime
     run = _Run(run_id, problem, directories, inventories, files, _environment(templates), walltime)
-    gangs, arrays = layouts(plan, problem.topology, files)
+    gangs, arrays = layouts(plan, problem.topology, files, emulates=problem.experiment.launch.emulates)
     tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
     scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
     for array in arrays:
@@ -194,7 +194,7 @@ def _start(step: Step, mpi: str, heterogeneous: bool) -> str:
     """Return the line that starts a step."""
     places = [f"{node}:{tasks}" for node, tasks in step.tasks_by_node.items()]
     # A step is granted all GPUs of its job unless it says that it needs none (srun(1), --gres).
-    options = ["--gres=none"] if step.name == CONTROLLER else []
+    options = ["--gres=none"] if step.name in (CONTROLLER, EMULATED) else []
     options += [f"--mpi={mpi if step.members[0].process.world else 'none'}"]
     options += [f"--het-group={step.component}"] if heterogeneous else []
     return shlex.join(["start", step.name, *places, "--", *options])
@@ -295,7 +295,7 @@ def _nodes(shape: Shape, count: int) -> str:
 def _contents(steps: Sequence[Step]) -> str:
     """Say what the steps of a gang are: `gateway, controller, actor_training (8 ranks)`."""
     processes = [one.process for step in steps for one in step.members]
-    fixed = [process.role for process in processes if process.role in (GATEWAY, CONTROLLER)]
+    fixed = [process.role for process in processes if process.role in (GATEWAY, CONTROLLER, EMULATED)]
     ranks = Counter(process.role for process in processes if process.world)
     training = [f"{task} ({count} {'rank' if count == 1 else 'ranks'})" for task, count in ranks.items()]
     replicas = [process for process in processes if process.rank is not None and not process.world]

@@ -16,6 +16,7 @@ from hetrl.errors import UsageError
 from hetrl.files import replace_json, replace_text
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, with_places
+from hetrl.runtime.emulated.costs import write_costs
 from hetrl.runtime.gateway.ways import SiteLinks, Way
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, peer_endpoint
 from hetrl.runtime.wire.keys import make_run_keys
@@ -72,6 +73,8 @@ def stage_slurm(
     experiment = with_absolute_paths(problem.experiment)
     experiments = {site.name: with_places(experiment, site.place) for site in used}
     stage(run, experiments, plan, gpus, held, dict.fromkeys(plan.site_order), keys, links, secrets, listen, continues)
+    for site in plan.site_order if problem.experiment.launch.emulates else ():
+        write_costs(run.site(site), problem.model)
     write_site_scripts(run, scripts)
     return Staged(run, scripts, directories, tuple(carried_files(links, directories)))
 

@@ -177,7 +177,9 @@ def test_both_languages_say_the_same(formula: Formula) -> None:
     @settings(max_examples=300)
     @given(CASES[formula.__name__])
     def same(arguments: tuple[Any, ...]) -> None:
-        assert compiled(formula, *arguments) == formula(*arguments), formula.__name__
+        expected = formula(*arguments)
+        # a compiler may contract a product and a sum, which rounds once instead of twice
+        assert compiled(formula, *arguments) == pytest.approx(expected, rel=1e-12, abs=0.0), formula.__name__
 
     same()
 

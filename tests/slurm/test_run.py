@@ -99,6 +99,23 @@ def test_a_job_on_a_node_of_every_site_says_what_only_it_sees(lab: Lab) -> None:
     assert not any(list((lab.home(site) / "scratch").glob("hetrl/doctor-*/*")) for site in SITES)
 
 
+def test_a_rehearsal_at_the_sites_is_a_job_of_a_core_at_each(lab: Lab) -> None:
+    """Over the same links, with nobody's engines."""
+    home = lab.home("alpha")
+    assert (home / "plan.json").exists(), "the run over three clusters plans first"
+    done = hetrl(lab, "rehearse", CONFIG, "--plan", "plan.json", "--at-sites", "--steps", "3", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(home)
+    found = json.loads(done.stdout)
+    run = home / "runs" / found["run"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], set(summary["sites"])) == (3, set(SITES))
+    assert set(summary["engines"].values()) == {"emulated"}
+    assert found["tasks"]["actor_training"]["rehearsed_seconds"] > 0
+    submitted = [event for event in lines(run / "events.jsonl") if event["kind"] == "submitted"]
+    assert sorted((each["site"], each["job_kind"]) for each in submitted) == [(site, "gang") for site in sorted(SITES)]
+    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+
+
 def test_tasks_that_share_devices_take_turns_in_one_job(lab: Lab) -> None:
     """Generation, reference and training on the two devices of alpha, each gone while another one computes."""
     home = lab.home("alpha")

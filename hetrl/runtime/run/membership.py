@@ -14,6 +14,7 @@ from hetrl.runtime.transport.member import DeadlineError, Member
 # A rank that stands still holds up all others of its world, and nobody takes its place.
 SILENCE_SECONDS, RANK_SILENCE_SECONDS = 60.0, 12.0
 POLL_SECONDS = 1.0
+CHECK_SECONDS = 0.5  # whether all still speak; not at each word of each of a thousand members
 LAST_WORD_SECONDS = 5.0  # a member that gives up at the deadline says why
 WORD_CHARACTERS = 200  # of what a rank says that it does
 
@@ -45,6 +46,7 @@ class Membership:
         self._ranks = frozenset(ranks)
         self._last_seen = dict.fromkeys(expected, time.monotonic())
         self._last_word: dict[str, str] = {}
+        self._checked = time.monotonic()
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
 
@@ -86,28 +88,38 @@ class Membership:
 
         Of each such member `spare` is asked first whether the run goes on without it, and it is not watched any more.
         """
+        self._checked = time.monotonic()
         while True:
             try:
                 await self._hear()
-                self._check_silence()
                 await self._check_killed()
-            except _MemberLost as lost:
-                if not spare(lost.member, lost.error):
-                    raise lost.error from None
-                self._last_seen.pop(lost.member, None)
+                lost = self._silent() if time.monotonic() - self._checked >= CHECK_SECONDS else []
+            except _MemberLost as told:
+                lost = [told]
+            for one in lost:
+                if not spare(one.member, one.error):
+                    raise one.error from None
+                self._last_seen.pop(one.member, None)
 
-    def _check_silence(self) -> None:
+    def _silent(self) -> list[_MemberLost]:
+        """Return those of whom nothing was heard for too long, or that cannot be reached."""
         now = time.monotonic()
+        deaf_seconds, self._checked = now - self._checked - CHECK_SECONDS - POLL_SECONDS, now
+        if deaf_seconds > 0:  # this process stood still: what was said meanwhile is yet to be heard
+            self._last_seen = {name: seen + deaf_seconds for name, seen in self._last_seen.items()}
+        lost = []
         for name, seen in self._last_seen.items():
             if cause := self._member.links.why_given_up(name):
-                raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {name} cannot be reached: {cause}"))
+                lost.append(_MemberLost(name, HetrlError(f"{wire.site_of(name)}: {name} cannot be reached: {cause}")))
+                continue
             limit_seconds = RANK_SILENCE_SECONDS if name in self._ranks else SILENCE_SECONDS
             if self._member.links.are_out(name):  # how long that may last, the gateways know
                 self._last_seen[name] = now
             elif now - seen > limit_seconds:
                 word = f" (its last word: in {self._last_word[name]})" if name in self._last_word else ""
                 silent = f"{name} has been silent for {limit_seconds:g} s{word}; look into its log"
-                raise _MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}"))
+                lost.append(_MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}")))
+        return lost
 
     async def _check_killed(self) -> None:
         """Look now and then whether somebody was killed, which tells it sooner than silence."""

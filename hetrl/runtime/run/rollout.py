@@ -15,10 +15,11 @@ import os
 import socket
 import sys
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
@@ -30,7 +31,6 @@ from hetrl.runtime.vllm.server import VllmServer, VllmSettings
 from hetrl.runtime.weights.intake import Intake
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.runtime.weights.node_directory import name_for, node_directory
-from hetrl.runtime.weights.node_share import NodeShare
 from hetrl.runtime.weights.safetensors_file import HEADER_BYTES
 from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 
@@ -66,10 +66,43 @@ class _Version:
     path: Path
 
 
+class Server(Protocol):
+    """What an agent needs of a server that draws samples; `VllmServer` says what each does."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The engine and its version."""
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
+    ) -> tuple[wire.Sample, ...]:
+        """Return continuations of a prompt of token ids."""
+
+    async def update_weights(self, version: int, path: Path, timeout_seconds: float, *, recompute: bool) -> None:
+        """Load a version while requests are held, then serve it."""
+
+    async def load_weights(self, version: int, path: Path, timeout_seconds: float) -> None:
+        """Load a version into a server that is paused."""
+
+
+class Rest(Protocol):
+    """What a server does while other tasks have its devices; `Idle` says what each does."""
+
+    @property
+    def asleep(self) -> bool:
+        """Return whether the server sleeps."""
+
+    async def sleep(self, idle_state: str, *, keep_weights: bool) -> bool:
+        """Free what `idle_state` says; return whether the server still has its weights."""
+
+    async def wake(self, load: Callable[[], Awaitable[None]]) -> None:
+        """Take the devices back and let requests continue."""
+
+
 class Agent:
     """Answers the run for one server."""
 
-    def __init__(self, member: Member, server: VllmServer, idle: Idle, weights: Intake, *, recompute: bool) -> None:
+    def __init__(self, member: Member, server: Server, idle: Rest, weights: Intake, *, recompute: bool) -> None:
         self._member, self._server, self._idle = member, server, idle
         self._weights, self._recompute = weights, recompute
         self._newest: _Version | None = None
@@ -147,35 +180,50 @@ class Agent:
 
 async def serve_replica(context: Context, replica: int) -> None:
     """Join the run as one replica: start the server, say READY, serve; the server is stopped on every way out."""
-    scratch = context.directory / f"{GENERATION}-{replica}"
-    scratch.mkdir(mode=0o700, exist_ok=True)
+    scratch = scratch_of(context, replica)
     settings = settings_of(context, replica, scratch)
     server = VllmServer(settings, scratch, scratch / "vllm.log")
+    size = context.architecture.parameters * (4 if context.experiment.model.dtype == "fp32" else 2)
     async with context.joined(GENERATION, replica) as member:
         try:
             turn = await context.first_turn(member, GENERATION)
             await start(server, context.experiment.launch.gang_timeout_seconds, scratch / "vllm.log")
-            ready = wire.Join(
-                ranks=len(context.plan.tasks[GENERATION].replicas[replica].devices),
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                engines=server.versions,
-            )
-            await member.send(context.controller, ready)
-            if turn is not None:
-                await member.reply(turn, wire.Done())
-            with _weights_directory(context, replica, scratch) as (directory, share):
-                weights = Intake(WeightFile(directory, most_bytes(context.architecture)), share)
-                recompute = context.experiment.algorithm.on_update == "recompute"
-                await Agent(member, server, Idle(server, settings.device), weights, recompute=recompute).serve()
+            await serve(context, replica, member, turn, server, Idle(server, settings.device), size)
         finally:
             await server.stop()
 
 
-def _weights_directory(context: Context, replica: int, scratch: Path) -> AbstractContextManager[tuple[Path, NodeShare]]:
-    """Return where this replica keeps its weights."""
-    size = context.architecture.parameters * (4 if context.experiment.model.dtype == "fp32" else 2) + HEADER_BYTES
-    return node_directory(name_for(context.directory), size, replica, scratch)
+def scratch_of(context: Context, replica: int) -> Path:
+    """Return the directory of a replica, made."""
+    scratch = context.directory / f"{GENERATION}-{replica}"
+    scratch.mkdir(mode=0o700, exist_ok=True)
+    return scratch
+
+
+async def serve(
+    context: Context,
+    replica: int,
+    member: Member,
+    turn: Envelope | None,
+    server: Server,
+    idle: Rest,
+    version_bytes: int,
+) -> None:
+    """Say that a replica is READY, and serve until the run ends; versions of its weights have so many bytes."""
+    ready = wire.Join(
+        ranks=len(context.plan.tasks[GENERATION].replicas[replica].devices),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        engines=server.versions,
+    )
+    await member.send(context.controller, ready)
+    if turn is not None:
+        await member.reply(turn, wire.Done())
+    name, size = name_for(context.directory), version_bytes + HEADER_BYTES
+    with node_directory(name, size, replica, scratch_of(context, replica)) as (directory, share):
+        weights = Intake(WeightFile(directory, most_bytes(context.architecture)), share)
+        recompute = context.experiment.algorithm.on_update == "recompute"
+        await Agent(member, server, idle, weights, recompute=recompute).serve()
 
 
 async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
 from msgspec import structs
+from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
@@ -23,6 +24,9 @@ from hetrl.runtime.weights.intake import PIECES_PER_THREAD, threads
 from hetrl.runtime.weights.kept import Kept, words
 from hetrl.runtime.weights.pieces import PIECE_BYTES, check_spec, piece_of, word_bytes
 from hetrl.runtime.wire import changes
+
+if TYPE_CHECKING:  # emulated engines have no torch
+    import torch
 
 APPLY_SECONDS = 600.0
 SLOWEST_BYTES_PER_S = 1e8  # of writing, hashing and loading a version: a file system over the network
@@ -87,7 +91,7 @@ class Publisher:
             await self._send(self._of(holders=True), delta)
             self._kept.version = None  # until all of this one is kept
 
-    def send_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def send_all(self, tensors: Iterable[tuple[str, torch.Tensor | NDArray[Any]]]) -> None:
         """Send every tensor; called in the engine's thread, which waits whenever a link has enough to do."""
         under_way: deque[Future[_Cut]] = deque()
         count = threads()
@@ -140,9 +144,11 @@ class Publisher:
         """Return the receivers that have, or have not, the base of the delta."""
         return [one for one in self._receivers if (one in self._holders) == holders]
 
-    def _works(self, name: str, tensor: torch.Tensor) -> Iterator[tuple[wire.TensorSpec, int, memoryview, bool]]:
+    def _works(
+        self, name: str, tensor: torch.Tensor | NDArray[Any]
+    ) -> Iterator[tuple[wire.TensorSpec, int, memoryview, bool]]:
         """Yield what `_cut` is to do for each piece of a tensor."""
-        data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+        data = _bytes_of(tensor)
         dtype = str(tensor.dtype).removeprefix("torch.")
         spec = wire.TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), bytes=data.nbytes)
         check_spec(spec, self._request.version)
@@ -223,6 +229,16 @@ class Publisher:
     async def _send(self, receivers: Sequence[str], message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
         if to := [one for one in receivers if one in self._receivers]:
             await self._member.send(to, message, buffers)
+
+
+def _bytes_of(tensor: torch.Tensor | NDArray[Any]) -> memoryview:
+    """Return the bytes of a tensor in the order of its elements; not a copy where it is contiguous."""
+    if isinstance(tensor, numpy.ndarray):
+        return numpy.ascontiguousarray(tensor).reshape(-1).view(numpy.uint8).data
+    import torch
+
+    data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def _refusal(answer: wire.Message, version: int, digest: str) -> str:

@@ -351,3 +351,21 @@ def test_any_step_gets_gpus_that_its_job_asks_for(placement):
                 positions = [int(one) for one in row.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
                 assert len(set(positions)) == len(positions)
                 assert not positions or max(positions) < max(granted)
+
+
+def test_emulated_engines_take_a_core_of_each_site_and_no_gpu() -> None:
+    made = plan(["alps/a100-0/0", "alps/a100-0/1"], [["jsc/l40s-0/0"], ["jsc/l40s-0/1"]])
+    sites = [
+        {"name": "alps", "nodes": [{"name": "a100-0", "gpu": "a100-40gb", "gpus": 4}]},
+        {"name": "jsc", "nodes": [{"name": "l40s-0", "gpu": "l40s", "gpus": 2}], "gateway_sbatch": ["--partition=cpu"]},
+    ]
+    found = scripts(made, problem(*sites, launch={"engines": "emulated"}))
+    assert set(found) == {"alps/gang", "jsc/gang"}, "no arrays"
+    assert [*found["alps/gang"].rows] == ["gateway", "controller", "emulated"]
+    for script in found.values():
+        assert (script.nodes, script.gpus, script.array_tasks) == (1, 0, 0)
+        assert "--cpus-per-task=1" in script.text and "#SBATCH --gres" not in script.text
+        assert "start emulated 0:1 -- --gres=none --mpi=none" in script.text
+        (process,) = script.rows["emulated"]
+        assert process.argv == ("python", "-m", "hetrl.runtime.emulated.site", ".")
+    assert "#SBATCH --partition=cpu" in found["jsc/gang"].text, "as a job that is a gateway alone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -211,3 +212,25 @@ def test_only_members_that_were_heard_and_are_not_lost_are_told_of_the_controlle
         asyncio.run(watch())
     assert found.living == (TRAINER, OTHER)
     assert Membership(member, MEMBERS, lambda name, join: None).living == ()  # type: ignore[arg-type]
+
+
+def test_a_controller_that_stood_still_hears_what_was_said_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"SILENCE_SECONDS": 0.5, "CHECK_SECONDS": 0.02, "POLL_SECONDS": 0.02}.items():
+        monkeypatch.setattr(membership, name, seconds)
+    found, member = _gathered(*((name, JOIN) for name in MEMBERS))
+    told: list[str] = []
+
+    async def speak() -> None:
+        await asyncio.sleep(0.05)
+        time.sleep(1.0)
+        for _ in range(20):
+            member.heard += [(name, wire.Heartbeat()) for name in MEMBERS]
+            await asyncio.sleep(0.02)
+
+    async def watch() -> None:
+        watching = asyncio.ensure_future(found.watch(lambda name, error: not told.append(name)))
+        await speak()
+        watching.cancel()
+
+    asyncio.run(watch())
+    assert told == []

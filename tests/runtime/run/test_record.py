@@ -69,6 +69,7 @@ def test_the_summary_compares_generation_and_the_whole_training_with_what_was_pr
         "weight_sync": 1.0,
         "iteration": 22.0,
     }
+    record.goes_on(0, 0, (), spent_seconds=132.0)
     for step in (1, 2, 3):
         row = {"step": step, "reward": 0.5, "samples": 64, "tokens": 640, "versions": {}, "seconds": seconds}
         record.step(row, 3)
@@ -81,7 +82,8 @@ def test_the_summary_compares_generation_and_the_whole_training_with_what_was_pr
     assert measured["actor_generation"] == 30.0
     assert measured["actor_training"] == 20.0
     assert set(measured) == {*plan().predicted.tasks, "iteration"}
-    assert summary["goodput"] == pytest.approx(3 * 22.0 / summary["elapsed_seconds"], rel=0.1)
+    assert summary["elapsed_seconds"] >= 132.0
+    assert summary["goodput"] == pytest.approx(3 * 22.0 / summary["elapsed_seconds"], abs=1e-3)
     held = summary["gpu_hours"]
     assert set(held) == {"alps", "jsc"} and held["alps"] == pytest.approx(2 * held["jsc"], abs=2e-4)
 

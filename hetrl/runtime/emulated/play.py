@@ -1,0 +1,79 @@
+"""How long what an emulated engine is asked for takes, and what crosses links meanwhile.
+
+A pass over a batch and a version of the weights are played event by event (`hetrl.simulator`), with the lengths that
+the batch really has: micro-batches through their pipeline, reductions over their wires. Nothing else is under way in
+such a play, so that what uses a link at the same time does not slow it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hetrl.cost import iteration
+from hetrl.cost.model import CostModel
+from hetrl.plan.plan import Plan, TaskPlan
+from hetrl.runtime.rl.balance import over_replicas
+from hetrl.simulator.events import Clock, Process
+from hetrl.simulator.pipelines import Setting, inference, training
+from hetrl.simulator.trace import Recorder
+from hetrl.simulator.weights import WeightSync
+from hetrl.simulator.wires import Network
+
+
+@dataclass(frozen=True)
+class Played:
+    """Seconds, and the bytes that crossed each link: (from site, to site)."""
+
+    seconds: float
+    carried: Mapping[tuple[str, str], float]
+
+
+def scores(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
+    """Return what one forward pass of a world over sequences of these lengths takes."""
+    dealt, responses = _dealt(task, lengths, model)
+    return _played(model, lambda setting: inference(setting, name, dealt, responses))
+
+
+def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
+    """Return what one optimiser step on sequences of these lengths takes."""
+    dealt, responses = _dealt(task, lengths, model)
+    once = replace(  # of a batch that was scored before, where that is needed
+        model.workload, optimizer_steps_per_iteration=1, epochs=1, kl_in_reward=False, ratio_to_sampler=True
+    )
+    alone = replace(model, workload=once)
+    return _played(alone, lambda setting: training(setting, name, dealt, responses))
+
+
+def version(plan: Plan, trained: str, model: CostModel) -> Played:
+    """Return what it takes to bring a version of a trained model to the nodes that use it."""
+    return _played(model, lambda setting: WeightSync(setting, plan, trained).transfer())
+
+
+def load_seconds(plan: Plan, trained: str, model: CostModel) -> list[float]:
+    """Return the pause of each replica that loads a version of a trained model."""
+    return WeightSync(_setting(model), plan, trained).load_seconds()
+
+
+def switch_seconds(name: str, task: TaskPlan, model: CostModel) -> float:
+    """Return how long a task's state is under way over PCIe, one way, where its idle state is offload."""
+    return iteration.switch_seconds(name, task, model) / 2
+
+
+def _setting(model: CostModel) -> Setting:
+    clock, recorder = Clock(), Recorder()
+    return Setting(model, clock, Network(model.topology, clock, recorder), recorder)
+
+
+def _played(model: CostModel, process: Callable[[Setting], Process]) -> Played:
+    setting = _setting(model)
+    setting.clock.run(until=setting.clock.start(process(setting)))
+    return Played(setting.clock.now, dict(setting.network.carried))
+
+
+def _dealt(task: TaskPlan, lengths: Sequence[int], model: CostModel) -> tuple[TaskPlan, list[int]]:
+    """Divide a batch as the engine does; return the task with these parts, and what follows the prompts, in order."""
+    parts = over_replicas(lengths, [replica.samples for replica in task.replicas])
+    replicas = tuple(replace(one, samples=len(part)) for one, part in zip(task.replicas, parts, strict=True))
+    prompt = model.workload.prompt_tokens  # the play adds it to each response
+    return replace(task, replicas=replicas), [lengths[index] - prompt for part in parts for index in part]

@@ -1,0 +1,234 @@
+"""An emulated world of a training or an inference: rank 0 answers the run as a real one does.
+
+Score, Train     wait as long as the play of this batch says, while its ranks send what crosses; made-up scores
+Save, Restore    what the controller wants to be kept, in a file
+Publish          made-up weights, in real pieces with real digests, no sooner than the plan's ways allow
+Sleep, Wake      the way over PCIe, where the idle state is offload
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetrl.cost.model import CostModel
+from hetrl.cost.weight_sync import held_bytes
+from hetrl.errors import HetrlError
+from hetrl.runtime import wire
+from hetrl.runtime.emulated import play
+from hetrl.runtime.emulated.checkpoints import Checkpoints
+from hetrl.runtime.emulated.pace import Pace
+from hetrl.runtime.emulated.ranks import EmulatedRank
+from hetrl.runtime.emulated.server import LOGPROB
+from hetrl.runtime.emulated.weights import Weights
+from hetrl.runtime.run.context import Context
+from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.weights.intake import Intake
+from hetrl.runtime.weights.kept import Kept
+from hetrl.runtime.weights.publisher import Publisher
+from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.runtime.wire.members import World
+from hetrl.workload import TRAINED
+
+METRICS = {"loss": 0.0, "grad_norm": 1.0, "value_clip_fraction": 0.0}  # of a step in which nothing is learnt
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """What emulated engines of a site share: its view of the run, and the cost model."""
+
+    context: Context
+    model: CostModel
+
+    def pace(self, name: str) -> Pace:
+        """Return the clock and the draws of one engine."""
+        return Pace(self.context.experiment.launch.emulation, name)
+
+    def weight_bytes(self, task: str) -> float:
+        """Return how many bytes stand for a version of a training's weights."""
+        held = held_bytes(task, self.context.plan.tasks[task], self.model)
+        return sum(held.values()) * self.context.experiment.launch.emulation.bytes_share
+
+
+class EmulatedWorld:
+    """Rank 0 of a world, as the member of the run that speaks for it; `rank` is where it meets its other ranks."""
+
+    def __init__(
+        self, member: Member, rank: EmulatedRank, world: World, shared: Emulated, weights: Intake, kept: Checkpoints
+    ) -> None:
+        self._member, self._rank, self._world, self._shared = member, rank, world, shared
+        self._incoming, self._checkpoints = weights, kept
+        self._pace = shared.pace(member.address)
+        self._version = 0  # of the weights that arrived
+        self._arrived: int | None = None  # while asleep
+        self._asleep = self._trained = False
+        self._kept: Kept | None = None
+
+    async def serve(self) -> None:
+        """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
+        while True:
+            envelope = await self._member.receive()
+            match envelope.message:
+                case wire.Finish():
+                    await self._rank.end()
+                    return
+                case wire.Go() | wire.Done() | wire.Undeliverable():  # the last: who waited for it was told
+                    continue
+            try:
+                await self._answer(envelope)
+            except HetrlError as error:
+                await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+
+    async def _answer(self, envelope: Envelope) -> None:
+        message, start = envelope.message, time.monotonic()
+        match message:
+            case wire.Score():
+                await self._score(envelope, message)
+            case wire.Train(step=step):
+                await self._train(envelope, message)
+                seconds = time.monotonic() - start
+                await self._member.reply(envelope, wire.Trained(step=step, metrics=METRICS, seconds=seconds))
+            case wire.Publish():
+                await self._publish(envelope, message)
+            case wire.WeightsBegin():
+                await self._incoming.begin(message)
+            case wire.WeightsTensor():
+                await self._incoming.add(message, envelope.buffers[0])
+            case wire.WeightsEnd():
+                await self._take(envelope, message)
+            case wire.Sleep() | wire.Wake():
+                await self._switch(asleep=isinstance(message, wire.Sleep))
+                await self._member.reply(envelope, wire.Done())
+            case wire.Save() | wire.FinishSave() | wire.FindCheckpoints() | wire.Restore():
+                await self._member.reply(envelope, self._checkpoint(message))
+            case _:
+                raise HetrlError(f"an emulated {self._world.task} cannot do {type(message).__name__}")
+
+    # ---- scores and steps
+
+    async def _score(self, envelope: Envelope, message: wire.Score) -> None:
+        began, start = self._pace.now, time.monotonic()
+        arrays = unpack(message.arrays, list(envelope.buffers))
+        played = play.scores(self._world.task, self._world.plan, arrays["lengths"].tolist(), self._shared.model)
+        await self._take_time(began, played)
+        specs, buffers = pack({"scores": self._made_up(message.what, arrays)})
+        seconds = time.monotonic() - start
+        scored = wire.Scored(step=message.step, arrays=specs, seconds=seconds, version=self._version)
+        await self._member.reply(envelope, scored, buffers)
+
+    def _made_up(self, what: str, arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return scores [n, s] that mean nothing: log-probs of every token alike, values 0, rewards between 0 and 1."""
+        shape, lengths = arrays["tokens"].shape, arrays["lengths"]
+        scores = np.zeros(shape, np.float32)
+        if what == "rewards":
+            scores[np.arange(shape[0]), lengths - 1] = [self._pace.random.random() for _ in range(shape[0])]
+        elif what == "logprobs":
+            columns = np.arange(shape[1])
+            scores[(columns > 0) & (columns < lengths[:, None])] = LOGPROB
+        return scores
+
+    async def _train(self, envelope: Envelope, message: wire.Train) -> None:
+        began = self._pace.now
+        lengths = unpack(message.arrays, list(envelope.buffers))["lengths"].tolist()
+        await self._take_time(
+            began, play.optimizer_step(self._world.task, self._world.plan, lengths, self._shared.model)
+        )
+        self._trained = True
+
+    async def _take_time(self, began: float, played: play.Played) -> None:
+        """Wait until what began has taken its time, and what crosses links meanwhile has arrived."""
+        share = self._shared.context.experiment.launch.emulation.bytes_share
+        crossing = self._rank.cross({link: size * share for link, size in played.carried.items()})
+        await asyncio.gather(self._pace.until(began + self._pace.perturbed(played.seconds)), crossing)
+
+    # ---- weights
+
+    @cached_property
+    def _weights(self) -> Weights:
+        shared, task = self._shared, self._world.task
+        return Weights(self._layers, shared.weight_bytes(task), shared.context.experiment.launch.emulation.seed)
+
+    @property
+    def _layers(self) -> int:
+        return self._world.plan.replicas[0].stages[-1].layers[1]
+
+    @property
+    def _model(self) -> str | None:
+        """Return the model that this world trains, as weight routes call it."""
+        return next((name for name, (trains, _) in TRAINED.items() if trains == self._world.task), None)
+
+    async def _publish(self, envelope: Envelope, message: wire.Publish) -> None:
+        began = self._pace.now
+        if self._trained:
+            self._weights.change()
+            self._trained = False
+        self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
+        publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
+        with publisher.leaving_out():
+            await publisher.begin()
+            await asyncio.to_thread(publisher.send_all, self._weights.tensors())
+            if (trained := self._model) and set(message.receivers) <= set(self._users(trained)):
+                seconds = play.version(self._shared.context.plan, trained, self._shared.model).seconds
+                await self._pace.until(began + self._pace.perturbed(seconds))
+            published = await publisher.finish()
+        await self._member.reply(envelope, published)
+
+    def _users(self, trained: str) -> tuple[str, ...]:
+        """Return the members that take every version; the reference, which takes one, is not among them."""
+        return self._shared.context.addresses(TRAINED[trained][1])
+
+    async def _take(self, envelope: Envelope, end: wire.WeightsEnd) -> None:
+        start = time.monotonic()
+        try:
+            _, digest = await self._incoming.end(end)
+        except HetrlError as error:
+            await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
+            return
+        self._arrived = end.version
+        if not self._asleep:
+            await self._load_arrived()
+        seconds = time.monotonic() - start
+        await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=digest, seconds=seconds))
+
+    async def _load_arrived(self) -> None:
+        if self._arrived is None:
+            return
+        users = {takes: name for name, (_, takes) in TRAINED.items()}
+        if trained := users.get(self._world.task):
+            every = play.load_seconds(self._shared.context.plan, trained, self._shared.model)
+            await self._pace.until(self._pace.now + self._pace.perturbed(every[self._world.number]))
+        self._version, self._arrived = self._arrived, None
+
+    # ---- turns and checkpoints
+
+    async def _switch(self, *, asleep: bool) -> None:
+        self._asleep = asleep
+        seconds = play.switch_seconds(self._world.task, self._world.plan, self._shared.model)
+        await self._pace.until(self._pace.now + self._pace.perturbed(seconds))
+        if not asleep:
+            await self._load_arrived()
+
+    def _checkpoint(
+        self, message: wire.Save | wire.FinishSave | wire.FindCheckpoints | wire.Restore
+    ) -> wire.Saved | wire.FoundCheckpoints | wire.Restored:
+        match message:
+            case wire.FindCheckpoints():
+                return wire.FoundCheckpoints(steps=self._checkpoints.find())
+            case wire.Restore(step=step):
+                return self._checkpoints.restore(step)
+            case wire.Save(step=step):
+                return self._saved(step, self._checkpoints.save(message), whole=False)
+            case wire.FinishSave(step=step, keep=keep):
+                self._checkpoints.keep_last(keep)
+                return self._saved(step, self._checkpoints.path(step), whole=True)
+
+    def _saved(self, step: int, directory: Path, *, whole: bool) -> wire.Saved:
+        within = directory.relative_to(self._shared.context.directory)
+        return wire.Saved(step=step, directory=str(within), seconds=0.0, whole=whole)

@@ -1,0 +1,73 @@
+"""Runs whose engines are emulated: everything else is what it is in a run that trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lab.lab import ROOT
+from tests.runs import Finished, started, submit, submitted
+
+STEPS = 4
+
+
+def experiment(name: str, work: Path, **launch: Any) -> Path:
+    """Write an experiment of configs/ with emulated engines and few steps."""
+    document = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+    del document["warm_start"]
+    document["launch"] |= {"engines": "emulated", "emulation": {"speed": 2.0}, **launch}
+    document |= {"steps": STEPS, "planner": {"budget_seconds": 2}, "checkpoints": {"every_steps": 2}}
+    if weights := document["reward"].get("weights"):
+        document["reward"] |= dict.fromkeys(("weights", "architecture"), str(ROOT / weights))
+    work.mkdir(parents=True, exist_ok=True)
+    path = work / "emulated.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ppo(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """PPO with a critic and a reward model."""
+    work = tmp_path_factory.mktemp("ppo")
+    return submit(experiment("quickstart-ppo", work), work)
+
+
+def test_every_task_of_ppo_has_its_turn_and_takes_the_time_that_it_is_told_to(ppo: Finished) -> None:
+    assert ppo.code == 0, ppo.stderr
+    summary = ppo.summary()
+    assert (summary["steps"], summary["engines"]) == (STEPS, {"training": "emulated", "rollouts": "emulated"})
+    for task in ("reward_inference", "critic_inference", "actor_training", "critic_training"):
+        seconds = summary["tasks"][task]
+        assert seconds["measured_seconds"] > 0.8 * seconds["predicted_seconds"] / 2, f"{task}: at twice the speed"
+
+
+def test_versions_are_proven_at_replicas_and_differ_as_those_of_a_training_do(ppo: Finished) -> None:
+    versions = ppo.summary()["weight_versions"]
+    assert len(versions) == STEPS + 1
+    assert len(set(ppo.digests())) == len(versions)
+    later = versions[2:]  # the first ones reach replicas that have none
+    assert all(0 < row["delta_bytes"] < row["bytes"] / 10 and 0.005 < row["changed"] < 0.02 for row in later)
+
+
+def test_an_asynchronous_run_is_as_stale_as_it_may_be(tmp_path: Path) -> None:
+    run = submit(experiment("quickstart-async", tmp_path), tmp_path)
+    assert run.code == 0, run.stderr
+    assert {row["staleness"] for row in run.rows()} == {0, 1}
+
+
+def test_a_run_goes_on_where_another_one_was_cancelled(tmp_path: Path) -> None:
+    config = experiment("quickstart", tmp_path)
+    document = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(document | {"steps": 40}))
+    with submitted(config, tmp_path) as first:
+        first.until("checkpoint", 1)
+    config.write_text(yaml.safe_dump(document | {"steps": 12}))
+    with started(tmp_path, "resume", first.directory.name, "--config", str(config)) as then:
+        run = then.finish()
+    assert run.code == 0, run.stderr
+    assert [row["step"] for row in run.rows()] == [*range(1, 13)]
+    (resumed,) = (event for event in then.events("resumed"))
+    assert resumed["step"] in range(2, 12, 2), "where a checkpoint was"
