@@ -3,7 +3,8 @@
 where the batch is scored first: every replica its part of it, forward only
 for each optimiser step:
     every replica: its part of the minibatch in micro-batches through 1F1B
-    every stage, beside its last backward pass: reduce all buckets of gradients but the last one, then that one
+    the first stage, beside its last backward pass: reduce all buckets of gradients but the last one
+    every stage, behind its last backward pass: reduce what is left
     when all stages are reduced: gather what is sharded, update
 """
 
@@ -191,10 +192,14 @@ def _reduce(
     passes: Sequence[tuple[Signal, Signal]],
     rings: dict[str, Ring],
 ) -> Process:
-    """Reduce the gradients of one stage over its replicas, beside their last backward passes, and gather parameters."""
+    """Reduce the gradients of one stage over its replicas, beside their last backward passes, and gather parameters.
+
+    Megatron-core makes one bucket of each stage but the first: it is reduced while the earlier stages go on.
+    """
     label = f"{name} reduction"
     own = [rings[device.id] for device in column[0].devices if device.id in rings]
-    last = 1 / bucket_count(column[0].shape.parameters, len(column))  # the bucket that the end of the pass makes
+    shape = column[0].shape
+    last = 1 / bucket_count(shape.parameters, len(column)) if shape.first else 1.0  # what the end of the pass makes
 
     def phase(number: int, share: float) -> list[Signal]:
         return [setting.clock.start(ring_phase(setting, ring, number, share, label)) for ring in own]

@@ -17,10 +17,10 @@ import yaml
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints import files as checkpoint_files
+from hetrl.runtime.checkpoints.places import places_of
 from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.run import engines, trainer
-from hetrl.runtime.run.checkpoint_places import places_of
 from hetrl.runtime.run.context import read_context
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.wan.world import stop_wan_world
