@@ -1,69 +1,38 @@
-"""Checkpoints of emulated trainers: what a controller asks to be kept, and nothing else.
+"""Checkpoints of emulated trainers: on the disk as real ones are, of what a controller wants kept and nothing else.
 
-`step-00000120/` under the task's directory holds `emulated.json`, which comes in one piece.
+So keepers find them, copy them to other sites and prove them as they do with real ones.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from hetrl.errors import HetrlError
-from hetrl.files import replace_json
 from hetrl.runtime import wire
-from hetrl.workload import ACTOR_TRAINING
-
-FILE = "emulated.json"
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """The directory of a task, and those that it had in the runs that this one goes on from, the latest first."""
-
-    own: Path
-    earlier: tuple[Path, ...] = ()
-
-    def path(self, step: int) -> Path:
-        """Return where the checkpoint of a step is written."""
-        return _path(self.own, step)
-
-    def save(self, message: wire.Save) -> Path:
-        """Write what belongs to a step; return its directory."""
-        directory = self.path(message.step)
-        directory.mkdir(parents=True, exist_ok=True)
-        replace_json(directory / FILE, {"version": message.version, "progress": message.progress})
-        return directory
-
-    def keep_last(self, count: int) -> None:
-        """Remove all but the newest, and that of step 0, which a run began with."""
-        for step in sorted(_steps(self.own), reverse=True)[count:]:
-            if step:
-                shutil.rmtree(_path(self.own, step))
-
-    def find(self) -> tuple[int, ...]:
-        """Return the steps that can be taken up."""
-        return tuple(sorted({step for root in (self.own, *self.earlier) for step in _steps(root)}))
-
-    def restore(self, step: int) -> wire.Restored:
-        """Return what was kept of a step, by the latest run that has it; HetrlError where none has."""
-        for root in (self.own, *self.earlier):
-            if (path := _path(root, step) / FILE).is_file():
-                return wire.Restored(step=step, **json.loads(path.read_text()))
-        raise HetrlError(f"{_path(self.own, step).name}: no site has this checkpoint")
+from hetrl.runtime.checkpoints import files, writing
+from hetrl.runtime.checkpoints.places import CheckpointPlaces
 
 
-def _path(root: Path, step: int) -> Path:
-    return root / f"step-{step:08d}"
+def save(places: CheckpointPlaces, message: wire.Save, buffers: Sequence[bytes | memoryview]) -> None:
+    """Write what belongs to a step; `finish_save` makes a checkpoint of it."""
+    partial = writing.begin(places.written(message.step))
+    kept = {"version": message.version, "progress": message.progress}
+    writing.write_json(partial / files.STATE, {"format": files.FORMAT, "extra": kept})
+    if buffers and len(buffers[0]):
+        writing.write(partial / files.SAMPLES, buffers[:1])
 
 
-def _steps(root: Path) -> list[int]:
-    return [int(path.parent.name.removeprefix("step-")) for path in root.glob(f"step-*/{FILE}")]
+def finish_save(places: CheckpointPlaces, message: wire.FinishSave) -> None:
+    """Make what was saved of a step whole, and remove older ones as real trainers do."""
+    writing.finish(places.written(message.step))
+    files.keep_last(places.own, message.keep, message.keep_gb, message.spared)
 
 
-def checkpoints_of(directory: Path, task: str, continues: Sequence[Path]) -> Checkpoints:
-    """Return the checkpoints of a task at a site, where real engines have theirs."""
-    below = Path("checkpoints") if task == ACTOR_TRAINING else Path("checkpoints") / task
-    return Checkpoints(directory / below, tuple(earlier / below for earlier in continues))
+def restore(places: CheckpointPlaces, step: int) -> tuple[wire.Restored, bytes]:
+    """Return what was kept of a step, by the latest run that has it, and its samples; HetrlError where none has."""
+    found = places.find().get(step)
+    if found is None:
+        raise HetrlError(f"{places.written(step).name}: this site has no such checkpoint")
+    kept = files.read_state(found)["extra"]
+    restored = wire.Restored(step=step, version=kept["version"], progress=kept["progress"])
+    return restored, places.read(step, files.SAMPLES)

@@ -19,8 +19,8 @@ from hetrl.cost.generation import batch_limit, server_of
 from hetrl.cost.stages import place_all
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.places import places_of
 from hetrl.runtime.emulated import play
-from hetrl.runtime.emulated.checkpoints import checkpoints_of
 from hetrl.runtime.emulated.costs import read_costs
 from hetrl.runtime.emulated.ranks import EmulatedRank
 from hetrl.runtime.emulated.server import EmulatedIdle, EmulatedServer, Replica
@@ -110,10 +110,10 @@ async def _lead(shared: Emulated, world: World) -> None:
             await member.reply(turn, wire.Done())
         directory = context.directory / f"weights-{world.task}-{world.number}"
         weights = Intake(WeightFile(directory, most_bytes(context.architecture)))
-        kept = checkpoints_of(context.directory, world.task, context.continues)
+        places = places_of(world.task, context.continues)
         beside = [asyncio.create_task(rank.serve()), asyncio.create_task(rank.keep_alive(WORD_SECONDS))]
         try:
-            await EmulatedWorld(member, rank, world, shared, weights, kept).serve()
+            await EmulatedWorld(member, rank, world, shared, weights, places).serve()
         finally:
             await _cancelled(*beside)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import held_bytes
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.emulated import play
-from hetrl.runtime.emulated.checkpoints import Checkpoints
+from hetrl.runtime.checkpoints.places import CheckpointPlaces
+from hetrl.runtime.emulated import checkpoints, play
 from hetrl.runtime.emulated.pace import Pace
 from hetrl.runtime.emulated.ranks import EmulatedRank
 from hetrl.runtime.emulated.server import LOGPROB
@@ -61,10 +61,16 @@ class EmulatedWorld:
     """Rank 0 of a world, as the member of the run that speaks for it; `rank` is where it meets its other ranks."""
 
     def __init__(
-        self, member: Member, rank: EmulatedRank, world: World, shared: Emulated, weights: Intake, kept: Checkpoints
+        self,
+        member: Member,
+        rank: EmulatedRank,
+        world: World,
+        shared: Emulated,
+        weights: Intake,
+        places: CheckpointPlaces,
     ) -> None:
         self._member, self._rank, self._world, self._shared = member, rank, world, shared
-        self._incoming, self._checkpoints = weights, kept
+        self._incoming, self._places = weights, places
         self._pace = shared.pace(member.address)
         self._version = 0  # of the weights that arrived
         self._arrived: int | None = None  # while asleep
@@ -106,8 +112,8 @@ class EmulatedWorld:
             case wire.Sleep() | wire.Wake():
                 await self._switch(asleep=isinstance(message, wire.Sleep))
                 await self._member.reply(envelope, wire.Done())
-            case wire.Save() | wire.FinishSave() | wire.FindCheckpoints() | wire.Restore():
-                await self._member.reply(envelope, self._checkpoint(message))
+            case wire.Save() | wire.FinishSave() | wire.Restore():
+                await self._member.reply(envelope, *await self._checkpoint(message, envelope.buffers))
             case _:
                 raise HetrlError(f"an emulated {self._world.task} cannot do {type(message).__name__}")
 
@@ -215,20 +221,15 @@ class EmulatedWorld:
         if not asleep:
             await self._load_arrived()
 
-    def _checkpoint(
-        self, message: wire.Save | wire.FinishSave | wire.FindCheckpoints | wire.Restore
-    ) -> wire.Saved | wire.FoundCheckpoints | wire.Restored:
-        match message:
-            case wire.FindCheckpoints():
-                return wire.FoundCheckpoints(steps=self._checkpoints.find())
-            case wire.Restore(step=step):
-                return self._checkpoints.restore(step)
-            case wire.Save(step=step):
-                return self._saved(step, self._checkpoints.save(message), whole=False)
-            case wire.FinishSave(step=step, keep=keep):
-                self._checkpoints.keep_last(keep)
-                return self._saved(step, self._checkpoints.path(step), whole=True)
-
-    def _saved(self, step: int, directory: Path, *, whole: bool) -> wire.Saved:
-        within = directory.relative_to(self._shared.context.directory)
-        return wire.Saved(step=step, directory=str(within), seconds=0.0, whole=whole)
+    async def _checkpoint(
+        self, message: wire.Save | wire.FinishSave | wire.Restore, buffers: Sequence[memoryview]
+    ) -> tuple[wire.Saved | wire.Restored, list[bytes]]:
+        if isinstance(message, wire.Restore):
+            restored, samples = await asyncio.to_thread(checkpoints.restore, self._places, message.step)
+            return restored, [samples]
+        if isinstance(message, wire.Save):
+            await asyncio.to_thread(checkpoints.save, self._places, message, buffers)
+        else:
+            await asyncio.to_thread(checkpoints.finish_save, self._places, message)
+        directory, whole = str(self._places.written(message.step)), isinstance(message, wire.FinishSave)
+        return wire.Saved(step=message.step, directory=directory, seconds=0.0, whole=whole), []

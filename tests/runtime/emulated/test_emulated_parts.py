@@ -13,7 +13,8 @@ import pytest
 from hetrl.describe.launching import Emulation
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.emulated.checkpoints import checkpoints_of
+from hetrl.runtime.checkpoints.places import CheckpointPlaces
+from hetrl.runtime.emulated import checkpoints
 from hetrl.runtime.emulated.pace import Pace
 from hetrl.runtime.emulated.ranks import EmulatedRank
 from hetrl.runtime.emulated.weights import CHANGED, Weights
@@ -42,17 +43,22 @@ def test_a_version_differs_from_the_one_before_in_as_many_weights_as_a_real_one_
 
 
 def test_a_run_that_goes_on_finds_the_checkpoints_of_the_one_before(tmp_path: Path) -> None:
-    first = checkpoints_of(tmp_path / "one", "critic_training", ())
+    def kept(places: CheckpointPlaces, step: int, version: int, progress: str) -> None:
+        checkpoints.save(places, wire.Save(step=step, version=version, progress=progress), [b"samples"])
+        assert step not in places.find(), "not before it is whole"
+        checkpoints.finish_save(places, wire.FinishSave(step=step, wait=True, keep=2))
+
+    first = CheckpointPlaces(tmp_path / "one")
     for step in (0, 2, 4, 6):
-        first.save(wire.Save(step=step, version=step + 1, progress=f"after {step}"))
-    first.keep_last(2)
-    then = checkpoints_of(tmp_path / "two", "critic_training", (tmp_path / "one",))
-    assert then.find() == (0, 4, 6), "those that are kept, and what the run began with"
-    assert then.restore(6) == wire.Restored(step=6, version=7, progress="after 6")
-    then.save(wire.Save(step=6, version=9, progress="again"))
-    assert then.restore(6).version == 9
+        kept(first, step, step + 1, f"after {step}")
+    then = CheckpointPlaces(tmp_path / "two", (tmp_path / "one",))
+    assert sorted(then.find()) == [0, 4, 6], "those that are kept, and what the run began with"
+    assert checkpoints.restore(then, 6) == (wire.Restored(step=6, version=7, progress="after 6"), b"samples")
+    checkpoints.save(then, wire.Save(step=6, version=9, progress="again"), [])
+    checkpoints.finish_save(then, wire.FinishSave(step=6, wait=True, keep=2))
+    assert checkpoints.restore(then, 6) == (wire.Restored(step=6, version=9, progress="again"), b"")
     with pytest.raises(HetrlError, match="step-00000002"):
-        then.restore(2)
+        checkpoints.restore(then, 2)
 
 
 class Wire:
