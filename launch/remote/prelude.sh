@@ -18,7 +18,14 @@ part() {
 }
 
 # remove DIRECTORY: remove a site's directory, and that of its run if it was the last there.
+#
+# What was cancelled may write there until it has ended, and NFS keeps files that are open: then once more.
 remove() {
-  rm -rf -- "$1"
+  local left
+  for ((left = 10; left > 0; left--)); do
+    rm -rf -- "$1" 2>/dev/null
+    [ -e "$1" ] || break
+    sleep 0.5
+  done
   rmdir -- "${1%/*}" 2>/dev/null
 }
