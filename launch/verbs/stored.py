@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, PIECES_INDEX, SAMPLES, STATE
+from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, PIECES_INDEX, SAMPLES, STATE, newest_step
 from hetrl.workload import ACTOR_TRAINING
 from launch.remote import parse, script
 from launch.shell import Shell
@@ -97,12 +97,8 @@ def newest_of(stored: Iterable[Stored], trained_at: Mapping[str, str], sites: Se
     for one in sorted(stored, key=lambda one: trained_at.get(one.task) != one.site):
         if one.whole and one.site in sites and one.task in trained_at:
             whole[one.task].setdefault(one.step, one)
-    steps = set(whole[ACTOR_TRAINING])
-    for task in trained_at:
-        steps &= {*whole[task], *([] if task == ACTOR_TRAINING else [0])}
-    if not steps:
-        return {}
-    return {task: by_step[max(steps)] for task, by_step in whole.items() if max(steps) in by_step}
+    step = newest_step(whole)
+    return {task: by_step[step] for task, by_step in whole.items() if step in by_step} if step is not None else {}
 
 
 def chosen(stored: Sequence[Stored], step: int | None) -> Sequence[Stored]:

@@ -23,6 +23,7 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,17 @@ def whole(root: Path) -> dict[int, Path]:
         else:
             log.warning("%s", cause)
     return found
+
+
+def newest_step(found: Mapping[str, Collection[int]]) -> int | None:
+    """Return the last step of which there is a checkpoint of every model that is trained; None where there is none.
+
+    `found` has the steps of each. At step 0 a critic has the weights that it starts from, and needs no checkpoint.
+    """
+    steps = set(found[ACTOR_TRAINING])
+    for task, others in found.items():
+        steps &= {*others, *([] if task == ACTOR_TRAINING else [0])}
+    return max(steps, default=None)
 
 
 def keep_last(root: Path, count: int, most_gb: float | None = None, spared: int | None = None) -> list[Path]:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from hetrl.cost.generation import batch_limit, server_of
 from hetrl.cost.stages import place_all
-from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.places import places_of
 from hetrl.runtime.emulated import play
@@ -30,11 +29,10 @@ from hetrl.runtime.run.context import (
     HEARTBEAT_SECONDS,
     WORD_SECONDS,
     Context,
-    exit_with,
     log_to_stderr,
-    read_context,
+    run_members,
 )
-from hetrl.runtime.run.rollout import first_error, scratch_of, serve
+from hetrl.runtime.run.rollout import scratch_of, serve
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.intake import Intake
 from hetrl.runtime.weights.model_directory import ensure_model_directory
@@ -149,13 +147,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     log_to_stderr()
-    try:
-        asyncio.run(serve_site(read_context(arguments.directory)))
-    except HetrlError as error:
-        return exit_with(error)
-    except ExceptionGroup as group:
-        return exit_with(first_error(group))
-    return 0
+    return run_members(arguments.directory, serve_site)
 
 
 if __name__ == "__main__":

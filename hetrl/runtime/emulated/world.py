@@ -28,7 +28,7 @@ from hetrl.runtime.emulated.pace import Pace
 from hetrl.runtime.emulated.ranks import EmulatedRank
 from hetrl.runtime.emulated.server import LOGPROB
 from hetrl.runtime.emulated.weights import Weights
-from hetrl.runtime.run.context import Context
+from hetrl.runtime.run.context import Context, answer_requests
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.weights.intake import Intake
 from hetrl.runtime.weights.kept import Kept
@@ -79,18 +79,8 @@ class EmulatedWorld:
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
-        while True:
-            envelope = await self._member.receive()
-            match envelope.message:
-                case wire.Finish():
-                    await self._rank.end()
-                    return
-                case wire.Go() | wire.Done() | wire.Undeliverable():  # the last: who waited for it was told
-                    continue
-            try:
-                await self._answer(envelope)
-            except HetrlError as error:
-                await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+        await answer_requests(self._member, self._answer)
+        await self._rank.end()
 
     async def _answer(self, envelope: Envelope) -> None:
         message, start = envelope.message, time.monotonic()

@@ -159,7 +159,7 @@ class Learner:
         A minibatch without a token to train on, as of truncated samples alone, is skipped with a warning.
         """
         parts = minibatches(actor_batch(batch), self.algorithm.minibatches, self.algorithm)
-        warmup = self.critic.warmup_steps if self.tasks.critic else 0
+        warmup = self.critic.warmup_steps
         rate = self.algorithm.learning_rate_at(step - warmup, self.steps - warmup)
         settings = structs.replace(loss_settings(self.algorithm), learning_rate=rate)
         means = await self._optimise(self.tasks.actor, parts, settings, step)

@@ -13,11 +13,12 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from hetrl.describe.experiment import Experiment
 from hetrl.describe.models import model_of
@@ -162,6 +163,21 @@ class Context:
         return addresses_of(self.plan, task)
 
 
+async def answer_requests(member: Member, answer: Callable[[Envelope], Awaitable[None]]) -> None:
+    """Answer a world's requests until the run finishes or is aborted; one that fails is answered with its cause."""
+    while True:
+        envelope = await member.receive()
+        match envelope.message:
+            case wire.Finish():
+                return
+            case wire.Go() | wire.Done() | wire.Undeliverable():  # the last: who waited for it was told
+                continue
+        try:
+            await answer(envelope)
+        except HetrlError as error:
+            await member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+
+
 def _say_why(keeper: asyncio.Task[None]) -> None:
     if not keeper.cancelled() and (error := keeper.exception()) is not None:
         logging.getLogger(__name__).warning("the keeper of checkpoints ended", exc_info=error)
@@ -203,3 +219,24 @@ def exit_with(error: HetrlError) -> int:
     """Print an error as the last line of the log and return its exit code."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     return error.exit_code
+
+
+def run_members(directory: Path, serve: Callable[[Context], Coroutine[Any, Any, None]]) -> int:
+    """Let a process of a site serve to its end, several members side by side or one; return its exit code."""
+    try:
+        asyncio.run(serve(read_context(directory)))
+    except HetrlError as error:
+        return exit_with(error)
+    except ExceptionGroup as group:
+        return exit_with(_first_error(group))
+    return 0
+
+
+def _first_error(group: BaseException) -> HetrlError:
+    """Return the first error inside an exception group; anything but a HetrlError is a defect and raised."""
+    error = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, HetrlError):
+        raise error
+    return error

@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.files import newest_step
 from hetrl.runtime.run.context import Context
-from hetrl.runtime.run.progress import newest_step
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.wire.members import keepers_of

@@ -1,8 +1,8 @@
-"""What a controller needs to go on after a step, as the actor's checkpoints keep it; and how it finds the step."""
+"""What a controller needs to go on after a step, as the actor's checkpoints keep it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import msgspec
 from hetrl.errors import HetrlError, UsageError
 from hetrl.files import read_lines
 from hetrl.runtime.rl.feed import Position
-from hetrl.workload import ACTOR_TRAINING
 
 
 @dataclass(frozen=True)
@@ -52,17 +51,6 @@ def read_progress(text: str, prompts: int) -> Progress:
             "be skipped or trained on twice; leave batch.samples and samples_per_prompt as they were"
         )
     return found
-
-
-def newest_step(found: Mapping[str, Collection[int]]) -> int | None:
-    """Return the last step of which there is a checkpoint of every model that is trained; None where there is none.
-
-    `found` has the steps of each. At step 0 a critic has the weights that it starts from, and needs no checkpoint.
-    """
-    steps = set(found[ACTOR_TRAINING])
-    for task, others in found.items():
-        steps &= {*others, *([] if task == ACTOR_TRAINING else [0])}
-    return max(steps, default=None)
 
 
 def rows_until(paths: Sequence[Path], step: int) -> tuple[list[dict[str, Any]], float]:

@@ -24,7 +24,7 @@ from typing import Protocol
 from hetrl.errors import HetrlError
 from hetrl.gpus import is_cpu
 from hetrl.runtime import wire
-from hetrl.runtime.run.context import GENERATION, Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.context import GENERATION, Context, log_to_stderr, run_members
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings
@@ -243,23 +243,7 @@ def main() -> int:
     parser.add_argument("--replica", type=int, required=True)
     arguments = parser.parse_args()
     log_to_stderr()
-    try:
-        asyncio.run(serve_replica(read_context(arguments.directory), arguments.replica))
-    except HetrlError as error:
-        return exit_with(error)
-    except ExceptionGroup as group:
-        return exit_with(first_error(group))
-    return 0
-
-
-def first_error(group: BaseException) -> HetrlError:
-    """Return the first error inside an exception group; anything but a HetrlError is a defect and raised."""
-    error = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if not isinstance(error, HetrlError):
-        raise error
-    return error
+    return run_members(arguments.directory, lambda context: serve_replica(context, arguments.replica))
 
 
 if __name__ == "__main__":

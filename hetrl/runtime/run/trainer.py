@@ -43,7 +43,7 @@ from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.megatron.hf_weights import iter_safetensors
 from hetrl.runtime.megatron.model import kernels
 from hetrl.runtime.run.checkpoint_places import take_up
-from hetrl.runtime.run.context import Context, exit_with, log_to_stderr, read_context
+from hetrl.runtime.run.context import Context, answer_requests, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.engines import build_engine
 from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
@@ -163,18 +163,8 @@ class Lead:
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
-        while True:
-            envelope = await self._member.receive()
-            match envelope.message:
-                case wire.Finish():
-                    await self._in_thread(share, wire.Finish())
-                    return
-                case wire.Go() | wire.Done() | wire.Undeliverable():  # the last: who waited for it was told
-                    continue
-            try:
-                await self._answer(envelope)
-            except HetrlError as error:
-                await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+        await answer_requests(self._member, self._answer)
+        await self._in_thread(share, wire.Finish())
 
     async def _answer(self, envelope: Envelope) -> None:
         message, start = envelope.message, time.monotonic()

@@ -226,6 +226,15 @@ def test_ppo_asks_every_model_once_and_trains_actor_and_critic_on_what_they_said
     assert {REFERENCE_INFERENCE, REWARD_INFERENCE, CRITIC_INFERENCE} <= set(seconds)
 
 
+def rates_of(models: Models) -> dict[str, list[float]]:
+    """Return the learning rates that the trainers of both models were told, in order."""
+    rates = {TRAINER: list[float](), CRITIC: list[float]()}
+    for to, message, _ in models.asked:
+        if isinstance(message, wire.Train):
+            rates[to].append(message.settings.learning_rate)
+    return rates
+
+
 def test_learning_rates_rise_from_the_first_step_of_each_model() -> None:
     models = Models()
     learner = replace(
@@ -243,10 +252,7 @@ def test_learning_rates_rise_from_the_first_step_of_each_model() -> None:
                 await learner.train_actor(batch, step)
 
     asyncio.run(steps())
-    rates = {TRAINER: list[float](), CRITIC: list[float]()}
-    for to, message, _ in models.asked:
-        if isinstance(message, wire.Train):
-            rates[to].append(message.settings.learning_rate)
+    rates = rates_of(models)
     assert rates == {TRAINER: [0.125, 0.375, 0.5, 0.5], CRITIC: [0.125, 0.25, 0.25, 0.25, 0.25]}
 
 
@@ -267,10 +273,7 @@ def test_learning_rates_fall_until_the_last_step_of_the_run() -> None:
             await learner.train_actor(batch, step)
 
     asyncio.run(steps())
-    rates = {TRAINER: list[float](), CRITIC: list[float]()}
-    for to, message, _ in models.asked:
-        if isinstance(message, wire.Train):
-            rates[to].append(message.settings.learning_rate)
+    rates = rates_of(models)
     assert rates[TRAINER] == pytest.approx([0.5, 0.5 * 3 / 5, 0.5 * 1 / 5])  # its first, third and fifth of five steps
     assert rates[CRITIC] == pytest.approx([0.125 * (1 + math.cos(math.pi * step / 8)) for step in (3, 5, 7)])
 
