@@ -54,17 +54,16 @@ async def serve_replica(member: Member) -> None:
 
 async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:
     """Publish what each line names, to the first of the receivers, until stdin ends."""
-    loop, version, kept = asyncio.get_running_loop(), 0, Kept()
+    version, kept = 0, Kept()
     while line := await asyncio.to_thread(sys.stdin.readline):
         version += 1
         source, taking, delta = json.loads(line)
         tensors = load_file(source) if isinstance(source, str) else random_weights(source, version)
         if not delta:
             kept = Kept()
-        request = wire.Publish(version=version, receivers=tuple(receivers[:taking]))
-        publisher = Publisher(member, request, loop, kept if isinstance(source, str) else None)
-        await publisher.begin()
-        await asyncio.to_thread(publisher.send_all, tensors.items())
+        request = wire.Publish(version=version, receivers=tuple(receivers[:taking]), encoding="delta")
+        publisher = Publisher(member, request, kept)
+        await asyncio.gather(publisher.send(), asyncio.to_thread(publisher.take, tensors.items()))
         print(json.dumps(msgspec.to_builtins(await publisher.finish())), flush=True)
 
 

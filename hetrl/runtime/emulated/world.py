@@ -2,7 +2,7 @@
 
 Score, Train     wait as long as the play of this batch says, while its ranks send what crosses; made-up scores
 Save, Restore    what the controller wants to be kept, in a file
-Publish          made-up weights, in real pieces with real digests, no sooner than the plan's ways allow
+Publish          made-up weights, in real pieces with real digests, as slow as the plan's ways, beside the rest
 Sleep, Wake      the way over PCIe, where the idle state is offload
 """
 
@@ -31,7 +31,7 @@ from hetrl.runtime.emulated.weights import Weights
 from hetrl.runtime.run.context import Context, answer_requests
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.weights.intake import Intake
-from hetrl.runtime.weights.kept import Kept
+from hetrl.runtime.weights.publications import Publications
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.wire.arrays import pack, unpack
 from hetrl.runtime.wire.members import World
@@ -75,11 +75,14 @@ class EmulatedWorld:
         self._version = 0  # of the weights that arrived
         self._arrived: int | None = None  # while asleep
         self._asleep = self._trained = False
-        self._kept: Kept | None = None
+        self._publications = Publications(member)
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
-        await answer_requests(self._member, self._answer)
+        try:
+            await answer_requests(self._member, self._answer)
+        finally:
+            await self._publications.close()
         await self._rank.end()
 
     async def _answer(self, envelope: Envelope) -> None:
@@ -92,7 +95,9 @@ class EmulatedWorld:
                 seconds = time.monotonic() - start
                 await self._member.reply(envelope, wire.Trained(step=step, metrics=METRICS, seconds=seconds))
             case wire.Publish():
-                await self._publish(envelope, message)
+                await self._member.reply(envelope, await self._publish(message))
+            case wire.FinishPublish():
+                self._publications.finish(envelope, message)
             case wire.WeightsBegin():
                 await self._incoming.begin(message)
             case wire.WeightsTensor():
@@ -160,21 +165,21 @@ class EmulatedWorld:
         """Return the model that this world trains, as weight routes call it."""
         return next((name for name, (trains, _) in TRAINED.items() if trains == self._world.task), None)
 
-    async def _publish(self, envelope: Envelope, message: wire.Publish) -> None:
+    async def _publish(self, message: wire.Publish) -> wire.Exported:
         began = self._pace.now
         if self._trained:
             self._weights.change()
             self._trained = False
-        self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
-        publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
-        with publisher.leaving_out():
-            await publisher.begin()
-            await asyncio.to_thread(publisher.send_all, self._weights.tensors())
+
+        async def export(publisher: Publisher) -> None:
+            await asyncio.to_thread(publisher.take, self._weights.tensors())
+
+        async def travel() -> None:
             if (trained := self._model) and set(message.receivers) <= set(self._users(trained)):
                 seconds = play.version(self._shared.context.plan, trained, self._shared.model).seconds
                 await self._pace.until(began + self._pace.perturbed(seconds))
-            published = await publisher.finish()
-        await self._member.reply(envelope, published)
+
+        return await self._publications.begin(message, export, travel)
 
     def _users(self, trained: str) -> tuple[str, ...]:
         """Return the members that take every version; the reference, which takes one, is not among them."""
@@ -215,6 +220,7 @@ class EmulatedWorld:
         self, message: wire.Save | wire.FinishSave | wire.Restore, buffers: Sequence[memoryview]
     ) -> tuple[wire.Saved | wire.Restored, list[bytes]]:
         if isinstance(message, wire.Restore):
+            self._publications.forget()
             restored, samples = await asyncio.to_thread(checkpoints.restore, self._places, message.step)
             return restored, [samples]
         if isinstance(message, wire.Save):

@@ -1,12 +1,12 @@
 """Groups of samples on their way to the trainer: how many may be under way, and which are too old to train on.
 
-    admit:  start groups while  (max_staleness + iterations + 1) x batch - (accepted + running) > 0
+    admit:  start groups while  (max_staleness + served + 1) x batch - (accepted + running) > 0
     batch:  wait for `batch` accepted groups, and for those whose last chance it is: the next version makes them too old
             (what is too old all the same, its oldest token more than max_staleness versions, is dropped)
             of those with equal rewards, up to (max_draws - 1) x batch do not count as accepted while they wait, so that
             others are drawn in their place; they are taken last, in the order of the prompts, or rejected
             a batch may be taken before the version is there that it is trained from
-    advance: one more iteration is trained and its weights are served
+    trained: one more batch is; served: its weights are, too
 
 With max_staleness 0 the groups of an iteration start when its weights are served: synchronous training. Without the
 wait the groups with the longest responses would be overtaken and dropped, and the policy would learn from short ones.
@@ -102,14 +102,14 @@ class Feed:
         """
         self._draw, self._batch, self._max_staleness = draw, batch, max_staleness
         self._needed = iterations * batch
-        self._version, self._iterations = version, start.batches
+        self._version, self._served, self._batches = version, start.batches, start.batches
         self._running: dict[int, asyncio.Future[PromptGroup]] = {}
         self._since: dict[int, int] = {}  # the version that served when a running group was admitted, or of its samples
         self._drawn_under = drawn_under
         self._waiting: dict[int, PromptGroup] = {}
-        self._advanced = asyncio.Event()  # groups may run that nobody waits for yet
+        self._admitted = asyncio.Event()  # groups may run that nobody waits for yet
         self._most_rejected = (max_draws - 1) * batch
-        self._trained = start.batches * batch
+        self._taken = start.batches * batch
         self._next, self._again = start.following, deque(start.again)
         self._settling = _Settled()  # by the batch that is to be taken
         self._ahead: deque[_Settled] = deque()  # batches that are taken and not trained yet
@@ -117,11 +117,11 @@ class Feed:
 
     @property
     def position(self) -> Position:
-        """Return where the feed is after the batches that were trained, as `advance` counts them."""
+        """Return where the feed is after the batches that were `trained`."""
         undone = [*self._ahead, self._settling]
         again = {*self._again, *self._running, *self._waiting, *(n for one in undone for n in one.numbers)}
         return Position(
-            batches=self._iterations,
+            batches=self._batches,
             following=self._next,
             again=tuple(sorted(again)),
             dropped=self.dropped - sum(len(one.dropped) for one in undone),
@@ -142,20 +142,24 @@ class Feed:
             self._admit()
             if self._accepted() >= self._batch and not self._leaves_behind(version):
                 return self._take()
-            advanced = asyncio.ensure_future(self._advanced.wait())
-            changes: list[asyncio.Future[Any]] = [*self._running.values(), advanced]
+            admitted = asyncio.ensure_future(self._admitted.wait())
+            changes: list[asyncio.Future[Any]] = [*self._running.values(), admitted]
             await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-            advanced.cancel()
-            self._advanced.clear()
+            admitted.cancel()
+            self._admitted.clear()
             self._collect()
 
-    def advance(self, version: int) -> None:
-        """Note that an iteration was trained and that `version` is served; more groups may start."""
-        self._version, self._iterations = version, self._iterations + 1
+    def trained(self) -> None:
+        """Note that the oldest batch that was taken is trained: its prompts are done with."""
+        self._batches += 1
         if self._ahead:
             self._ahead.popleft()
+
+    def served(self, version: int) -> None:
+        """Note that `version`, which another batch gave, is served; more groups may start."""
+        self._version, self._served = version, self._served + 1
         self._admit()
-        self._advanced.set()
+        self._admitted.set()
 
     async def close(self) -> None:
         """Give up the groups that are under way."""
@@ -165,8 +169,8 @@ class Feed:
         self._running.clear()
 
     def _admit(self) -> None:
-        accepted = self._trained + self._accepted()
-        allowed = capacity(self._max_staleness, self._iterations, self._batch, accepted, len(self._running))
+        accepted = self._taken + self._accepted()
+        allowed = capacity(self._max_staleness, self._served, self._batch, accepted, len(self._running))
         for _ in range(min(allowed, self._needed - accepted - len(self._running))):
             number = self._again.popleft() if self._again else self._next
             self._next = max(self._next, number + 1)
@@ -202,7 +206,7 @@ class Feed:
     def _take(self) -> tuple[PromptGroup, ...]:
         equal = self._equal()
         numbers = sorted(sorted(self._waiting, key=lambda number: (number in equal, number))[: self._batch])
-        self._trained += len(numbers)
+        self._taken += len(numbers)
         groups = tuple(self._waiting.pop(number) for number in numbers)
         rejected = [number for number in equal if number in self._waiting][: self._most_rejected]
         for number in rejected:

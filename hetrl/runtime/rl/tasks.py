@@ -19,7 +19,7 @@ from hetrl.runtime.rl.balance import over_replicas
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 
-_Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Restored, wire.Published)
+_Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Restored, wire.Exported, wire.Published)
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,31 @@ class Trainer:
     ) -> wire.Published:
         """Send the current weights as `version` to its receivers, or to others; returns when all of them have it.
 
-        Raises HetrlError for those that could not take it. With a `quorum` receivers may fail, and those whose link is
-        out are left out; it is an error then that fewer are left.
+        Raises what `export` and `published` raise.
+        """
+        await self.export(version, receivers, quorum=quorum)
+        return await self.published(version, quorum=quorum)
+
+    async def export(
+        self, version: int, receivers: Sequence[str] | None = None, *, quorum: int | None = None
+    ) -> wire.Exported:
+        """Begin to send the current weights as `version`; returns as soon as they may become others.
+
+        With a `quorum` receivers may fail, and those whose link is out are left out; it is an error then that fewer are
+        left. A version that the trainer keeps from the last time is sent as it was, whatever the weights are by now.
         """
         to = self.receivers if receivers is None else tuple(receivers)
         request = wire.Publish(version=version, receivers=to, quorum=quorum, encoding=self.encoding)
-        answer, _ = await self._ask(request, wire.Published, f"publish version {version} of {self.task}")
+        answer, _ = await self._ask(request, wire.Exported, f"export version {version} of {self.task}")
+        return answer
+
+    async def published(self, version: int, *, quorum: int | None = None) -> wire.Published:
+        """Return what came of a version that was exported, once that is known of all receivers.
+
+        Raises HetrlError for those that could not take it, where no `quorum` is enough.
+        """
+        doing = f"publish version {version} of {self.task}"
+        answer, _ = await self._ask(wire.FinishPublish(version=version), wire.Published, doing)
         if answer.failed and quorum is None:
             raise HetrlError("; ".join(answer.failed.values()))
         return answer

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, CRITIC_WEIGHT_SYNC, OLD_LOGPROBS, WEIGHT_SYNC
+from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS
 
 CONTROLLER = "controller"  # what is waited for when no other task is at work: rewards by rule, batches, files
 _AT_ONCE_SECONDS = 0.001
 
 # on whose devices work is done that is not a task of a plan
-_OWNERS = {WEIGHT_SYNC: ACTOR_TRAINING, OLD_LOGPROBS: ACTOR_TRAINING, CRITIC_WEIGHT_SYNC: CRITIC_TRAINING}
+_OWNERS = {OLD_LOGPROBS: ACTOR_TRAINING}
 
 
 @dataclass(frozen=True)

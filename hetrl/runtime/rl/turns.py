@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hetrl.runtime import wire
 from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member
-from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, TASKS
+from hetrl.workload import ACTOR_GENERATION, TASKS
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,8 @@ class Turns:
 
     async def _change(self, group: _Group, task: str | None) -> None:
         if group.awake is not None:
-            party, keep = group.parties[group.awake], True
-            if group.awake == ACTOR_GENERATION:
-                keep = not (self._new_weights or ACTOR_TRAINING in group.parties)
+            party = group.parties[group.awake]
+            keep = group.awake != ACTOR_GENERATION or not self._new_weights
             sleeper, group.awake = group.awake, None
             await self._tell(group, sleeper, wire.Sleep(idle_state=party.idle_state, keep_weights=keep))
         if task is not None:

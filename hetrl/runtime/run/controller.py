@@ -212,15 +212,23 @@ class Run:
         self.record.goes_on(step, progress.version, rows, begun, spent_seconds)
         return progress
 
-    async def publish(self) -> wire.Published:
-        """Make the actor's current weights the next version at every replica; one that does not take them is lost."""
+    async def publish(self, left: asyncio.Event | None = None) -> wire.Published:
+        """Make the actor's current weights the next version at every replica; one that does not take them is lost.
+
+        Called with the actor's lock, in its trainer's turn until it has set `left`.
+        """
         self.versions.actor += 1
-        published = await self._serve(self.draws.replicas, quorum=1)
+        published = await self._serve(self.draws.replicas, quorum=1, left=left)
+        self.versions.served = published.version
         self.record.published(published)
         return published
 
-    async def _serve(self, replicas: Sequence[str], quorum: int) -> wire.Published:
-        published = await self.tasks.actor.publish(self.versions.actor, replicas, quorum=quorum)
+    async def _serve(self, replicas: Sequence[str], quorum: int, left: asyncio.Event | None = None) -> wire.Published:
+        version = self.versions.actor
+        await self.tasks.actor.export(version, replicas, quorum=quorum)
+        if left is not None:
+            left.set()
+        published = await self.tasks.actor.published(version, quorum=quorum)
         for replica, cause in published.failed.items():
             self.draws.lost(replica, HetrlError(cause))
         for replica in published.left_out:
@@ -238,7 +246,7 @@ class Run:
         """Serve the newest weights to the replicas that missed them, as soon as their link is back."""
         while True:
             await self.draws.some_behind()
-            async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
+            async with self.versions.actor_lock:  # the trainer keeps the version that it sent last
                 if behind := self.draws.behind:  # a step may have served them meanwhile
                     await self._serve(behind, quorum=0)
 

@@ -4,20 +4,21 @@ prepare, beside the training of the step before:
     take a batch of groups from the feed, which draws as far ahead as max_staleness allows (sync: not at all)
     score it: reference, reward model and critic, side by side
 train the actor: score the batch where that is needed; an optimiser step per minibatch
-    publish its weights to every replica; every so many steps, begin a checkpoint
-train the critic, beside the actor, and publish its weights to where it is asked for values
+    begin to publish its weights to every replica; every so many steps, begin a checkpoint
+train the critic, beside the actor, and begin to publish its weights to where it is asked for values
+serve, in mode async beside the next step: wait for the versions that are under way; let generation go on; tell
 
-Tasks that share devices take turns, batch by batch (`hetrl.runtime.rl.turns`).
+Tasks that share devices take turns, batch by batch (`hetrl.runtime.rl.turns`); a training leaves once it has exported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from hetrl.describe.experiment import Experiment
 from hetrl.plan.plan import Group
@@ -42,6 +43,12 @@ from hetrl.workload import (
     WEIGHT_SYNC,
 )
 
+ITERATION = "iteration"  # of a row's seconds: from when a step was due to when the next one is
+
+
+_Result = TypeVar("_Result")
+Publish = Callable[[asyncio.Event], Awaitable[wire.Published]]
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -55,14 +62,27 @@ class Prepared:
     told: dict[str, float]
 
 
-async def _first_error(work: asyncio.Future[None], beside: asyncio.Future[Prepared] | None) -> None:
-    """Wait for work; raise what it, or what goes on beside it, raises, as soon as it does."""
-    watched: set[asyncio.Future[Any]] = {work} if beside is None else {work, beside}
+@dataclass(frozen=True)
+class Trained:
+    """What training on a batch measured, by the weight `version` that it began with; what it gave is under way."""
+
+    batch: Prepared
+    start: float
+    version: int
+    measured: Mapping[str, float]
+    turn_seconds: float
+    actor: asyncio.Future[wire.Published] | None  # None: the critic warms up
+    critic: asyncio.Future[wire.Published] | None
+
+
+async def _first_error(work: asyncio.Future[_Result], beside: Iterable[asyncio.Future[Any] | None]) -> _Result:
+    """Return what work does; raise what it, or what goes on beside it, raises, as soon as it does."""
+    watched: set[asyncio.Future[Any]] = {work, *(one for one in beside if one is not None)}
     while not work.done():
         done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
         for one in done:
             one.result()
-    work.result()
+    return work.result()
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -70,14 +90,17 @@ def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 class Iterations:
-    """Takes the steps; `publish` serves the actor's weights as the next version; `groups` are the plan's."""
+    """Takes the steps; `groups` are the plan's.
+
+    `publish` serves the actor's weights as the next version, and sets the event once the trainer may go on.
+    """
 
     def __init__(
         self,
         experiment: Experiment,
         learner: Learner,
         versions: Versions,
-        publish: Callable[[], Awaitable[wire.Published]],
+        publish: Publish,
         record: Record,
         samples: SampleFiles,
         links: LinkMeter,
@@ -91,6 +114,7 @@ class Iterations:
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
         self.first_version = versions.actor
         self.generated = 0.0  # when the last sample of the newest batch was back
+        self.under_way_versions = set[asyncio.Future[Any]]()
         settings, steps = experiment.checkpoints, experiment.steps
         critic, kept = self.tasks.critic, (record, settings, steps, copies)
         self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
@@ -117,44 +141,70 @@ class Iterations:
         """
         self.first_version, taken = first, feed.position.batches
         warmup = self.experiment.critic.warmup_steps if self.tasks.critic else 0
-        coming: asyncio.Future[Prepared] | None = None
-        training: asyncio.Future[None] | None = None
+        works: list[asyncio.Future[Any]] = []
+
+        def begin(work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
+            works.append(asyncio.ensure_future(work))
+            return works[-1]
+
+        coming = begin(self.prepare(taken + 1, feed, first + max(0, taken - warmup)))
+        serving: asyncio.Future[None] | None = None
         try:
             for step in range(taken + 1, self.experiment.steps + 1):
                 start = time.monotonic()
-                ours = await (coming or self.prepare(step, feed, first + max(0, taken - warmup)))
+                ours = await _first_error(coming, [serving])
                 if step < self.experiment.steps:
-                    version = first + max(0, step - warmup)
-                    coming = asyncio.ensure_future(self.prepare(step + 1, feed, version))
-                training = asyncio.ensure_future(self.step(ours, feed, start, warms_up=step <= warmup))
-                await _first_error(training, coming)
+                    coming = begin(self.prepare(step + 1, feed, first + max(0, step - warmup)))
+                training = begin(self.train(ours, feed, start, warms_up=step <= warmup))
+                trained = await _first_error(training, [coming, serving])
+                serving = begin(self.serve(trained, feed, serving))
+                if not self.experiment.algorithm.max_staleness or step == self.experiment.steps:
+                    await _first_error(serving, [coming])
+                works = [work for work in works if not work.done()]
         finally:
-            under_way: list[asyncio.Future[Any]] = [task for task in (training, coming) if task is not None]
-            for task in under_way:
-                task.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+            for work in (*works, *self.under_way_versions):
+                work.cancel()
+            await asyncio.gather(*works, *self.under_way_versions, return_exceptions=True)
 
-    async def step(self, ours: Prepared, feed: Feed, start: float, *, warms_up: bool) -> None:
-        """Train all models on a batch, side by side, and serve their weights; `start` is when the step was due."""
+    async def train(self, ours: Prepared, feed: Feed, start: float, *, warms_up: bool) -> Trained:
+        """Train all models on a batch, side by side, and begin to publish them; `start` is when the step was due."""
         turns, version, seconds = self.turns.seconds, self.versions.actor, ours.seconds
         seconds[GENERATION_WAIT] = max(0.0, ours.ready - start)
         batch: asyncio.Future[Arrays] = asyncio.get_running_loop().create_future()
-        trainings = [self.train_actor(ours, batch, feed, start, warms_up=warms_up)]
-        if self.tasks.critic is not None:
-            trainings.append(self.train_critic(ours, batch, start))
-        learned = [item for measured in await asyncio.gather(*trainings) for item in measured.items()]
-        spans = self.timeline.between(start, start + seconds["iteration"])
+        actor, critic = self.train_actor(ours, batch, feed, warms_up=warms_up), self.train_critic(ours, batch)
+        (learned, published), (valued, critic_published) = await asyncio.gather(actor, critic)
+        seconds[ITERATION] = time.monotonic() - start
+        turn_seconds = self.turns.seconds - turns
+        return Trained(ours, start, version, learned | valued, turn_seconds, published, critic_published)
+
+    async def serve(self, trained: Trained, feed: Feed, before: asyncio.Future[None] | None) -> None:
+        """Let generation go on with the version of a step once it is served; tell of the step, after that `before`.
+
+        In mode sync a step ends then, in mode async it ended with its trainings.
+        """
+        ours, sent = trained.batch, {"weight_bytes": 0.0}
+        if trained.actor is not None:
+            sent = weight_metrics(await trained.actor)
+        feed.served(self.versions.served)
+        if trained.critic is not None:
+            sent |= {"critic_bytes": weight_metrics(await trained.critic)["weight_bytes"]}
+        if before is not None:
+            await before
+        if not self.experiment.algorithm.max_staleness:
+            ours.seconds[ITERATION] = time.monotonic() - trained.start
+        seconds, iteration = ours.seconds, ours.seconds[ITERATION]
+        spans = self.timeline.between(trained.start, trained.start + iteration)
         row = {
             "step": ours.step,
             **sample_metrics(ours.groups),
-            **{name: round(value, 8) for name, value in learned if name != "tokens"},
-            "weight_version": version,
-            "staleness": version - min(oldest_version(group) for group in ours.groups),
+            **{name: round(value, 8) for name, value in {**trained.measured, **sent}.items() if name != "tokens"},
+            "weight_version": trained.version,
+            "staleness": trained.version - min(oldest_version(group) for group in ours.groups),
             **ours.told,
-            "turn_seconds": round(self.turns.seconds - turns, 4),
+            "turn_seconds": round(trained.turn_seconds, 4),
             "seconds": _rounded(seconds),
             "spans": [(span.task, round(span.start, 4), round(span.end, 4)) for span in spans],
-            "waits": [_rounded(waits(spans, group.tasks, seconds["iteration"])) for group in self.groups],
+            "waits": [_rounded(waits(spans, group.tasks, iteration)) for group in self.groups],
             **await self.links.read(ours.step),
         }
         await asyncio.to_thread(self.samples.write, ours.step, ours.groups)
@@ -162,28 +212,46 @@ class Iterations:
         self.record.refused(self.links.offences)
 
     async def train_actor(
-        self, ours: Prepared, batch: asyncio.Future[Arrays], feed: Feed, start: float, *, warms_up: bool
-    ) -> dict[str, float]:
-        """Make the batch, which the critic waits for; train the actor on it, and let generation go on with its weights.
+        self, ours: Prepared, batch: asyncio.Future[Arrays], feed: Feed, *, warms_up: bool
+    ) -> tuple[dict[str, float], asyncio.Future[wire.Published] | None]:
+        """Make the batch, which the critic waits for; train the actor on it and begin to publish its weights.
 
         While the critic warms up the weights stay as they are.
         """
         seconds, version = ours.seconds, self.versions.actor
-        async with self.turns.of(ACTOR_TRAINING, ours.step), self.versions.actor_lock:
+        published: asyncio.Future[wire.Published] | None = None
+        async with self.turns.of(ACTOR_TRAINING, ours.step):
             with self.timeline.timed(seconds, ACTOR_TRAINING):
                 made, measured = await self.learner.batch(ours.arrays, ours.groups, ours.step, version, seconds)
                 batch.set_result(made)
                 if not warms_up:
                     measured |= await self.learner.train_actor(made, ours.step)
-            measured["weight_bytes"] = 0
             if not warms_up:
-                with self.timeline.timed(seconds, WEIGHT_SYNC):
-                    measured |= weight_metrics(await self.publish())
-            feed.advance(self.versions.actor)
-            seconds["iteration"] = time.monotonic() - start
+                published = await self.exported(partial(self.publish_actor, seconds))
+            feed.trained()
             progress = self.progress(feed).to_text()
             await self.checkpoints.after(ours.step, self.versions.actor, progress, partial(self.samples_of, feed))
-        return measured
+        return measured, published
+
+    async def exported(
+        self, publish: Callable[[asyncio.Event], Coroutine[Any, Any, wire.Published]]
+    ) -> asyncio.Future[wire.Published]:
+        """Begin to publish; return once the weights have left the devices, raise what fails before."""
+        left = asyncio.Event()
+        published = asyncio.ensure_future(publish(left))
+        self.under_way_versions.add(published)
+        published.add_done_callback(self.under_way_versions.discard)
+        published.add_done_callback(lambda _: left.set())
+        await left.wait()
+        if published.done():
+            published.result()
+        return published
+
+    async def publish_actor(self, seconds: dict[str, float], left: asyncio.Event) -> wire.Published:
+        """Serve the actor's weights as the next version, after the one before."""
+        async with self.versions.actor_lock:
+            with self.timeline.timed(seconds, WEIGHT_SYNC):
+                return await self.publish(left)
 
     def progress(self, feed: Feed) -> Progress:
         """Return what it takes to go on after the steps that were trained."""
@@ -195,17 +263,28 @@ class Iterations:
         kept = {**self.under_way(), **{number: group.samples for number, group in finished.items()}}
         return pack({n: samples for n, samples in kept.items() if n in again and any(one.tokens for one in samples)})
 
-    async def train_critic(self, ours: Prepared, batch: asyncio.Future[Arrays], start: float) -> dict[str, float]:
-        """Train the critic, and send its weights to where it is asked for values."""
-        assert self.tasks.critic is not None and self.critic_checkpoints is not None
+    async def train_critic(
+        self, ours: Prepared, batch: asyncio.Future[Arrays]
+    ) -> tuple[dict[str, float], asyncio.Future[wire.Published] | None]:
+        """Train the critic, if there is one, and begin to send its weights to where it is asked for values."""
+        if self.tasks.critic is None:
+            return {}, None
+        assert self.critic_checkpoints is not None
         made, seconds = await batch, ours.seconds
         async with self.turns.of(CRITIC_TRAINING, ours.step):
             with self.timeline.timed(seconds, CRITIC_TRAINING):
                 measured = await self.learner.train_critic(made, ours.step)
-            with self.timeline.timed(seconds, CRITIC_WEIGHT_SYNC):
-                async with self.versions.critic_lock:
-                    published = await self.tasks.critic.publish(ours.step)
-                    await self.versions.critic_arrived(ours.step)
-            seconds["iteration"] = time.monotonic() - start
+            published = await self.exported(partial(self.publish_critic, ours.step, seconds))
             await self.critic_checkpoints.after(ours.step, ours.step)
-        return {**measured, "critic_bytes": weight_metrics(published)["weight_bytes"]}
+        return measured, published
+
+    async def publish_critic(self, step: int, seconds: dict[str, float], left: asyncio.Event) -> wire.Published:
+        """Bring the critic's weights to where it is asked for values; nobody asks meanwhile."""
+        assert self.tasks.critic is not None
+        async with self.versions.critic_lock:
+            with self.timeline.timed(seconds, CRITIC_WEIGHT_SYNC):
+                await self.tasks.critic.export(step)
+                left.set()
+                published = await self.tasks.critic.published(step)
+                await self.versions.critic_arrived(step)
+        return published

@@ -7,7 +7,8 @@ it, and rank 0 answers:
     Train    one optimiser step on one minibatch
     Save     copy the state, which is then written to the site's disk beside what follows; FinishSave makes it whole
     Restore  take up a state that was saved, by this run or by one that it goes on from
-    Publish  stream the weights, tensor by tensor, to the generation replicas and wait until all of them serve them
+    Publish  copy the weights and stream them to the generation replicas beside what follows; FinishPublish waits until
+             all of them serve them
     Sleep    leave the devices to another task, as the plan's idle state says, until Wake
 """
 
@@ -25,6 +26,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ from hetrl.runtime.run.world import share, share_tensors
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.weights.intake import Intake
-from hetrl.runtime.weights.kept import Kept
+from hetrl.runtime.weights.publications import Publications
 from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
 from hetrl.runtime.wire.arrays import pack, unpack
@@ -158,12 +160,15 @@ class Lead:
         self._places, self._watch = places, watch
         self._version = 0  # of the weights that arrived and are loaded
         self._asleep = False
-        self._kept: Kept | None = None  # where what changed is sent
+        self._publications = Publications(member)
         self._arrived: tuple[wire.WeightsEnd, Path] | None = None  # while asleep
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
-        await answer_requests(self._member, self._answer)
+        try:
+            await answer_requests(self._member, self._answer)
+        finally:
+            await self._publications.close()
         await self._in_thread(share, wire.Finish())
 
     async def _answer(self, envelope: Envelope) -> None:
@@ -182,13 +187,10 @@ class Lead:
             case wire.Save() | wire.FinishSave() | wire.Restore():
                 await self._member.reply(envelope, *await self._checkpoint(message, envelope.buffers))
             case wire.Publish():
-                self._kept = (self._kept or Kept()) if message.encoding == "delta" else None
-                publisher = Publisher(self._member, message, asyncio.get_running_loop(), self._kept)
-                with publisher.leaving_out():
-                    await publisher.begin()
-                    await self._in_thread(self._export, message, publisher)
-                    published = await publisher.finish()
-                await self._member.reply(envelope, published)
+                exported = await self._publications.begin(message, partial(self._in_thread, self._export, message))
+                await self._member.reply(envelope, exported)
+            case wire.FinishPublish():
+                self._publications.finish(envelope, message)
             case wire.WeightsBegin():
                 await self._incoming.begin(message)
             case wire.WeightsTensor():
@@ -220,6 +222,7 @@ class Lead:
         """Do what a request about checkpoints asks for, and return the answer."""
         start = time.monotonic()
         if isinstance(message, wire.Restore):
+            self._publications.forget()
             kept = await self._execute(message, ())
             samples = await self._in_thread(self._places.read, message.step, SAMPLES)
             restored = wire.Restored(step=message.step, version=kept["version"], progress=kept.get("progress", ""))
@@ -243,7 +246,7 @@ class Lead:
 
     def _export(self, message: wire.Publish, publisher: Publisher) -> None:
         share(message)
-        publisher.send_all(self._engine.export())
+        publisher.take(self._engine.export())
 
     def _load(self, message: wire.WeightsEnd, path: Path) -> None:
         share(message)

@@ -1,4 +1,9 @@
-"""Send one weight version from a trainer to its receivers, tensor by tensor, and wait until all of them serve it."""
+"""Send one weight version from a trainer to its receivers, and wait until all of them serve it.
+
+take      piece by piece, in the engine's thread: the version becomes what is kept, and what changed is found
+send      each piece as soon as it is taken, as fast as the links carry it, beside whatever the trainer does next
+finish    wait for the word of every receiver
+"""
 
 from __future__ import annotations
 
@@ -37,31 +42,30 @@ class _Cut:
     """A piece as it goes: whole to those without the base, as `changes` (where they are fewer bytes) to the others."""
 
     message: wire.WeightsTensor
-    whole: memoryview
-    changes: bytes | None
-    words: int
-    changed: int
+    changes: bytes | None = None
+    words: int = 0
+    changed: int = 0
 
 
 class Publisher:
-    """Streams the tensors of one `Publish`; besides what is kept, some pieces at a time are held.
+    """Streams the tensors of one `Publish`: its version becomes the one that is kept, and is sent from there.
 
-    With `kept`, the version that was published last, its holders get what changed; it becomes this version. A receiver
-    that refuses what it got gets the full set from there, once.
+    With encoding delta, the holders of the version that was kept before get what changed. A receiver that refuses what
+    it got gets the full set, once.
     """
 
-    def __init__(
-        self, member: Member, request: wire.Publish, loop: asyncio.AbstractEventLoop, kept: Kept | None = None
-    ) -> None:
-        self._member, self._request, self._loop, self._kept = member, request, loop, kept
+    def __init__(self, member: Member, request: wire.Publish, kept: Kept) -> None:
+        self._member, self._request, self._kept = member, request, kept
+        self._loop = asyncio.get_running_loop()
         self._receivers = [*request.receivers]
         self._left_out: list[str] = []
-        self._pieces: dict[tuple[str, int], wire.WeightsTensor] = {}
+        self._cuts: asyncio.Queue[_Cut | None] = asyncio.Queue()  # None: all are taken
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
         self._start = time.monotonic()
         self._delta_bytes = self._words = self._changed = 0
-        self._base = (kept.version, kept.digest) if kept else (None, "")
-        self._holders = frozenset(kept.holders if kept and kept.version is not None else ()) & {*request.receivers}
+        self._base, self._digest = (kept.version, kept.digest), kept.digest
+        known = request.encoding == "delta" and kept.version is not None
+        self._holders = frozenset(kept.holders if known else ()) & {*request.receivers}
 
     @contextmanager
     def leaving_out(self) -> Iterator[None]:
@@ -81,18 +85,9 @@ class Publisher:
             look()
             yield
 
-    async def begin(self) -> None:
-        """Announce the version."""
-        version = self._request.version
-        await self._send(self._of(holders=False), wire.WeightsBegin(version=version))
-        if self._kept is not None:
-            base, base_digest = self._base
-            delta = wire.WeightsBegin(version=version, encoding="delta", base_version=base, base_digest=base_digest)
-            await self._send(self._of(holders=True), delta)
-            self._kept.version = None  # until all of this one is kept
-
-    def send_all(self, tensors: Iterable[tuple[str, torch.Tensor | NDArray[Any]]]) -> None:
-        """Send every tensor; called in the engine's thread, which waits whenever a link has enough to do."""
+    def take(self, tensors: Iterable[tuple[str, torch.Tensor | NDArray[Any]]]) -> None:
+        """Make these weights the version that is kept; called in the engine's thread, which waits for no link."""
+        self._kept.version, self._kept.pieces, self._kept.holders = None, {}, set()  # until all of this one is kept
         under_way: deque[Future[_Cut]] = deque()
         count = threads()
         with ThreadPoolExecutor(count, thread_name_prefix="weights") as pool:
@@ -100,9 +95,30 @@ class Publisher:
                 for work in self._works(name, tensor):
                     under_way.append(pool.submit(self._cut, *work))
                     if len(under_way) > PIECES_PER_THREAD * count:
-                        self._ship(under_way.popleft().result())
+                        self._give(under_way.popleft().result())
             while under_way:
-                self._ship(under_way.popleft().result())
+                self._give(under_way.popleft().result())
+        pieces = self._kept.pieces
+        self._digest = version_digest({place: message.digest for place, message in pieces.items()})
+        self._kept.digest, self._kept.version = self._digest, self._request.version
+        self._loop.call_soon_threadsafe(self._cuts.put_nowait, None)
+
+    def take_kept(self) -> None:
+        """Send the version as it is kept; nobody has a base of it."""
+        self._holders = frozenset()
+        for message in self._kept.pieces.values():
+            self._cuts.put_nowait(_Cut(message))
+        self._cuts.put_nowait(None)
+
+    async def send(self) -> None:
+        """Announce the version and send every piece as soon as it is taken."""
+        version = self._request.version
+        await self._send(self._of(holders=False), wire.WeightsBegin(version=version))
+        base, base_digest = self._base
+        delta = wire.WeightsBegin(version=version, encoding="delta", base_version=base, base_digest=base_digest)
+        await self._send(self._of(holders=True), delta)
+        while (cut := await self._cuts.get()) is not None:
+            await self._send_piece(cut)
 
     async def finish(self) -> wire.Published:
         """Close the version and wait for every receiver.
@@ -110,22 +126,17 @@ class Publisher:
         One that fails, refuses the full set or computed another digest is among the `failed`; raises HetrlError when a
         quorum is wanted and nobody applied it.
         """
-        digest = version_digest({place: message.digest for place, message in self._pieces.items()})
-        if self._kept is not None:
-            self._kept.digest, self._kept.version = digest, self._request.version
         receivers = tuple(self._receivers)
-        await asyncio.gather(*(self._close(receiver, digest) for receiver in receivers))
+        await asyncio.gather(*(self._close(receiver) for receiver in receivers))
         told = [one for one in receivers if one not in self._left_out]
         applied = {one: self._applied[one] for one in told if one in self._applied}
         failed = {one: self._failed[one] for one in told if one in self._failed}
-        if self._kept is not None:
-            same = self._base == (self._request.version, digest)  # whoever had it has it still
-            self._kept.holders = set(applied) | (self._kept.holders if same else set())
+        self._kept.holders |= set(applied)
         if failed and not applied and self._request.quorum != 0:
             raise HetrlError("; ".join(failed.values()))
         return wire.Published(
             version=self._request.version,
-            digest=digest,
+            digest=self._digest,
             bytes=self._bytes,
             seconds=time.monotonic() - self._start,
             apply_seconds=applied,
@@ -138,7 +149,7 @@ class Publisher:
 
     @property
     def _bytes(self) -> int:
-        return sum(message.bytes for message in self._pieces.values())
+        return sum(message.bytes for message in self._kept.pieces.values())
 
     def _of(self, *, holders: bool) -> list[str]:
         """Return the receivers that have, or have not, the base of the delta."""
@@ -152,63 +163,60 @@ class Publisher:
         dtype = str(tensor.dtype).removeprefix("torch.")
         spec = wire.TensorSpec(name=name, dtype=dtype, shape=tuple(tensor.shape), bytes=data.nbytes)
         check_spec(spec, self._request.version)
-        known = self._kept is not None and self._kept.room_for(spec)[1]
+        _, known = self._kept.room_for(spec)
         for offset in range(0, max(data.nbytes, 1), PIECE_BYTES):
             yield spec, offset, data[offset : offset + PIECE_BYTES], known
 
     def _cut(self, spec: wire.TensorSpec, offset: int, whole: memoryview, known: bool) -> _Cut:
         """Take the digest of a piece and find what changed in it; what is kept of it becomes the piece."""
         message = piece_of(self._request.version, spec, offset, whole)
-        if self._kept is None:
-            return _Cut(message, whole, None, 0, 0)
         held, size = self._kept.tensors[spec.name][offset : offset + whole.nbytes], word_bytes(spec)
         if not (self._holders and known and size):
             held[:] = whole
-            return _Cut(message, whole, None, 0, 0)
+            return _Cut(message)
         after = numpy.frombuffer(whole, numpy.uint8)
         payload = changes.encode(words(held, spec), words(after, spec))
         held[:] = after
         count, changed = whole.nbytes // size, changes.changed_words(payload)
-        return _Cut(message, whole, payload if len(payload) < whole.nbytes else None, count, changed)
+        return _Cut(message, payload if len(payload) < whole.nbytes else None, count, changed)
 
-    def _ship(self, cut: _Cut) -> None:
-        asyncio.run_coroutine_threadsafe(self._send_piece(cut), self._loop).result()
+    def _give(self, cut: _Cut) -> None:
+        self._kept.pieces[cut.message.tensor.name, cut.message.offset] = cut.message
+        self._loop.call_soon_threadsafe(self._cuts.put_nowait, cut)
 
     async def _send_piece(self, cut: _Cut) -> None:
-        self._pieces[cut.message.tensor.name, cut.message.offset] = cut.message
         self._words, self._changed = self._words + cut.words, self._changed + cut.changed
-        holders, others = self._of(holders=True), self._of(holders=False)
+        whole = self._kept.whole(cut.message)
         if cut.changes is None:
-            self._delta_bytes += cut.whole.nbytes
-            await self._send(self._receivers, cut.message, [cut.whole])
+            self._delta_bytes += whole.nbytes
+            await self._send(self._receivers, cut.message, [whole])
             return
         self._delta_bytes += len(cut.changes)
-        await self._send(holders, structs.replace(cut.message, changes=True), [cut.changes])
-        await self._send(others, cut.message, [cut.whole])
+        await self._send(self._of(holders=True), structs.replace(cut.message, changes=True), [cut.changes])
+        await self._send(self._of(holders=False), cut.message, [whole])
 
-    async def _close(self, receiver: str, digest: str) -> None:
-        """Wait for the word of a receiver; one that refuses what it got gets the full set, where that is kept."""
-        cause = await self._word_of(receiver, digest)
-        if cause is not None and self._kept is not None and receiver in self._receivers:
+    async def _close(self, receiver: str) -> None:
+        """Wait for the word of a receiver; one that refuses what it got gets the full set."""
+        cause = await self._word_of(receiver)
+        if cause is not None and receiver in self._receivers:
             self._repaired[receiver] = cause
-            cause = await self._word_of(receiver, digest, again=True)
+            cause = await self._word_of(receiver, again=True)
         if cause is not None:
             self._failed[receiver] = f"{receiver}: {cause}"
 
     async def _repeat(self, receiver: str) -> None:
         """Send the full set, as it is kept."""
-        assert self._kept is not None
         await self._send([receiver], wire.WeightsBegin(version=self._request.version))
-        for (name, offset), message in self._pieces.items():
-            await self._send([receiver], message, [self._kept.tensors[name][offset : offset + message.bytes].data])
+        for message in self._kept.pieces.values():
+            await self._send([receiver], message, [self._kept.whole(message)])
 
-    async def _word_of(self, receiver: str, digest: str, *, again: bool = False) -> str | None:
+    async def _word_of(self, receiver: str, *, again: bool = False) -> str | None:
         """Ask a receiver, sending the full set before where it is to come `again`, for its word on the version.
 
         Returns why it refused it. That it applied it, or failed, is noted.
         """
-        version, tensors = self._request.version, len({name for name, _ in self._pieces})
-        end = wire.WeightsEnd(version=version, tensors=tensors, bytes=self._bytes, digest=digest)
+        version, tensors = self._request.version, len({name for name, _ in self._kept.pieces})
+        end = wire.WeightsEnd(version=version, tensors=tensors, bytes=self._bytes, digest=self._digest)
         doing = f"apply weight version {version}"
         try:
             if again:
@@ -221,10 +229,10 @@ class Publisher:
             self._failed[receiver] = str(error)
             return None
         match reply:
-            case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=took)) if arrived == digest:
+            case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=took)) if arrived == self._digest:
                 self._applied[receiver] = took
                 return None
-        return _refusal(reply.message, version, digest)
+        return _refusal(reply.message, version, self._digest)
 
     async def _send(self, receivers: Sequence[str], message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
         if to := [one for one in receivers if one in self._receivers]:

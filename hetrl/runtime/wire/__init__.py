@@ -73,14 +73,25 @@ from hetrl.runtime.wire.header import (
     Priority as Priority,
     Tagged as Tagged,
 )
+from hetrl.runtime.wire.versions import (
+    Exported as Exported,
+    FinishPublish as FinishPublish,
+    Publish as Publish,
+    Published as Published,
+    TensorSpec as TensorSpec,
+    WeightMessage,
+    WeightsApplied as WeightsApplied,
+    WeightsBegin as WeightsBegin,
+    WeightsEnd as WeightsEnd,
+    WeightsRejected as WeightsRejected,
+    WeightsTensor as WeightsTensor,
+)
 from hetrl.runtime.wire.work import (
     WORK_SECONDS as WORK_SECONDS,
     FinishSave as FinishSave,
     Generate as Generate,
     Generated as Generated,
     LossSettings as LossSettings,
-    Publish as Publish,
-    Published as Published,
     Restore as Restore,
     Restored as Restored,
     Sample as Sample,
@@ -90,21 +101,15 @@ from hetrl.runtime.wire.work import (
     Score as Score,
     Scored as Scored,
     Sleep as Sleep,
-    TensorSpec as TensorSpec,
     Train as Train,
     Trained as Trained,
     VersionSpan as VersionSpan,
     Wake as Wake,
-    WeightsApplied as WeightsApplied,
-    WeightsBegin as WeightsBegin,
-    WeightsEnd as WeightsEnd,
-    WeightsRejected as WeightsRejected,
-    WeightsTensor as WeightsTensor,
     Withdraw as Withdraw,
     WorkMessage,
 )
 
-Message = ControlMessage | WorkMessage | GroupMessage | CopyMessage
+Message = ControlMessage | WorkMessage | WeightMessage | GroupMessage | CopyMessage
 
 # The channel of each type that is not control; messages of one channel arrive in the order in which they were sent.
 _PRIORITIES: dict[type[Tagged], Priority] = {

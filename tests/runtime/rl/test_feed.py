@@ -73,7 +73,8 @@ def test_without_staleness_an_iteration_starts_when_its_weights_are_served() -> 
         await settle()
         assert rollouts.started == [(0, 1), (1, 1)]
         rollouts.version = 2
-        feed.advance(2)
+        feed.trained()
+        feed.served(2)
         await settle()
         assert rollouts.started[2:] == [(2, 2), (3, 2)]
 
@@ -90,7 +91,8 @@ def test_staleness_one_draws_one_batch_ahead_and_no_further_than_the_last_iterat
         for number in (3, 2):
             rollouts.end(number)
         assert numbers(await first) == [2, 3]
-        feed.advance(2)
+        feed.trained()
+        feed.served(2)
         await settle()
         assert len(rollouts.started) == 4
         second = asyncio.ensure_future(feed.batch(2))
@@ -113,7 +115,8 @@ def test_a_batch_waits_for_the_groups_that_the_next_one_may_not_take() -> None:
             rollouts.end(number)
         assert numbers(await first) == [1, 2]
         rollouts.version = 2
-        feed.advance(2)
+        feed.trained()
+        feed.served(2)
         await settle()
         assert sorted(rollouts.open) == [0, 3, 4, 5]
         second = asyncio.ensure_future(feed.batch(2))
@@ -124,7 +127,8 @@ def test_a_batch_waits_for_the_groups_that_the_next_one_may_not_take() -> None:
         rollouts.end(0, 1, 2)
         assert numbers(await second) == [0, 3]
         rollouts.version = 3
-        feed.advance(3)
+        feed.trained()
+        feed.served(3)
         assert numbers(await feed.batch(3)) == [4, 5]
         assert feed.dropped == 0
 
@@ -147,7 +151,8 @@ def test_a_batch_that_is_taken_early_has_only_what_its_version_may_have(stalenes
         await settle()
         assert second.done() == (staleness == 1)  # drawn under version 1, like the first
         rollouts.version = 2
-        feed.advance(2)
+        feed.trained()
+        feed.served(2)
         await settle()
         assert len(rollouts.open) == 2
         for number in [*rollouts.open]:
@@ -172,7 +177,8 @@ def test_a_group_that_got_too_old_is_dropped_counted_and_replaced() -> None:
         assert numbers(await first) == [1]
         for version in (2, 3):
             rollouts.version = version
-            feed.advance(version)
+            feed.trained()
+            feed.served(version)
         second = asyncio.ensure_future(feed.batch(3))
         await settle()
         rollouts.end(0, 1, 3)
@@ -211,7 +217,8 @@ def fed(
         for _ in range(iterations):
             found.append(numbers(await feed.batch(version)))
             version += 1
-            feed.advance(version)
+            feed.trained()
+            feed.served(version)
         await feed.close()
         return feed
 
@@ -323,7 +330,8 @@ def drawn_in_lives(ends: list[int], order: random.Random, **of_feed: Any) -> tup
             assert all(kept.get(number, one) is one for number, one in zip(numbers(groups), groups, strict=True))
             found.append(numbers(groups))
             version += 1
-            feed.advance(version)
+            feed.trained()
+            feed.served(version)
         if order.random() < 0.5 and end < iterations:
             await feed.batch(version)
         position = feed.position

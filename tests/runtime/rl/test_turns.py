@@ -219,7 +219,7 @@ def test_generation_without_prompts_sleeps_on() -> None:
     ("group", "sync", "keeps"),
     [
         (ALL, True, False),
-        (ALL, False, False),
+        (ALL, False, True),
         ((ACTOR_GENERATION, REFERENCE_INFERENCE), True, False),
         ((ACTOR_GENERATION, REFERENCE_INFERENCE), False, True),
     ],

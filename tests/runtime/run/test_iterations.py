@@ -64,6 +64,8 @@ class World:
         self.awake: set[str] = {task for group in groups if len(group) == 1 for task in group}
         self.newest: dict[int, int] = {}  # the step that each group works for
         self.critic_version, self.works = 0, dict.fromkeys(TASKS, 0)
+        self.sending = dict[str, int]()  # versions that are under way
+        self.sending_pauses = self.random.choice((1, 50))
 
     async def pause(self) -> None:
         for _ in range(self.random.randrange(8)):
@@ -75,6 +77,8 @@ class World:
         if isinstance(message, (wire.Wake, wire.Sleep)):
             self._turn(task, wakes=isinstance(message, wire.Wake))
             return SimpleNamespace(message=wire.Done(), buffers=())
+        if isinstance(message, wire.FinishPublish):  # without the devices
+            return SimpleNamespace(message=await self._published(task, message.version), buffers=())
         assert task in self.awake, f"{task} works and does not have its devices"
         self.works[task] += 1
         if isinstance(message, (wire.Score, wire.Train)):
@@ -89,6 +93,16 @@ class World:
         (number,) = (number for number, group in enumerate(self.groups) if task in group)
         assert step >= self.newest.get(number, 0), f"{task} works for step {step} behind {self.newest[number]}"
         self.newest[number] = step
+
+    async def _published(self, task: str, version: int) -> wire.Published:
+        assert self.sending[task] == version
+        for _ in range(self.sending_pauses):
+            await self.pause()
+        if task == CRITIC_TRAINING:
+            self.critic_version = version
+            await self.pause()
+        del self.sending[task]
+        return wire.Published(version=version, digest="", bytes=1, seconds=0.0, apply_seconds={})
 
     def _turn(self, task: str, wakes: bool) -> None:
         (group,) = (group for group in self.groups if task in group)
@@ -110,11 +124,9 @@ class World:
             case wire.Train():
                 return wire.Trained(step=1, metrics={"loss": 1.0}, seconds=0.0), ()
             case wire.Publish():
-                if task == CRITIC_TRAINING:
-                    self.critic_version = message.version
-                    await self.pause()
-                published = {"digest": "", "bytes": 1, "seconds": 0.0, "apply_seconds": {}}
-                return wire.Published(version=message.version, **published), ()
+                assert task not in self.sending, f"{task} exports a version while another one is under way"
+                self.sending[task] = message.version
+                return wire.Exported(version=message.version), ()
             case wire.Save() | wire.FinishSave():
                 whole = isinstance(message, wire.FinishSave)
                 return wire.Saved(step=message.step, directory="", seconds=0.0, whole=whole), ()
@@ -187,15 +199,19 @@ async def run(world: World, staleness: int | None, warmup: int, samples: Any = N
         experiment.critic,
         judged_text=lambda prompt, tokens, response: (*response,),
     )
-    versions, record = Versions(actor=1), Rows()
+    versions, record = Versions(actor=1, served=1), Rows()
 
-    async def publish() -> wire.Published:
-        versions.actor += 1
-        return await tasks.actor.publish(versions.actor)
+    async def publish(left: asyncio.Event) -> wire.Published:
+        versions.actor = version = versions.actor + 1
+        await tasks.actor.export(version)
+        left.set()
+        published = await tasks.actor.published(version)
+        versions.served = version
+        return published
 
     async def draw(number: int) -> PromptGroup:
         async with turns.prompt():
-            began = versions.actor
+            began = versions.served
             await world.pause()
             spans = (wire.VersionSpan(version=began, start=0, end=2),)
             drawn = wire.Sample(tokens=(7, 1), logprobs=(-0.5, -0.5), versions=spans, finish_reason="stop")
@@ -265,6 +281,54 @@ def test_the_controller_goes_on_while_samples_are_written() -> None:
         return files.steps
 
     assert asyncio.run(scenario()) == [*range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("staleness", [None, 1, 2])
+def test_the_next_step_is_trained_while_a_version_travels(staleness: int | None) -> None:
+    """In mode sync there is nothing to train on; in mode async as much as staleness allows."""
+
+    class Slow(World):
+        most_ahead = trained = 0
+
+        async def _published(self, task: str, version: int) -> wire.Published:
+            if task == ACTOR_TRAINING and version == 2:
+                for _ in range(2000):
+                    await asyncio.sleep(0)
+                self.most_ahead = self.trained - (version - 1)
+            return await super()._published(task, version)
+
+        def _in_order(self, task: str, step: int) -> None:
+            super()._in_order(task, step)
+            self.trained = max(self.trained, step if task == ACTOR_TRAINING else 0)
+
+    async def scenario() -> int:
+        async with asyncio.timeout(20.0):
+            world = Slow(groups_of(range(6)), 0)
+            await run(world, staleness, 0)
+        return world.most_ahead
+
+    assert asyncio.run(scenario()) == min(staleness or 0, 1)
+
+
+@pytest.mark.parametrize("task", [ACTOR_TRAINING, CRITIC_TRAINING])
+def test_a_version_that_cannot_be_served_ends_the_run_beside_a_step_that_takes_for_ever(task: str) -> None:
+    class Broken(World):
+        async def _published(self, task_: str, version: int) -> wire.Published:
+            if task_ == task and version >= 2:
+                raise HetrlError(f"nobody takes the version of {task}")
+            return await super()._published(task_, version)
+
+        async def _work(self, task_: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if isinstance(message, wire.Train) and message.step == 3:
+                await asyncio.Event().wait()
+            return await super()._work(task_, message, buffers)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(20.0):
+            await run(Broken(groups_of(range(6)), 0), 2, 0)
+
+    with pytest.raises(HetrlError, match="nobody takes the version"):
+        asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fails", [task for task in TASKS if task != ACTOR_GENERATION])

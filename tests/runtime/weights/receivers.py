@@ -94,9 +94,12 @@ def publish(
     async def run() -> wire.Published:
         receivers = tuple(wire_.receivers if to is None else to)
         request = wire.Publish(version=version, receivers=receivers, quorum=1, encoding="delta" if kept else "full")
-        publisher = Publisher(cast(Member, wire_), request, asyncio.get_running_loop(), kept)
-        await publisher.begin()
-        await asyncio.to_thread(publisher.send_all, tensors.items())
+        publisher = Publisher(cast(Member, wire_), request, kept or Kept())
+        if kept and kept.version == version:
+            publisher.take_kept()
+        else:
+            await asyncio.to_thread(publisher.take, tensors.items())
+        await publisher.send()
         return await publisher.finish()
 
     return asyncio.run(run())

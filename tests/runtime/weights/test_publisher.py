@@ -14,6 +14,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.rl.tasks import Trainer
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
+from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.publisher import Publisher
 
 
@@ -47,7 +48,7 @@ class Receivers:
 def published(answers: dict[str, wire.Message | HetrlError | None]) -> wire.Published:
     async def run() -> wire.Published:
         request = wire.Publish(version=4, receivers=tuple(answers), quorum=1)
-        return await Publisher(cast(Member, Receivers(answers)), request, asyncio.get_running_loop()).finish()
+        return await Publisher(cast(Member, Receivers(answers)), request, Kept()).finish()
 
     return asyncio.run(run())
 
@@ -79,7 +80,7 @@ def test_who_is_behind_a_link_that_is_out_is_left_out(
 
     async def run() -> wire.Published:
         request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0"), quorum=quorum)
-        publisher = Publisher(cast(Member, receivers), request, asyncio.get_running_loop())
+        publisher = Publisher(cast(Member, receivers), request, Kept())
 
         def cut(now: str) -> None:
             for site in out if now == when else "":
@@ -87,9 +88,11 @@ def test_who_is_behind_a_link_that_is_out_is_left_out(
 
         cut("before")
         with publisher.leaving_out():
-            await publisher.begin()
+            sending = asyncio.create_task(publisher.send())
+            await asyncio.sleep(0.01)
             cut("in the middle")
-            await asyncio.to_thread(publisher.send_all, [("w", torch.ones(3))])
+            await asyncio.to_thread(publisher.take, [("w", torch.ones(3))])
+            await sending
             asyncio.get_running_loop().call_later(0.01, cut, "at the end")
             if when == "at the end":
                 receivers._answers["b/x/0"] = None
@@ -114,7 +117,7 @@ def test_a_quorum_is_waited_for() -> None:
 
     async def run() -> wire.Published:
         request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0"), quorum=1)
-        publisher = Publisher(cast(Member, receivers), request, asyncio.get_running_loop())
+        publisher = Publisher(cast(Member, receivers), request, Kept())
         receivers.links.lost("a")
         receivers.links.lost("b")
         with publisher.leaving_out():
@@ -139,7 +142,9 @@ def test_the_end_of_the_run_is_no_failure_of_a_receiver() -> None:
 @pytest.mark.parametrize("quorum", [1, None])
 def test_weights_that_a_task_cannot_do_without_must_reach_all(quorum: int | None) -> None:
     class Answers:
-        async def request(self, *_: Any, **__: Any) -> Envelope:
+        async def request(self, _: str, message: wire.Message, *__: Any, **___: Any) -> Envelope:
+            if isinstance(message, wire.Publish):
+                return Envelope(cast(Any, None), wire.Exported(version=4), ())
             answer = wire.Published(
                 version=4, digest="d", bytes=1, seconds=0.1, apply_seconds={"a": 0.1}, failed={"b": "b failed"}
             )

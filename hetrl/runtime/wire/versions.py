@@ -1,0 +1,121 @@
+"""Messages about weight versions: what is to be sent, what travels, what came of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hetrl.runtime.wire.header import Tagged
+
+
+class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor under its Hugging Face name, `bytes` long."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class Publish(Tagged, frozen=True, tag=True):
+    """To a trainer: send the current weights as `version` to these members; a version that it keeps is sent again.
+
+    Answered by `Exported` as soon as the trainer may go on; what came of it answers `FinishPublish`. Receivers whose
+    link is out are left out as long as `quorum` others are not; None: nobody is. With `encoding` delta, those that are
+    known to have the version before get what changed since.
+    """
+
+    version: int
+    receivers: tuple[str, ...]
+    quorum: int | None = None
+    encoding: str = "full"  # full | delta
+
+
+class Exported(Tagged, frozen=True, tag=True):
+    """The weights of the version are copied from the devices; they are sent beside whatever the trainer does next."""
+
+    version: int
+
+
+class FinishPublish(Tagged, frozen=True, tag=True):
+    """To a trainer: say what came of the `Publish` of this version once all receivers have it or are given up."""
+
+    version: int
+
+
+class WeightsBegin(Tagged, frozen=True, tag=True):
+    """A version starts to arrive: a full set, or a delta, whose base is the version of this number and digest."""
+
+    version: int
+    encoding: str = "full"  # full | delta
+    base_version: int | None = None
+    base_digest: str | None = None
+
+
+class WeightsTensor(Tagged, frozen=True, tag=True):
+    """A piece of one tensor: `bytes` of it from `offset`, whose `digest` (BLAKE3, 16 bytes in hex) is this.
+
+    The buffer holds them as they are or, with `changes`, as what changed in those of the base (`wire.changes`).
+    """
+
+    version: int
+    tensor: TensorSpec
+    offset: int
+    bytes: int
+    digest: str
+    changes: bool = False
+
+
+class WeightsEnd(Tagged, frozen=True, tag=True):
+    """All pieces of the version are sent: so many tensors and bytes, and the digest over those of all pieces."""
+
+    version: int
+    tensors: int
+    bytes: int
+    digest: str
+
+
+class WeightsApplied(Tagged, frozen=True, tag=True):
+    """A receiver serves this version from now on, or when it wakes; `digest` is what it computed from what arrived."""
+
+    version: int
+    digest: str
+    seconds: float
+
+
+class WeightsRejected(Tagged, frozen=True, tag=True):
+    """A receiver refuses a version (base, digest, order, missing tensor); it keeps and serves what it has."""
+
+    version: int
+    cause: str
+
+
+class Published(Tagged, frozen=True, tag=True):
+    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why, or were `left_out`.
+
+    `bytes` are those of the full set. Where a delta was sent, it had `delta_bytes` for each receiver, and `changed` is
+    the share of words that differ. Those that refused what they got, got the full set once more: `repaired` has why.
+    """
+
+    version: int
+    digest: str
+    bytes: int
+    seconds: float
+    apply_seconds: dict[str, float]
+    failed: dict[str, str] = msgspec.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    delta_bytes: int | None = None
+    changed: float | None = None
+    repaired: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+WeightMessage = (
+    Publish
+    | Exported
+    | FinishPublish
+    | WeightsBegin
+    | WeightsTensor
+    | WeightsEnd
+    | WeightsApplied
+    | WeightsRejected
+    | Published
+)
