@@ -36,7 +36,7 @@ def row_of(runs: PlannedRuns, mode: str, seed: int, again: bool) -> dict[str, An
             row["same_digests"] = digests(runs.run(plan)) == digests(ran)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         return {**row, "outcome": f"failed: {str(error.stderr)[-500:]}"}
-    outcome = runs.disagreement(ran) or ("agrees" if runs.compared(ran) else "finished")
+    outcome = runs.disagreement(ran) or "agrees"
     rewards = [one["reward"] for one in ran.rows]
     return {**row, "outcome": outcome, "rewards": rewards, "seconds": ran.seconds}
 
@@ -45,7 +45,7 @@ def table_of(kind: str, rows: list[dict[str, Any]]) -> tuple[str, dict[str, int]
     """Return the part of the page, and the figures."""
     found = {
         "plans": len(rows),
-        "finished": sum(row["outcome"] in ("agrees", "finished") for row in rows),
+        "finished": sum(not row["outcome"].startswith("failed") for row in rows),
         "agree": sum(row["outcome"] == "agrees" for row in rows),
         "run_again": sum("same_digests" in row for row in rows),
         "same_digests": sum(row.get("same_digests", False) for row in rows),
@@ -54,8 +54,8 @@ def table_of(kind: str, rows: list[dict[str, Any]]) -> tuple[str, dict[str, int]
     head = [
         f"{found['plans']} random plans of {JOB[kind]} over six devices at three sites, two steps each: "
         f"{found['finished']} finish. {found['agree']} give what the plan on one device gives: the rewards by rule, in "
-        "sync mode losses, values, rewards by a model and gradients up to 1e-4, too; in async mode the mean reward "
-        "where all samples are of one version, else there is nothing to compare (finished). Of "
+        "sync mode losses, values, rewards by a model and gradients up to 1e-4, too; in async mode of each prompt "
+        "whose samples were drawn under the first version alone. Of "
         f"{found['run_again']} that were killed after their first step and run again, {found['same_digests']} had the "
         "same digests of all weights. By task: the group, each replica's tensor x pipeline parallelism, what stays on "
         "the devices while others have their turn.",

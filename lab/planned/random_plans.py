@@ -65,6 +65,7 @@ def write_experiment(work: Path, mode: str, weights: Path | None = None, kind: s
         model={"architecture": str(model), **({"weights": str(model)} if weights else {})},
         algorithm=algorithm | ({"max_staleness": 1} if mode == "async" else {}),
         batch={"samples": SAMPLES},
+        rollouts={"shown": 0, "kept": True},
         steps=STEPS,
         topology={"sites": [str(work / f"{name}.yaml") for name in SITES], "links": str(work / "links.yaml")},
         **({"warm_start": None} if weights else {}),

@@ -1,8 +1,9 @@
 """Runs of given plans of one experiment, held against the plan that runs everything on one device.
 
 In sync mode rewards are the same whatever the plan; losses and gradients differ by their last digits, which is the
-rounding of float32 sums in another order. In async mode time decides which groups are trained first; the same are then
-the rewards of all samples together, where all are of the first version.
+rounding of float32 sums in another order. In async mode time decides which groups are trained first, and where weights
+change in the middle of a response; the same are then the rewards of each prompt's samples that were drawn under the
+first version from beginning to end, as all of the first batch are.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from hetrl.files import read_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, read_problem
 from lab.lab import ROOT
-from lab.planned.random_plans import SAMPLES, plan_on_one_device, random_plan, write_experiment
+from lab.planned.random_plans import plan_on_one_device, random_plan, write_experiment
 
 ROUNDING = 1e-4  # relative, after two steps
 COMPARED = ("loss", "grad_norm", "kl", "kl_penalty", "reward_model", "value", "return", "value_loss", "value_grad_norm")
 RUN_SECONDS = 900.0
-FIRST_VERSION = "1"
+FIRST_VERSION = 1
 KILL_SECONDS = 60.0
 
 
@@ -81,17 +82,16 @@ class PlannedRuns:
         if len(ran.rows) != len(self.reference.rows):
             return f"{len(ran.rows)} steps instead of {len(self.reference.rows)}"
         if not self._sync:
-            found, expected = _first_rewards(ran.rows), _first_rewards(self.reference.rows)
-            differs = None not in (found, expected) and found != expected
-            return f"mean reward {found} instead of {expected}" if differs else ""
+            found, expected = _first_rewards(ran), _first_rewards(self.reference)
+            both = sorted({*found} & {*expected})
+            if not both:
+                return "no prompt was drawn under the first version in both runs"
+            wrong = (f"{prompt!r}: rewards {found[prompt]} instead of {expected[prompt]}" for prompt in both)
+            return next((one for one, name in zip(wrong, both, strict=True) if found[name] != expected[name]), "")
         for row, other in zip(ran.rows, self.reference.rows, strict=True):
             if difference := _difference(row, other):
                 return f"step {row['step']}: {difference}"
         return ""
-
-    def compared(self, ran: Ran) -> bool:
-        """Return whether there was anything to compare."""
-        return self._sync or None not in (_first_rewards(ran.rows), _first_rewards(self.reference.rows))
 
 
 def make_weights(work: Path) -> Path:
@@ -146,15 +146,19 @@ def digests(ran: Ran) -> list[str]:
     return [str(row["digest"]) for row in summary["weight_versions"]]
 
 
-def _first_rewards(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean reward where all samples of a run are of the first version."""
-    if any(row["versions"] != {FIRST_VERSION: SAMPLES} for row in rows):
-        return None
-    return sum(_by_rule(row) for row in rows) / len(rows)
+def _first_rewards(ran: Ran) -> dict[str, list[float]]:
+    """Return by prompt the rewards of its samples, of those prompts of which all are of the first version alone."""
+    found, later = dict[str, list[float]](), set[str]()
+    for file in ran.directory.rglob("rollouts/step-*.jsonl"):
+        for sample in read_lines(file):
+            found.setdefault(sample["prompt"], []).append(_by_rule(sample))
+            if {*sample["versions"]} != {FIRST_VERSION}:
+                later.add(sample["prompt"])
+    return {prompt: sorted(rewards) for prompt, rewards in found.items() if prompt not in later}
 
 
 def _by_rule(row: Mapping[str, Any]) -> float:
-    """Return the mean reward of a step that the rule gave: a model's is rounded as everything is."""
+    """Return the reward of a step, or a sample, that the rule gave: a model's is rounded as everything is."""
     return float(row.get("reward_rule", row["reward"]))
 
 
