@@ -20,19 +20,17 @@ from typing import Any
 from _emulated_run import run_emulated, with_experiment
 from _random_plans import Case
 from _results import write_result
-from simulate import RANDOM, SEARCHED, Compared, compare, short_name
+from simulate import RANDOM, SEARCHED, Compared, compare
 
 from hetrl.errors import HetrlError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.workload import (
     ACTOR_GENERATION,
-    ACTOR_TRAINING,
     CRITIC_INFERENCE,
     CRITIC_TRAINING,
     INFERENCES,
     TRAININGS,
-    WEIGHT_SYNC,
 )
 from launch.rehearsal import Settings, compare as compare_rows, settings_of
 
@@ -79,15 +77,7 @@ class Threefold:
         if abs(self.off()) <= GOAL_ITERATION:
             return ""
         found = []
-        turn = self.run[WEIGHT_SYNC] + sum(self.run[name] for name in self._beside_training)
-        if "async" in self.shape and turn > (1 + GOAL_ITERATION) * self.predicted[ITERATION]:
-            found.append(f"the trainer's devices are its own until a version is served: {turn:.1f} s with their tasks")
-        elif CRITIC_TRAINING in self._beside_training and gap > self.run[WEIGHT_SYNC] / 2:
-            sync = self.run[WEIGHT_SYNC]
-            found.append(
-                f"the critic has the devices once the actor's version is served, {sync:.1f} s after its training"
-            )
-        elif self.shape.startswith("ppo async"):
+        if self.shape.startswith("ppo async"):
             critic = self.run[CRITIC_INFERENCE] + self.run[CRITIC_TRAINING]
             found.append(
                 f"between values and steps of the critic ({critic:.1f} s) the actor's trainer scores the batch"
@@ -98,13 +88,6 @@ class Threefold:
             found.append(f"{self.control[ITERATION]:.2f} s are not the engines'")
         name = max(self.tasks, key=lambda task: abs(self.run[task] - self.predicted[task]))
         return "; ".join([*found, f"{name} {self.run[name] - self.predicted[name]:+.1f} s"])
-
-    @property
-    def _beside_training(self) -> list[str]:
-        """Return the tasks of the group that trains the actor."""
-        groups = (group.split("+") for group in self.shape.rpartition(": ")[2].split(" / "))
-        (own,) = (group for group in groups if short_name(ACTOR_TRAINING) in group)
-        return [name for name in self.tasks if short_name(name) in own and name != ACTOR_GENERATION]
 
     @property
     def worst_task(self) -> str:
