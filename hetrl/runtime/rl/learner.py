@@ -49,8 +49,7 @@ class Tasks:
 class Versions:
     """The weight versions that tasks have: the actor's, that which is `served`, what the reference keeps, the critic's.
 
-    Who holds the actor's lock may send its weights: one version is under way at a time. Who sends the critic's or asks
-    for values holds the critic's.
+    Who holds a model's lock may send its weights: one version is under way at a time.
     """
 
     actor: int = 0
@@ -112,15 +111,14 @@ class Learner:
     async def _values(
         self, arrays: Arrays, step: int, versions: Versions, seconds: dict[str, float]
     ) -> tuple[Arrays, dict[str, int]]:
-        """Ask the critic, once it is not older than it may be, and not while a version of it arrives."""
+        """Ask the critic, once it is not older than it may be; all values of a batch are of one version."""
         inference = self.tasks.values
         if inference is None:
             return {}, {}
         await versions.critic_reaches(step - 1 - self.algorithm.max_staleness)
-        async with self.turns.of(inference.task, step), versions.critic_lock:  # in this order: trainings lock in theirs
-            with self.turns.timeline.timed(seconds, inference.task):
-                values = await inference.scores(arrays, step, versions.critic)
-            return {"values": values}, {"critic_version": versions.critic}
+        async with self._having(inference.task, step, seconds):
+            values, version = await inference.newest_scores(arrays, step, versions.critic)
+        return {"values": values}, {"critic_version": version}
 
     @asynccontextmanager
     async def _having(self, task: str, step: int, seconds: dict[str, float]) -> AsyncIterator[None]:

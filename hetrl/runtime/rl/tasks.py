@@ -23,6 +23,14 @@ _Answer = TypeVar("_Answer", wire.Scored, wire.Trained, wire.Saved, wire.Restore
 
 
 @dataclass(frozen=True)
+class _Found:
+    """What a world scored, and under which weight version."""
+
+    scores: NDArray[np.float32]
+    version: int
+
+
+@dataclass(frozen=True)
 class Inference:
     """The worlds of a task that score, by address, with the share of a batch that each scores.
 
@@ -42,20 +50,65 @@ class Inference:
 
         Raises HetrlError where one scored under another weight version than `version` (None: whichever).
         """
+        parts = self._parts(arrays)
         scores = np.zeros(arrays["tokens"].shape, np.float32)
-        parts = over_replicas(arrays["lengths"].tolist(), [*self.worlds.values()])
+        found = await self._ask(arrays, step, parts)
+        if version is not None:
+            self._check_versions(found, range(version, version + 1), step)
+        for world, part in parts.items():
+            scores[[*part]] = found[world].scores
+        return scores
 
-        async def score(world: str, part: Sequence[int]) -> None:
+    async def newest_scores(
+        self, arrays: Mapping[str, NDArray[Any]], step: int, least: int
+    ) -> tuple[NDArray[np.float32], int]:
+        """Return the scores of a batch under one weight version, and that version, while others may arrive.
+
+        Where worlds took one between their answers, those that did not have it yet are asked again. Raises HetrlError
+        where one scored under a version before `least`, which all have, or after what the step before gave.
+        """
+        newest = max(least, step - 1)
+        parts, found = self._parts(arrays), dict[str, _Found]()
+        while older := {world for world in parts if world not in found or found[world].version < _newest(found)}:
+            found |= await self._ask(arrays, step, {world: parts[world] for world in older})
+            self._check_versions(found, range(least, newest + 1), step)
+        scores = np.zeros(arrays["tokens"].shape, np.float32)
+        for world, part in parts.items():
+            scores[[*part]] = found[world].scores
+        return scores, _newest(found)
+
+    def _parts(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Sequence[int]]:
+        """Return the samples that each world scores, of worlds that score any."""
+        parts = over_replicas(arrays["lengths"].tolist(), [*self.worlds.values()])
+        return {world: part for world, part in zip(self.worlds, parts, strict=True) if part}
+
+    def _check_versions(self, found: Mapping[str, _Found], versions: range, step: int) -> None:
+        for world, one in found.items():
+            if one.version not in versions:
+                wanted = " to ".join(map(str, dict.fromkeys((versions[0], versions[-1]))))
+                raise HetrlError(
+                    f"{world}: scored under weight version {one.version}, not {wanted} ({self._doing(step)})"
+                )
+
+    def _doing(self, step: int) -> str:
+        return f"step {step}: {self.task}, {self.what}"
+
+    async def _ask(
+        self, arrays: Mapping[str, NDArray[Any]], step: int, parts: Mapping[str, Sequence[int]]
+    ) -> dict[str, _Found]:
+        async def score(part: Sequence[int], world: str) -> _Found:
             specs, buffers = pack({name: arrays[name][[*part]] for name in ("tokens", "lengths")})
             request = wire.Score(step=step, what=self.what, temperature=self.temperature, arrays=specs)
-            doing = f"step {step}: {self.task}, {self.what}"
-            answer, arrived = await ask(self.member, world, request, wire.Scored, doing, buffers)
-            if version is not None and answer.version != version:
-                raise HetrlError(f"{world}: scored under weight version {answer.version}, not {version} ({doing})")
-            scores[[*part]] = unpack(answer.arrays, arrived)["scores"]
+            answer, arrived = await ask(self.member, world, request, wire.Scored, self._doing(step), buffers)
+            return _Found(unpack(answer.arrays, arrived)["scores"], answer.version)
 
-        await asyncio.gather(*(score(world, part) for world, part in zip(self.worlds, parts, strict=True) if part))
-        return scores
+        found = await asyncio.gather(*(score(part, world) for world, part in parts.items()))
+        return dict(zip(parts, found, strict=True))
+
+
+def _newest(found: Mapping[str, _Found]) -> int:
+    """Return the newest weight version that worlds scored under."""
+    return max(one.version for one in found.values())
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ class Iterations:
         return measured, published
 
     async def publish_critic(self, step: int, seconds: dict[str, float], left: asyncio.Event) -> wire.Published:
-        """Bring the critic's weights to where it is asked for values; nobody asks meanwhile."""
+        """Bring the critic's weights to where it is asked for values, after the version before."""
         assert self.tasks.critic is not None
         async with self.versions.critic_lock:
             with self.timeline.timed(seconds, CRITIC_WEIGHT_SYNC):

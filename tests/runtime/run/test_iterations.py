@@ -119,7 +119,6 @@ class World:
             case wire.Score():
                 arrays = unpack(message.arrays, buffers)
                 specs, scores = pack({"scores": np.full(arrays["tokens"].shape, -0.5, np.float32)})
-                assert task != CRITIC_INFERENCE or version == self.critic_version, "a version came while it was asked"
                 return wire.Scored(step=1, arrays=specs, seconds=0.0, version=version), scores
             case wire.Train():
                 return wire.Trained(step=1, metrics={"loss": 1.0}, seconds=0.0), ()
