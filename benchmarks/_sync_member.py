@@ -59,9 +59,8 @@ async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:
         version += 1
         source, taking, delta = json.loads(line)
         tensors = load_file(source) if isinstance(source, str) else random_weights(source, version)
-        if not delta:
-            kept = Kept()
-        request = wire.Publish(version=version, receivers=tuple(receivers[:taking]), encoding="delta")
+        encoding = "delta" if delta else "full"
+        request = wire.Publish(version=version, receivers=tuple(receivers[:taking]), encoding=encoding)
         publisher = Publisher(member, request, kept)
         await asyncio.gather(publisher.send(), asyncio.to_thread(publisher.take, tensors.items()))
         print(json.dumps(msgspec.to_builtins(await publisher.finish())), flush=True)

@@ -30,6 +30,7 @@ from hetrl.workload import (
     CRITIC_INFERENCE,
     CRITIC_TRAINING,
     INFERENCES,
+    ITERATION,
     TRAININGS,
 )
 from launch.rehearsal import Settings, compare as compare_rows, settings_of
@@ -40,7 +41,6 @@ NOISE = 0.1
 GOAL_ITERATION, GOAL_TASK = 0.05, 0.10
 LARGE_PART = 0.3  # of a gap: from where on what is not the engines' is named
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
-ITERATION = "iteration"
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ HEAD_CHUNK_BYTES = 2**28  # of float32 logits, which our training engine makes c
 GENERATION_WAIT = "generation_wait"
 OLD_LOGPROBS = "old_logprobs"
 WEIGHT_SYNC, CRITIC_WEIGHT_SYNC = "weight_sync", "critic_weight_sync"
+ITERATION = "iteration"  # what all of it takes
 ENGINE_OF_TASK = {task: "vllm" if task == ACTOR_GENERATION else "megatron" for task in TASKS}
 
 

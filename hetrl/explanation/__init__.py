@@ -10,12 +10,13 @@ from hetrl.cost.iteration import with_prediction
 from hetrl.explanation.curve import Curve, curve
 from hetrl.explanation.idle import Idle, idle
 from hetrl.explanation.memory import Memory, memory
-from hetrl.explanation.resources import ITERATION, Part, attribution, critical_path
+from hetrl.explanation.resources import Part, attribution, critical_path
 from hetrl.explanation.training_sites import TrainingSites, training_sites
 from hetrl.explanation.what_if import Study, study
 from hetrl.explanation.worse_links import WorseLink, worse_links
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.workload import ITERATION
 
 __all__ = ["Curve", "Explanation", "Study", "curve", "explain", "study", "with_choices"]
 

@@ -9,14 +9,14 @@ from hetrl.cost.check import violations
 from hetrl.cost.iteration import task_cost
 from hetrl.cost.memory import with_server
 from hetrl.cost.objective import plan_value
-from hetrl.explanation.resources import ITERATION, Part, attribution
+from hetrl.explanation.resources import Part, attribution
 from hetrl.explanation.training_sites import shares
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan, Replica, Stage, TaskPlan
 from hetrl.problem import Problem
 from hetrl.search.assemble import Made, plan_of
 from hetrl.search.space import powers_of_two
-from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES
+from hetrl.workload import ACTOR_GENERATION, ENGINE_OF_TASK, INFERENCES, ITERATION
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from hetrl.cost.iteration import SYNCS, plan_seconds, predict, sync_costs, task_
 from hetrl.cost.model import CostModel
 from hetrl.hardware import Link, Site, Topology
 from hetrl.plan.plan import Plan
+from hetrl.workload import ITERATION
 
 Key = TypeVar("Key")
-ITERATION = "iteration"
 MOVES = "state in and out"  # of GPU memory: what `idle_state: offload` costs
 STEP = 1e-3  # of the central difference: its error is of the order of 1e-6
 LEAST = 1e-4  # smaller shares of a time are left out

@@ -11,12 +11,12 @@ from rich.text import Text
 from hetrl.cost.objective import SECONDS
 from hetrl.explanation import Curve, Explanation, Study
 from hetrl.explanation.memory import Memory
-from hetrl.explanation.resources import ITERATION
 from hetrl.hardware import Topology
 from hetrl.report import reasons
 from hetrl.report.rows import link_rows
 from hetrl.report.tables import add_row, new_table
 from hetrl.report.text import figure, spoken
+from hetrl.workload import ITERATION
 
 _BAR = 16
 

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrl.cost.iteration import SYNCS
-from hetrl.explanation.resources import ITERATION
 from hetrl.plan.plan import Plan
 from hetrl.report.chart import nice_ticks, tick_label
 from hetrl.report.device_map import sites_of
@@ -24,6 +23,7 @@ from hetrl.workload import (
     ACTOR_GENERATION,
     ACTOR_TRAINING,
     INFERENCES,
+    ITERATION,
     OLD_LOGPROBS,
     TRAININGS,
 )

@@ -82,12 +82,7 @@ class PlannedRuns:
         if len(ran.rows) != len(self.reference.rows):
             return f"{len(ran.rows)} steps instead of {len(self.reference.rows)}"
         if not self._sync:
-            found, expected = _first_rewards(ran), _first_rewards(self.reference)
-            both = sorted({*found} & {*expected})
-            if not both:
-                return "no prompt was drawn under the first version in both runs"
-            wrong = (f"{prompt!r}: rewards {found[prompt]} instead of {expected[prompt]}" for prompt in both)
-            return next((one for one, name in zip(wrong, both, strict=True) if found[name] != expected[name]), "")
+            return _first_difference(_first_rewards(ran), _first_rewards(self.reference))
         for row, other in zip(ran.rows, self.reference.rows, strict=True):
             if difference := _difference(row, other):
                 return f"step {row['step']}: {difference}"
@@ -155,6 +150,16 @@ def _first_rewards(ran: Ran) -> dict[str, list[float]]:
             if {*sample["versions"]} != {FIRST_VERSION}:
                 later.add(sample["prompt"])
     return {prompt: sorted(rewards) for prompt, rewards in found.items() if prompt not in later}
+
+
+def _first_difference(found: Mapping[str, list[float]], expected: Mapping[str, list[float]]) -> str:
+    both = sorted({*found} & {*expected})
+    if not both:
+        return "no prompt was drawn under the first version in both runs"
+    for prompt in both:
+        if found[prompt] != expected[prompt]:
+            return f"{prompt!r}: rewards {found[prompt]} instead of {expected[prompt]}"
+    return ""
 
 
 def _by_rule(row: Mapping[str, Any]) -> float:

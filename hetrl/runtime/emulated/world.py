@@ -167,11 +167,11 @@ class EmulatedWorld:
 
     async def _publish(self, message: wire.Publish) -> wire.Exported:
         began = self._pace.now
-        if self._trained:
-            self._weights.change()
-            self._trained = False
 
         async def export(publisher: Publisher) -> None:
+            if self._trained:
+                self._weights.change()
+                self._trained = False
             await asyncio.to_thread(publisher.take, self._weights.tensors())
 
         async def travel() -> None:

@@ -47,13 +47,12 @@ class Tasks:
 
 @dataclass
 class Versions:
-    """The weight versions that tasks have: the actor's, that which is `served`, what the reference keeps, the critic's.
+    """The weight versions that tasks have: the actor's, that which the reference keeps, the critic's.
 
     Who holds a model's lock may send its weights: one version is under way at a time.
     """
 
     actor: int = 0
-    served: int = 0
     reference: int = 0
     critic: int = 0
     actor_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

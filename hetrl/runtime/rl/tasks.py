@@ -51,13 +51,10 @@ class Inference:
         Raises HetrlError where one scored under another weight version than `version` (None: whichever).
         """
         parts = self._parts(arrays)
-        scores = np.zeros(arrays["tokens"].shape, np.float32)
         found = await self._ask(arrays, step, parts)
         if version is not None:
             self._check_versions(found, range(version, version + 1), step)
-        for world, part in parts.items():
-            scores[[*part]] = found[world].scores
-        return scores
+        return _whole(arrays, parts, found)
 
     async def newest_scores(
         self, arrays: Mapping[str, NDArray[Any]], step: int, least: int
@@ -72,10 +69,7 @@ class Inference:
         while older := {world for world in parts if world not in found or found[world].version < _newest(found)}:
             found |= await self._ask(arrays, step, {world: parts[world] for world in older})
             self._check_versions(found, range(least, newest + 1), step)
-        scores = np.zeros(arrays["tokens"].shape, np.float32)
-        for world, part in parts.items():
-            scores[[*part]] = found[world].scores
-        return scores, _newest(found)
+        return _whole(arrays, parts, found), _newest(found)
 
     def _parts(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Sequence[int]]:
         """Return the samples that each world scores, of worlds that score any."""
@@ -104,6 +98,16 @@ class Inference:
 
         found = await asyncio.gather(*(score(part, world) for world, part in parts.items()))
         return dict(zip(parts, found, strict=True))
+
+
+def _whole(
+    arrays: Mapping[str, NDArray[Any]], parts: Mapping[str, Sequence[int]], found: Mapping[str, _Found]
+) -> NDArray[np.float32]:
+    """Return the scores [n, s] of a batch out of those that each world found of its part."""
+    scores = np.zeros(arrays["tokens"].shape, np.float32)
+    for world, part in parts.items():
+        scores[[*part]] = found[world].scores
+    return scores
 
 
 def _newest(found: Mapping[str, _Found]) -> int:

@@ -219,7 +219,6 @@ class Run:
         """
         self.versions.actor += 1
         published = await self._serve(self.draws.replicas, quorum=1, left=left)
-        self.versions.served = published.version
         self.record.published(published)
         return published
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -40,14 +40,12 @@ from hetrl.workload import (
     CRITIC_TRAINING,
     CRITIC_WEIGHT_SYNC,
     GENERATION_WAIT,
+    ITERATION,
     WEIGHT_SYNC,
 )
 
-ITERATION = "iteration"  # of a row's seconds: from when a step was due to when the next one is
-
-
 _Result = TypeVar("_Result")
-Publish = Callable[[asyncio.Event], Awaitable[wire.Published]]
+PublishVersion = Callable[[asyncio.Event], Coroutine[Any, Any, wire.Published]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Iterations:
         experiment: Experiment,
         learner: Learner,
         versions: Versions,
-        publish: Publish,
+        publish: PublishVersion,
         record: Record,
         samples: SampleFiles,
         links: LinkMeter,
@@ -114,7 +112,7 @@ class Iterations:
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
         self.first_version = versions.actor
         self.generated = 0.0  # when the last sample of the newest batch was back
-        self.under_way_versions = set[asyncio.Future[Any]]()
+        self.works = set[asyncio.Future[Any]]()  # that go on side by side
         settings, steps = experiment.checkpoints, experiment.steps
         critic, kept = self.tasks.critic, (record, settings, steps, copies)
         self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
@@ -141,30 +139,36 @@ class Iterations:
         """
         self.first_version, taken = first, feed.position.batches
         warmup = self.experiment.critic.warmup_steps if self.tasks.critic else 0
-        works: list[asyncio.Future[Any]] = []
-
-        def begin(work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
-            works.append(asyncio.ensure_future(work))
-            return works[-1]
-
-        coming = begin(self.prepare(taken + 1, feed, first + max(0, taken - warmup)))
+        coming = self.begin(self.prepare(taken + 1, feed, first + max(0, taken - warmup)))
         serving: asyncio.Future[None] | None = None
         try:
             for step in range(taken + 1, self.experiment.steps + 1):
                 start = time.monotonic()
                 ours = await _first_error(coming, [serving])
                 if step < self.experiment.steps:
-                    coming = begin(self.prepare(step + 1, feed, first + max(0, step - warmup)))
-                training = begin(self.train(ours, feed, start, warms_up=step <= warmup))
+                    coming = self.begin(self.prepare(step + 1, feed, first + max(0, step - warmup)))
+                training = self.begin(self.train(ours, feed, start, warms_up=step <= warmup))
                 trained = await _first_error(training, [coming, serving])
-                serving = begin(self.serve(trained, feed, serving))
+                serving = self.begin(self.serve(trained, feed, serving))
                 if not self.experiment.algorithm.max_staleness or step == self.experiment.steps:
                     await _first_error(serving, [coming])
-                works = [work for work in works if not work.done()]
         finally:
-            for work in (*works, *self.under_way_versions):
+            works = [*self.works]
+            for work in works:
                 work.cancel()
-            await asyncio.gather(*works, *self.under_way_versions, return_exceptions=True)
+            await asyncio.gather(*works, return_exceptions=True)
+
+    def begin(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
+        """Let work go on beside the rest, until it ends or the steps do."""
+        begun = asyncio.ensure_future(work)
+        self.works.add(begun)
+        begun.add_done_callback(self._ended)
+        return begun
+
+    def _ended(self, work: asyncio.Future[Any]) -> None:
+        self.works.discard(work)
+        if not work.cancelled():
+            work.exception()  # of several that fail one is told; asyncio would log the others
 
     async def train(self, ours: Prepared, feed: Feed, start: float, *, warms_up: bool) -> Trained:
         """Train all models on a batch, side by side, and begin to publish them; `start` is when the step was due."""
@@ -182,10 +186,11 @@ class Iterations:
 
         In mode sync a step ends then, in mode async it ended with its trainings.
         """
-        ours, sent = trained.batch, {"weight_bytes": 0.0}
+        ours, sent, version = trained.batch, {"weight_bytes": 0}, trained.version
         if trained.actor is not None:
-            sent = weight_metrics(await trained.actor)
-        feed.served(self.versions.served)
+            published = await trained.actor
+            sent, version = weight_metrics(published), published.version
+        feed.served(version)
         if trained.critic is not None:
             sent |= {"critic_bytes": weight_metrics(await trained.critic)["weight_bytes"]}
         if before is not None:
@@ -233,14 +238,10 @@ class Iterations:
             await self.checkpoints.after(ours.step, self.versions.actor, progress, partial(self.samples_of, feed))
         return measured, published
 
-    async def exported(
-        self, publish: Callable[[asyncio.Event], Coroutine[Any, Any, wire.Published]]
-    ) -> asyncio.Future[wire.Published]:
+    async def exported(self, publish: PublishVersion) -> asyncio.Future[wire.Published]:
         """Begin to publish; return once the weights have left the devices, raise what fails before."""
         left = asyncio.Event()
-        published = asyncio.ensure_future(publish(left))
-        self.under_way_versions.add(published)
-        published.add_done_callback(self.under_way_versions.discard)
+        published = self.begin(publish(left))
         published.add_done_callback(lambda _: left.set())
         await left.wait()
         if published.done():

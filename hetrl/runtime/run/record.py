@@ -21,6 +21,7 @@ from hetrl.runtime.data.rewards import tally
 from hetrl.runtime.rl.draws import BEFORE, Stretch
 from hetrl.runtime.rl.sampling import PromptGroup, mean_of
 from hetrl.runtime.run.context import Context
+from hetrl.workload import ITERATION
 
 LAST_STEPS = 5  # reward_last is the mean over so many steps
 
@@ -128,7 +129,7 @@ class Record:
     def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
         """Write summary.json; `stats` are those of the lead site's gateway."""
         plan = context.plan
-        rows, elapsed = self._rows, sum(row["seconds"]["iteration"] for row in self._rows)
+        rows, elapsed = self._rows, sum(row["seconds"][ITERATION] for row in self._rows)
         summary = {
             "run": context.run,
             "name": context.experiment.name,
@@ -214,7 +215,7 @@ def _by_source(groups: Sequence[PromptGroup]) -> dict[str, float]:
 
 def _task_seconds(rows: Sequence[Mapping[str, Any]], plan: Plan) -> dict[str, dict[str, float]]:
     """Return predicted and measured (median over steps) seconds of each task, the weight sync and the iteration."""
-    predicted = {**plan.predicted.tasks, "iteration": plan.predicted.iteration_seconds}
+    predicted = {**plan.predicted.tasks, ITERATION: plan.predicted.iteration_seconds}
     measured = {task: statistics.median(row["seconds"].get(task, 0.0) for row in rows) for task in predicted}
     return {
         task: {"predicted_seconds": round(predicted[task], 4), "measured_seconds": round(measured[task], 4)}

@@ -65,6 +65,7 @@ class World:
         self.newest: dict[int, int] = {}  # the step that each group works for
         self.critic_version, self.works = 0, dict.fromkeys(TASKS, 0)
         self.sending = dict[str, int]()  # versions that are under way
+        self.served = 1  # by generation
         self.sending_pauses = self.random.choice((1, 50))
 
     async def pause(self) -> None:
@@ -176,12 +177,8 @@ def experiment_of(staleness: int | None, warmup: int) -> Experiment:
     )
 
 
-async def run(world: World, staleness: int | None, warmup: int, samples: Any = None) -> list[Mapping[str, Any]]:
-    """Take all steps; return the rows."""
-    experiment, member = experiment_of(staleness, warmup), cast(Member, world)
-    shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
-    turns = Turns(member, shared, new_weights=staleness is None)
-    tasks = Tasks(
+def tasks_of(member: Member) -> Tasks:
+    return Tasks(
         actor=Trainer(member, ACTOR_TRAINING, address(ACTOR_TRAINING), ()),
         old=Inference(member, ACTOR_TRAINING, {address(ACTOR_TRAINING): 1}),
         reference=Inference(member, REFERENCE_INFERENCE, {address(REFERENCE_INFERENCE): 1}),
@@ -189,6 +186,14 @@ async def run(world: World, staleness: int | None, warmup: int, samples: Any = N
         values=Inference(member, CRITIC_INFERENCE, {address(CRITIC_INFERENCE): 1}, "values"),
         critic=Trainer(member, CRITIC_TRAINING, address(CRITIC_TRAINING), ()),
     )
+
+
+async def run(world: World, staleness: int | None, warmup: int, samples: Any = None) -> list[Mapping[str, Any]]:
+    """Take all steps; return the rows."""
+    experiment, member = experiment_of(staleness, warmup), cast(Member, world)
+    shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
+    turns = Turns(member, shared, new_weights=staleness is None)
+    tasks = tasks_of(member)
     learner = Learner(
         tasks,
         turns,
@@ -198,19 +203,19 @@ async def run(world: World, staleness: int | None, warmup: int, samples: Any = N
         experiment.critic,
         judged_text=lambda prompt, tokens, response: (*response,),
     )
-    versions, record = Versions(actor=1, served=1), Rows()
+    versions, record = Versions(actor=1), Rows()
 
     async def publish(left: asyncio.Event) -> wire.Published:
         versions.actor = version = versions.actor + 1
         await tasks.actor.export(version)
         left.set()
         published = await tasks.actor.published(version)
-        versions.served = version
+        world.served = version
         return published
 
     async def draw(number: int) -> PromptGroup:
         async with turns.prompt():
-            began = versions.served
+            began = world.served
             await world.pause()
             spans = (wire.VersionSpan(version=began, start=0, end=2),)
             drawn = wire.Sample(tokens=(7, 1), logprobs=(-0.5, -0.5), versions=spans, finish_reason="stop")
