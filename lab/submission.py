@@ -33,6 +33,7 @@ def submit(lab: Lab, config: str, arguments: Sequence[str], terminal: Mapping[st
         code = subprocess.run([*command, HETRL, *words], env=environment, check=False).returncode
         if code:
             raise LabError(f"{LAUNCHER}: hetrl {words[0]} ended with code {code}")
+    print(f"what it writes is under {lab.home(LAUNCHER)} of this machine", flush=True)
     print("hetrl submit", config, *arguments, flush=True)
     os.execvpe(command[0], [*command, HETRL, "submit", config, *arguments], environment)
 

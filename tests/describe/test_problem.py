@@ -167,6 +167,13 @@ def test_a_mistake_names_the_file(tmp_path: Path, case: str) -> None:
         read(tmp_path, MISTAKES[case][0])
 
 
+def test_a_place_that_a_file_was_looked_for_in_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "try.yaml").write_text(yaml.safe_dump(changed("topology", "sites", to=["alp.yaml"])))
+    with pytest.raises(UsageError, match=r'there is no file "alp\.yaml"; looked for alp\.yaml$'):
+        read_problem(Path("try.yaml"))
+
+
 def test_every_mistake_has_a_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         read(tmp_path, {**changed("steps", to=0), "stepps": 1})
