@@ -5,7 +5,7 @@ Sources: HetRL (arXiv 2512.12476) section 3 for the tasks and edges; the models'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -185,6 +185,15 @@ def needs_old_logprobs(optimizer_steps: int, kl_in_reward: bool, ratio_to_sample
     needs none of the trainer's.
     """
     return kl_in_reward or (optimizer_steps > 1 and not ratio_to_sampler)
+
+
+def scores_beside_inferences(scores_batch: bool, staleness: int, group: Collection[str]) -> bool:
+    """Return whether the actor's trainer scores a batch while others infer, and has its devices from then on.
+
+    `group` has the tasks that share them. Generation that goes on there in mode async would stand still for as long as
+    the other groups take: then the trainer scores when everything else of the batch is there.
+    """
+    return scores_batch and not (staleness > 0 and ACTOR_GENERATION in group)
 
 
 @dataclass(frozen=True)

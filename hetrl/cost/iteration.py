@@ -17,12 +17,15 @@ from hetrl.cost.weight_sync import SyncCost, critic_behind, trained_models, weig
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import (
     ACTOR_GENERATION,
+    ACTOR_TRAINING,
     CRITIC_INFERENCE,
     CRITIC_WEIGHT_SYNC,
     INFERENCES,
+    OLD_LOGPROBS,
     TRAININGS,
     WEIGHT_SYNC,
     Workload,
+    scores_beside_inferences,
 )
 
 # What a version of each trained model's weights is called among the tasks.
@@ -34,6 +37,7 @@ _NOBODY: Mapping[Direction, int] = {}
 class GroupTimes:
     """The seconds of one group in an iteration, what switches its tasks in and out included.
 
+    Scoring the batch is one of the inferences where it is done beside them (`workload.scores_beside_inferences`).
     `rollouts` is there in the group that generates; with `refill` 0 where a stop does not empty the cache.
     """
 
@@ -103,9 +107,10 @@ def link_sharing(plan: Plan, alone: Mapping[str, Cost]) -> dict[Direction, int]:
 def predict(plan: Plan, model: CostModel) -> Predicted:
     """Return what the cost model says of a plan.
 
-    `tasks` has the seconds of each task and of each trained model's version (`SYNCS`); `peak_memory_gb` those of each
-    used device; `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two
-    sites (samples, a few bytes per token, are left out). A plan over a missing link takes infinite time.
+    `tasks` has the seconds of each task and of each trained model's version (`SYNCS`), and `old_logprobs`, the part of
+    the actor's training that scores the batch, where it does; `peak_memory_gb` those of each used device;
+    `wan_gb_per_iteration` has a key `from-to` for each direction in which anything crosses between two sites (samples,
+    a few bytes per token, are left out). A plan over a missing link takes infinite time.
     """
     price = price_per_hour(plan, model.topology)
     costs, syncs = task_costs(plan, model), sync_costs(plan, model)
@@ -116,6 +121,7 @@ def predict(plan: Plan, model: CostModel) -> Predicted:
         samples_per_second=model.workload.samples / seconds,
         tasks={
             **{name: cost.seconds for name, cost in costs.items()},
+            **{name: costs[ACTOR_TRAINING].parts[name] for name in (OLD_LOGPROBS,) if model.workload.scores_batch},
             **{SYNCS[name]: cost.seconds for name, cost in syncs.items()},
         },
         peak_memory_gb=peak_memory_gb(plan, model),
@@ -170,6 +176,10 @@ def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model:
     """Return the seconds of the group of these tasks, from the costs of each."""
     seconds = {name: costs[name].seconds + switch_seconds(name, tasks[name], model) for name in tasks}
     inferences, trainings = (sum(seconds[n] for n in tasks if n in kind) for kind in (INFERENCES, TRAININGS))
+    workload = model.workload
+    if ACTOR_TRAINING in tasks and scores_beside_inferences(workload.scores_batch, workload.staleness, tasks):
+        scoring = costs[ACTOR_TRAINING].parts[OLD_LOGPROBS]
+        inferences, trainings = inferences + scoring, trainings - scoring
     if ACTOR_GENERATION not in tasks:
         return GroupTimes(0.0, inferences, trainings)
     rollouts = ReplicaSeconds(**costs[ACTOR_GENERATION].parts)

@@ -81,9 +81,9 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
 
     A step: the slowest replica's pipeline, what is left of the reduction over the replicas behind its last backward
     pass, that of the first stage, and the update. The replica with the longest samples is behind the others by the
-    expected largest of their variations. Ahead of the steps the actor's trainer scores the batch where
-    `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction between sites at the
-    same time; each gets an equal part.
+    expected largest of their variations. Ahead of the steps, if not beside the inferences, the actor's trainer scores
+    the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction
+    between sites at the same time; each gets an equal part.
     """
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration

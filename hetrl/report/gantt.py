@@ -3,6 +3,7 @@
 predicted, sync    generation, then the inferences, then the trainings, then the weight sync;
                    in a phase groups run beside each other, the tasks of one group one after the other
 predicted, async   every group from the start, its tasks one after the other
+old log-probs      where the actor's trainer scores the batch; what is left of its training is drawn as that
 measured           who was at work when, from when the trainer was ready for a batch until its weights were served; what
                    runs for the next batch is in it
 """
@@ -29,7 +30,8 @@ from hetrl.workload import (
 )
 
 MOST_REPLICAS = 12
-_ORDER = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
+_SCORES = (*INFERENCES, OLD_LOGPROBS)
+_ORDER = (ACTOR_GENERATION, *_SCORES, *TRAININGS)
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,17 @@ def typical_step(rows: Sequence[Row]) -> Row | None:
 
 def predicted_spans(plan: Plan) -> dict[str, Span]:
     """Return when each task runs, put together as the model of the iteration does (`hetrl/cost/iteration.py`)."""
-    seconds, total = plan.predicted.tasks, plan.predicted.iteration_seconds
-    phases: tuple[tuple[str, ...], ...] = ((ACTOR_GENERATION,), INFERENCES, TRAININGS)
+    seconds, total = dict(plan.predicted.tasks), plan.predicted.iteration_seconds
+    if ACTOR_TRAINING in seconds:
+        seconds[ACTOR_TRAINING] -= seconds.get(OLD_LOGPROBS, 0.0)
+    phases: tuple[tuple[str, ...], ...] = ((ACTOR_GENERATION,), _SCORES, TRAININGS)
     if is_asynchronous(plan):
         phases = (_ORDER,)
     spans, start = dict[str, Span](), 0.0
     for phase in phases:
         for group in plan.groups:
-            spans |= _one_after_the_other(start, [(n, seconds[n]) for n in phase if n in group.tasks and n in seconds])
+            own = {*group.tasks, *((OLD_LOGPROBS,) if ACTOR_TRAINING in group.tasks else ())}
+            spans |= _one_after_the_other(start, [(n, seconds[n]) for n in phase if n in own and n in seconds])
         start = max((span.end for span in spans.values()), default=0.0)
     trained = spans[ACTOR_TRAINING].end if ACTOR_TRAINING in spans and len(phases) == 1 else start
     rest = [(name, value) for name, value in seconds.items() if name not in spans and name != ITERATION]
@@ -137,8 +142,7 @@ def measured_spans(row: Row) -> dict[str, tuple[Span, ...]]:
     """Return when each task was at work during a step."""
     found: dict[str, tuple[Span, ...]] = {}
     for task, start, end in row.get("spans", ()):
-        if task != OLD_LOGPROBS:  # a part of the training
-            found[task] = (*found.get(task, ()), Span(start, end))
+        found[task] = (*found.get(task, ()), Span(start, end))
     return {**found, ITERATION: (Span(0.0, row["seconds"][ITERATION]),)}
 
 

@@ -3,7 +3,8 @@
     admit:    groups start while (max_staleness + version + 1) x batch - (trained + waiting + running) > 0
     generate: replicas draw samples as the dispatch says, chunk by chunk                 (`rollouts`)
     batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
-              the inferences, each in its group's turn; then the trainings               (`pipelines`)
+              the inferences, each in its group's turn, and beside them the actor's trainer scores it, if it does
+              (`workload.scores_beside_inferences`); then the trainings                  (`pipelines`)
               then the weights travel and are loaded, and a version more is served       (`weights`)
               the critic's give way to the actor's where they share a wire
 
@@ -16,7 +17,7 @@ wait for each other, from the play alone. Source of the admission rule: AReaL (a
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,14 +26,23 @@ from hetrl.cost.memory import task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import trained_models
 from hetrl.plan.plan import Plan
+from hetrl.simulator.batches import Batch, batch_of
 from hetrl.simulator.events import Clock, Process, Signal, Turn
-from hetrl.simulator.pipelines import Setting, inference, training
+from hetrl.simulator.pipelines import Setting, inference, scoring, training
 from hetrl.simulator.rollouts import Generation, PromptDraw
 from hetrl.simulator.steady import MOST_ITERATIONS, Versions
 from hetrl.simulator.trace import Recorder, Span, chrome_trace
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
-from hetrl.workload import ACTOR_GENERATION, CRITIC_INFERENCE, INFERENCES, TRAININGS
+from hetrl.workload import (
+    ACTOR_GENERATION,
+    ACTOR_TRAINING,
+    CRITIC_INFERENCE,
+    INFERENCES,
+    OLD_LOGPROBS,
+    TRAININGS,
+    scores_beside_inferences,
+)
 
 __all__ = ["Simulated", "Span", "chrome_trace", "simulate"]
 
@@ -70,20 +80,6 @@ def _done() -> Signal:
     return signal
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Samples on their way: the lengths of their responses, and the turns of the groups.
-
-    Groups have done the tasks of the batch before (`after`), of this one (`left`), and have so many to do (`open`).
-    """
-
-    number: int
-    lengths: Sequence[int]
-    after: Mapping[Turn, Signal]
-    left: Mapping[Turn, Signal]
-    open: Counter[Turn]
-
-
 class _Play:
     def __init__(self, plan: Plan, model: CostModel, seed: int, iterations: int | None) -> None:
         workload = model.workload
@@ -100,11 +96,15 @@ class _Play:
         self.versions, self.steady = Versions(1 + self.staleness), False
         self.changed, self.over = Signal(), Signal()
         self.turns = {name: turn for group in plan.groups for turn in [Turn()] for name in group.tasks}
-        shares = len(next(group.tasks for group in plan.groups if ACTOR_GENERATION in group.tasks)) > 1
+        sharing = {name: group.tasks for group in plan.groups for name in group.tasks}
+        shares = len(sharing[ACTOR_GENERATION]) > 1
+        self.beside = scores_beside_inferences(workload.scores_batch, self.staleness, sharing[ACTOR_TRAINING])
         self.generation = Generation(self.setting, plan.tasks[ACTOR_GENERATION], shares, seed, self._complete)
         self.weights = {name: WeightSync(self.setting, plan, name) for name in trained_models(plan.tasks)}
         self.valued = [_done()]  # [n]: the critic that n batches have trained is where its inference is
-        self.left: dict[Turn, Signal] = {turn: _done() for turn in self.turns.values()}  # the batch before, each group
+        self.left: Mapping[Turn, Signal] = {
+            turn: _done() for turn in self.turns.values()
+        }  # by each group, the last batch
         self._note_version()
         if shares:
             clock.start(self._hold_turn())
@@ -157,24 +157,30 @@ class _Play:
 
     # --- one iteration ---
 
-    def _batch_of(self, lengths: Sequence[int]) -> _Batch:
+    def _batch_of(self, lengths: Sequence[int]) -> Batch:
         """Let every group do the tasks of a batch after those of the batch before."""
-        names = [name for name in (*INFERENCES, *TRAININGS) if name in self.plan.tasks]
-        left = {self.turns[name]: Signal() for name in names}
-        batch = _Batch(len(self.valued) - 1, lengths, self.left, left, Counter(self.turns[name] for name in names))
-        self.left = left
+        batch = batch_of(len(self.valued) - 1, lengths, self.left, self.turns)
+        self.left = batch.left
         self.valued.append(Signal())
         return batch
 
-    def _iteration(self, batch: _Batch, before: tuple[Signal, Signal], sent: Signal, room: Signal) -> Process:
+    def _iteration(self, batch: Batch, before: tuple[Signal, Signal], sent: Signal, room: Signal) -> Process:
         """Train a batch and serve a version; `before`: the last version was sent, was served.
 
         There is `room` for the next batch once this one has passed its first station.
         """
-        for kind in (INFERENCES, TRAININGS):
-            if names := [name for name in kind if name in self.plan.tasks]:
-                yield from [self._start(name, batch) for name in names]
-                room.fire()
+        inferences = [self._start(name, batch) for name in INFERENCES if name in self.plan.tasks]
+        early = [ACTOR_TRAINING] if self.beside else []
+        trainings = [self._start(name, batch) for name in early]
+        yield from inferences
+        if inferences:
+            room.fire()
+        if early:
+            yield batch.scored
+        batch.ready.fire()
+        trainings += [self._start(name, batch) for name in TRAININGS if name in self.plan.tasks and name not in early]
+        yield from trainings
+        room.fire()
         self.setting.clock.start(self._send_critic(batch.number))
         yield before[0]
         began = self.setting.clock.now
@@ -200,29 +206,43 @@ class _Play:
         self.seconds[SYNCS["critic"]].append(self.setting.clock.now - began)
         self.valued[number + 1].fire()
 
-    def _start(self, name: str, batch: _Batch) -> Signal:
+    def _start(self, name: str, batch: Batch) -> Signal:
         """Let a task run in its group's turn; the signal fires when it has run, before it leaves its devices."""
         ran = Signal()
         self.setting.clock.start(self._task(name, batch, ran))
         return ran
 
-    def _task(self, name: str, batch: _Batch, ran: Signal) -> Process:
+    def _task(self, name: str, batch: Batch, ran: Signal) -> Process:
         turn = self.turns[name]
         yield batch.after[turn]
         if name == CRITIC_INFERENCE:
             yield self.valued[max(batch.number - self.staleness, 0)]
+        if name in TRAININGS:
+            yield batch.inferred[turn]
         yield turn.take()
         yield from self._switch(name, "reload")
-        began, task = self.setting.clock.now, self.plan.tasks[name]
-        body = training if name in TRAININGS else inference
-        yield from body(self.setting, name, task, batch.lengths)
-        self.seconds[name].append(self.setting.clock.now - began)
+        yield from self._work(name, batch)
         ran.fire()
         yield from self._switch(name, "offload")
         turn.give()
-        batch.open[turn] -= 1
-        if not batch.open[turn]:
-            batch.left[turn].fire()
+        batch.leave(name, turn)
+
+    def _work(self, name: str, batch: Batch) -> Process:
+        """Run a task on its devices; a training that scores the batch has them until the others are done with it."""
+        task, clock, scored = self.plan.tasks[name], self.setting.clock, 0.0
+        began = clock.now
+        if name in INFERENCES:
+            yield from inference(self.setting, name, task, batch.lengths)
+        else:
+            if name == ACTOR_TRAINING and self.setting.model.workload.scores_batch:
+                yield from scoring(self.setting, task, batch.lengths)
+                scored = clock.now - began
+                self.seconds[OLD_LOGPROBS].append(scored)
+                batch.scored.fire()
+            yield batch.ready
+            began = clock.now
+            yield from training(self.setting, name, task, batch.lengths)
+        self.seconds[name].append(scored + clock.now - began)
 
     def _switch(self, name: str, what: str) -> Process:
         """Move an offloaded task's state over PCIe, one way."""

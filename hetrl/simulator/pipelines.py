@@ -162,14 +162,17 @@ def _call(pipeline: Pipeline, micro: Sequence[MicroBatch]) -> Process:
         yield from [ends for _, ends in pipeline.start(micro)]
 
 
+def scoring(setting: Setting, task: TaskPlan, batch: Sequence[int]) -> Process:
+    """Let the actor's trainer score a batch, ahead of its steps."""
+    yield from inference(setting, ACTOR_TRAINING, task, batch, SCORE)
+
+
 def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) -> Process:
-    """Train on a batch (the response length of each sample): score it where that is needed, every optimiser step."""
+    """Take every optimiser step on a batch (the response length of each sample)."""
     replicas = place_all(name, task.replicas, setting.model)
     pipelines = [Pipeline(setting, name, task, placed, True) for placed in replicas]
     rings = {ring.devices[0].id: ring for ring in gradient_rings(task, replicas, setting.model)}
     workload = setting.model.workload
-    if name == ACTOR_TRAINING and workload.scores_batch:
-        yield from inference(setting, name, task, batch, SCORE)
     steps = workload.optimizer_steps_per_iteration
     parts = max(steps // workload.epochs, 1)
     shares = deal(batch, task)

@@ -501,7 +501,7 @@ def test_batches_that_share_generation_pass_it_in_the_periods_that_they_have(bus
 def test_prediction_names_every_task_link_and_device() -> None:
     plan = with_prediction(whole_plan(), CostModel(three_sites(), grpo()))
     predicted = plan.predicted
-    assert set(predicted.tasks) == {*plan.tasks, "weight_sync"}
+    assert set(predicted.tasks) == {*plan.tasks, "old_logprobs", "weight_sync"}
     assert set(predicted.peak_memory_gb) == {device for task in plan.tasks.values() for device in task.devices}
     assert set(predicted.wan_gb_per_iteration) == {"alps-jsc", "alps-lab"}
     assert predicted.samples_per_second == pytest.approx(64 / predicted.iteration_seconds)

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hetrl.cost.iteration import group_times
 from hetrl.cost.model import CostModel
 from hetrl.cost.training import Cost, inference_cost, training_cost
 from hetrl.plan.plan import Replica, Stage, TaskPlan
-from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE, needs_old_logprobs
+from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, OLD_LOGPROBS, REFERENCE_INFERENCE, needs_old_logprobs
 from tests.plan.plan_cases import plan, topology, workload
 
 ACROSS = (Stage(("alps/a100-0/0",), (0, 20)), Stage(("jsc/l40s-0/0",), (20, 28)))
@@ -84,3 +85,20 @@ def test_over_a_slow_link_the_pass_takes_what_the_link_needs_and_flows_in_one_di
     assert alone == pytest.approx(wire, rel=0.05)
     assert against == pytest.approx(wire, rel=0.05)
     assert both == pytest.approx(2 * wire, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("mode", "generates", "inferences"), [("sync", True, 5.0), ("async", True, 0.0), ("async", False, 5.0)]
+)
+def test_a_batch_is_scored_beside_the_inferences_unless_generation_would_stand_still(
+    mode: str, generates: bool, inferences: float
+) -> None:
+    model = CostModel(topology(), replace(workload(), mode=mode, max_staleness=1))
+    names = (ACTOR_GENERATION, ACTOR_TRAINING) if generates else (ACTOR_TRAINING,)
+    rollouts = {"whole": 1.0, "busy": 1.0, "alone": 1.0, "shared": 1.0, "queued": 0.0, "refill": 0.0}
+    found = {
+        ACTOR_GENERATION: Cost(10.0, {}, rollouts),
+        ACTOR_TRAINING: Cost(30.0, {}, {OLD_LOGPROBS: 5.0, "pipeline": 25.0}),
+    }
+    times = group_times({name: replace(plan().tasks[name], idle_state="resident") for name in names}, found, model)
+    assert (times.inferences, times.trainings) == (inferences, 30.0 - inferences)

@@ -162,13 +162,14 @@ def test_an_asynchronous_prediction_runs_the_groups_beside_each_other() -> None:
 def test_measured_tasks_stand_where_they_were_at_work() -> None:
     spans = [
         ["actor_generation", 0.0, 0.5],
-        ["actor_training", 0.5, 1.5],
-        ["old_logprobs", 0.5, 0.75],  # scoring the batch is a part of it
+        ["old_logprobs", 0.25, 0.75],
+        ["actor_training", 0.75, 1.5],
         ["actor_generation", 1.0, 2.0],
     ]
     assert measured_spans({"seconds": {"iteration": 2.0}, "spans": spans}) == {
         "actor_generation": (Span(0.0, 0.5), Span(1.0, 2.0)),
-        "actor_training": (Span(0.5, 1.5),),
+        "old_logprobs": (Span(0.25, 0.75),),
+        "actor_training": (Span(0.75, 1.5),),
         "iteration": (Span(0.0, 2.0),),
     }
 

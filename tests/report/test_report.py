@@ -161,7 +161,7 @@ def test_the_explained_page_says_what_binds_and_why() -> None:
 
 def test_the_slices_of_each_time_fill_its_bar() -> None:
     bars = re.findall(r'<div class="stack" role="img".*?</div>', explained_of_tests(), re.DOTALL)
-    assert len(bars) == len(plan().tasks) + 2
+    assert len(bars) == len(plan().tasks) + 3  # the weight sync, scoring the batch, the iteration
     for bar in bars:
         assert sum(map(float, re.findall(r"width:([\d.]+)%", bar))) == pytest.approx(100, abs=0.1)
 

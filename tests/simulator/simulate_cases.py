@@ -10,8 +10,8 @@ from hetrl.cost.stages import Placed, place
 from hetrl.cost.weight_sync import weight_routes
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
-from hetrl.simulator.events import Clock
-from hetrl.simulator.pipelines import Setting, training
+from hetrl.simulator.events import Clock, Process
+from hetrl.simulator.pipelines import Setting, scoring, training
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.wires import Network
 from hetrl.workload import Lengths, Workload, architecture
@@ -58,8 +58,14 @@ def setting_of(topology: Topology, workload: Workload) -> Setting:
 def trained_seconds(plan: Plan, topology: Topology, workload: Workload) -> tuple[float, Setting]:
     setting = setting_of(topology, workload)
     lengths = [workload.response.maximum] * workload.samples
-    ended = setting.clock.start(training(setting, "actor_training", plan.tasks["actor_training"], lengths))
-    setting.clock.run(ended)
+    task = plan.tasks["actor_training"]
+
+    def trained() -> Process:
+        if workload.scores_batch:
+            yield from scoring(setting, task, lengths)
+        yield from training(setting, "actor_training", task, lengths)
+
+    setting.clock.run(setting.clock.start(trained()))
     return setting.clock.now, setting
 
 

@@ -77,6 +77,22 @@ def test_values_wait_for_the_critic_that_crosses_a_slow_link(staleness: int) -> 
     assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.02)
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_batch_is_scored_while_another_group_values_it(mode: str) -> None:
+    workload = small_workload(algorithm="ppo", critic=architecture("qwen3-1.7b"), mode=mode, max_staleness=1)
+    model = CostModel(two_sites(1000.0), workload)
+    plan = plan_with_critic(workload)
+    predicted, found = predict(plan, model), simulate(plan, model)
+    scored = found.tasks["old_logprobs"]
+    assert scored == pytest.approx(predicted.tasks["old_logprobs"], rel=0.01)
+    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.02)
+    if mode == "sync":
+        phases = ("actor_generation", "critic_inference", "actor_training", "weight_sync")
+        call = calibrated().rates("a100-80gb").overhead.generation_call
+        hidden = call + sum(found.tasks[name] for name in phases) - found.iteration_seconds
+        assert hidden == pytest.approx(min(scored, found.tasks["critic_inference"]), rel=1e-6)
+
+
 def test_staleness_zero_equals_sync() -> None:
     sync = small_workload(response=Lengths(64, 96, "uniform"))
     asynchronous = replace(sync, mode="async")

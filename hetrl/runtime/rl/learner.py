@@ -1,7 +1,8 @@
 """One iteration of learning from a batch of groups: its inferences, then its trainings.
 
 scored    reference, reward model and critic, each in its turn, groups of devices side by side
-batch     advantages from what they say; the trainer's own log-probs first where the algorithm needs them
+old       the trainer's own log-probs, where the algorithm needs them
+batch     advantages from what they say
 train     one optimiser step of a model per minibatch
 """
 
@@ -84,15 +85,23 @@ class Learner:
     judged_text: JudgedEncoder | None = None
     steps: int = 1  # of the run: learning rates may fall until the last one
 
+    def experience(self, groups: Sequence[PromptGroup]) -> Arrays:
+        """Return the arrays of a batch that all tasks read."""
+        return experience(groups, self.pad_token)
+
     async def scored(
-        self, groups: Sequence[PromptGroup], step: int, versions: Versions, seconds: dict[str, float]
+        self,
+        arrays: Arrays,
+        groups: Sequence[PromptGroup],
+        step: int,
+        versions: Versions,
+        seconds: dict[str, float],
     ) -> tuple[tuple[PromptGroup, ...], Arrays, dict[str, int]]:
         """Return the groups with their final rewards, the arrays of the batch, the critic's version if there is one.
 
-        The arrays have what the reference says, under its version, and the critic, under that which it has by now. Into
+        The arrays get what the reference says, under its version, and the critic, under that which it has by now. Into
         `seconds` goes how long tasks took.
         """
-        arrays = experience(groups, self.pad_token)
         reference, rewarded, (values, told) = await asyncio.gather(
             self._reference(arrays, step, versions, seconds),
             self._judged(groups, step, seconds),
@@ -140,16 +149,18 @@ class Learner:
         last = iter(scores[np.arange(len(texts)), arrays["lengths"] - 1].tolist())
         return tuple(judged(group, [next(last) for _ in group.samples], self.reward) for group in groups)
 
-    async def batch(
-        self, arrays: Arrays, groups: Sequence[PromptGroup], step: int, version: int, seconds: dict[str, float]
-    ) -> tuple[Arrays, dict[str, float]]:
-        """Return what the losses read, and what is worth watching in it; in the turn of the actor's training.
+    async def old_logprobs(self, arrays: Mapping[str, Any], step: int, seconds: dict[str, float]) -> Arrays:
+        """Return what the actor's trainer says of a batch, where the algorithm asks for it; in its turn.
 
-        Where the algorithm asks for it, the trainer scores the batch first, under the weights of `version`.
+        The trainer has the weights that the batch is trained from.
         """
-        if self.algorithm.scores_batch:
-            with self.turns.timeline.timed(seconds, OLD_LOGPROBS):
-                arrays["old_logprobs"] = await self.tasks.old.scores(arrays, step)
+        if not self.algorithm.scores_batch:
+            return {}
+        with self.turns.timeline.timed(seconds, OLD_LOGPROBS):
+            return {"old_logprobs": await self.tasks.old.scores(arrays, step)}
+
+    def batch(self, arrays: Arrays, groups: Sequence[PromptGroup], version: int) -> tuple[Arrays, dict[str, float]]:
+        """Return what the losses read of a batch that is trained from `version`, and what is worth watching in it."""
         return training_batch(arrays, groups, version, self.algorithm)
 
     async def train_actor(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:

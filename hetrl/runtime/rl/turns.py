@@ -5,8 +5,8 @@
     the others:  one after the other; the next one that asks is woken, and stays awake until somebody else asks
 
 Tasks that are alone on their devices have them all the time. A group takes all tasks of a batch before those of the
-next one, as the play of a plan does (`hetrl.simulator`), and between the first and the last of them generation does not
-run there: each time would cost it its keys and values.
+next one, its inferences before its trainings, as the play of a plan does (`hetrl.simulator`), and between the first and
+the last of them generation does not run there: each time would cost it its keys and values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from hetrl.runtime import wire
 from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member
-from hetrl.workload import ACTOR_GENERATION, TASKS
+from hetrl.workload import ACTOR_GENERATION, INFERENCES, TASKS, TRAININGS
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class _Group:
 
     def __post_init__(self) -> None:
         self.expect_all()
+
+    def awaited_by(self, task: str) -> set[str]:
+        """Return the tasks that are yet to have the devices for the batch before this one has them."""
+        return self.left.intersection(INFERENCES if task in TRAININGS else ())
 
     def expect_all(self) -> None:
         """Note that no task has had the devices for the batch."""
@@ -96,7 +100,8 @@ class Turns:
     async def of(self, task: str, batch: int | None = None) -> AsyncIterator[None]:
         """Have the devices of a task once for a batch, numbered from 1; without one, for what belongs to none.
 
-        Each task of a group has them once for every batch; what belongs to none comes before the first.
+        Each task of a group has them once for every batch, a training once those of the group that infer have had them;
+        what belongs to none comes before the first.
         """
         group = self._of.get(task)
         if group is None:
@@ -106,7 +111,7 @@ class Turns:
             group.queued += 1
             try:
                 async with group.passed:
-                    await group.passed.wait_for(lambda: group.batch == batch)
+                    await group.passed.wait_for(lambda: group.batch == batch and not group.awaited_by(task))
             finally:
                 group.queued -= 1
         group.open.clear()
@@ -115,6 +120,8 @@ class Turns:
             yield
         if batch is not None:
             group.left.discard(task)
+            async with group.passed:
+                group.passed.notify_all()
         if batch is None or not group.left:
             await self._leave(group, batch)
 

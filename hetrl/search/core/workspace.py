@@ -30,6 +30,7 @@ class Parts(NamedTuple):
     floats: Floats1
     ints: Ints1
     seconds: Floats1  # [t] of an iteration, infinite where the devices do not carry the task
+    scoring: Floats1  # [t] of these, what the trainer scores the batch for
     rollouts: Floats1  # [6] of generation: the fields of `hetrl.cost.generation.ReplicaSeconds`, in order
     switch_seconds: Floats1  # [t]
     resident_gb: Floats2  # [t, c] of the fullest device
@@ -52,6 +53,7 @@ def make_parts(tables: Tables) -> Parts:
     directions = min(tables.sites * (tables.sites - 1), 2 * MAX_STAGES * (kinds + MAX_STAGES)) + 1
     shapes: dict[str, tuple[int, ...]] = {
         "seconds": (tasks,),
+        "scoring": (tasks,),
         "rollouts": (6,),
         "switch_seconds": (tasks,),
         "resident_gb": (tasks, kinds),
@@ -99,6 +101,7 @@ class Room(NamedTuple):
     cohorts: Cohorts
     shares: Shares
     seconds: Floats1  # [t] of the tasks, slowed by sharing
+    scoring: Floats1  # [t] of these, what the trainer scores the batch for
     result: Floats1  # [2] the plan's value, and the seconds of an iteration
 
 
@@ -109,7 +112,7 @@ class Bench:
         """Make room for the plans of a problem."""
         shares = Shares(*np.zeros((6, tables.classes), np.int64))
         self.tables = tables
-        self.room = Room(make_cohorts(tables), shares, np.zeros(tables.tasks), np.zeros(2))
+        self.room = Room(make_cohorts(tables), shares, np.zeros(tables.tasks), np.zeros(tables.tasks), np.zeros(2))
         self.parts = make_parts(tables)
         self.pointers: tuple[Packed[Tables], Packed[Room], Packed[Parts]] = (
             pack(tables),

@@ -63,7 +63,8 @@ inline void note_generation(const View& x, const Tables& tables, const Parts& pa
 inline void note_option(Int task, const View& x, const Tables& tables, const Parts& parts, const Floats& out) {
     const Int phase = tables.is_training[task] ? TRAININGS : tables.is_inference[task] ? INFERENCES : GENERATION;
     fill(out, 0.0);
-    out[phase] = parts.seconds[task] + parts.switch_seconds[task];
+    out[phase] = parts.seconds[task] + parts.switch_seconds[task] - parts.scoring[task];
+    out[INFERENCES] += parts.scoring[task];  // with mode async's exception this is a bound still, of a batch's way
     for (Int kind = 0; kind < tables.classes; ++kind) {
         const double resident = parts.resident_gb[task][kind], host = parts.host_gb[task][kind];
         const double peak = parts.peak_gb[task][kind];

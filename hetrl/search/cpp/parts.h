@@ -6,6 +6,7 @@
 // Forget what a task costs and needs.
 inline void clear_task(Int task, const Parts& parts) {
     parts.seconds[task] = INFINITE;
+    parts.scoring[task] = 0.0;
     parts.switch_seconds[task] = 0.0;
     fill(parts.resident_gb[task], 0.0);
     fill(parts.peak_gb[task], 0.0);

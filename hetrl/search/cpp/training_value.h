@@ -167,10 +167,16 @@ inline void note_first_replica(const Training& training, const Cohorts& cohorts,
     }
 }
 
+// The seconds of a training, and of these, what it scores the batch for.
+struct TrainingSeconds {
+    double all;
+    double scoring;
+};
+
 // Return the seconds of a laid-out training beside `other`, which uses its directions too (itself: alone). `fresh`: the
 // bytes of its reduction are added to its parts.
-inline double training_seconds(const Training& training, const Cohorts& cohorts, const Parts& parts, Int other,
-                               bool fresh) {
+inline TrainingSeconds training_seconds(const Training& training, const Cohorts& cohorts, const Parts& parts, Int other,
+                                        bool fresh) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
     const Int unit = unit_of(training);
@@ -205,7 +211,7 @@ inline double training_seconds(const Training& training, const Cohorts& cohorts,
             update = std::max(update, step[0] + step[1] * parameters / training.shards());
         }
     }
-    return double(numbers.steps) * (slowest[STEP] + left + update) + slowest[SCORE];
+    return {double(numbers.steps) * (slowest[STEP] + left + update) + slowest[SCORE], slowest[SCORE]};
 }
 
 // Return a training with what is laid out of it.
@@ -234,6 +240,8 @@ inline Int value_training(Int task, const Genes& devices, const Genes& order, co
     share_by_pipelines(training, cohorts);
     add_activations(training, cohorts, parts);
     note_first_replica(training, cohorts, parts);
-    parts.seconds[task] = training_seconds(training, cohorts, parts, task, true);
+    const TrainingSeconds seconds = training_seconds(training, cohorts, parts, task, true);
+    parts.seconds[task] = seconds.all;
+    parts.scoring[task] = seconds.scoring;
     return found;
 }

@@ -106,7 +106,9 @@ inline void slow_down(const Genes& vector, const Tables& tables, const Room& roo
             if (meet) {
                 const Int found = value_task(task, vector, tables, room, parts);
                 const Training training = laid_out(task, x.choice[task], tables, found, room.cohorts);
-                room.seconds[task] = training_seconds(training, room.cohorts, parts, other, false);
+                const TrainingSeconds slowed = training_seconds(training, room.cohorts, parts, other, false);
+                room.seconds[task] = slowed.all;
+                room.scoring[task] = slowed.scoring;
             }
         }
     }
@@ -141,7 +143,10 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
     for (Int task = 0; task < tables.tasks; ++task) {
         const double seconds = room.seconds[task] + parts.switch_seconds[task];
         if (tables.is_training[task]) {
-            trainings[x.group[task]] += seconds;
+            const bool beside = tables.staleness == 0 || x.group[task] != x.group[tables.generation];
+            const double scoring = beside ? room.scoring[task] : 0.0;  // `workload.scores_beside_inferences`
+            inferences[x.group[task]] += scoring;
+            trainings[x.group[task]] += seconds - scoring;
         } else if (tables.is_inference[task]) {
             inferences[x.group[task]] += seconds;
         }
@@ -185,6 +190,7 @@ Int value(const Genes& vector, const Flags& stale, const Tables& tables, const R
     room.result[1] = INFINITE;
     if (missing == 0.0) {
         copy(parts.seconds, room.seconds);
+        copy(parts.scoring, room.scoring);
         slow_down(vector, tables, room, parts);
         const double seconds = plan_seconds(x, tables, room, parts);
         const Found found = objective_value(seconds, x, tables, parts);

@@ -3,7 +3,7 @@
     x_c in {0, 1}                       column c is a group of the plan
     sum of x_c over columns of t = 1    for every task t
     sum of a_ck x_c <= n_k              for every device class k
-    I >= sum of i_c x_c over columns of t, for every inference t; R likewise for every training
+    I >= sum of i_c x_c over columns of t, for every inference t and the actor's training; R likewise, every training
     Y >= y_c x_c                        a version's way inside a group that trains the actor and generates
     Y >= sum w_ck x_c - W_k (1 - sum r_ck x_c)     to rollouts of another group on class k: w_ck from columns that
                                         train the actor, r_ck = 1 for those that generate on k, W_k the largest w_ck
@@ -90,6 +90,8 @@ def rows_of(columns: Columns, menu: Menu, tables: Tables, limit: float) -> list[
             rows.append(Row(-owns * numbers[:, INFERENCES], (0, 1, 0, 0), least, 0))
         elif tables.is_training[task]:
             rows.append(Row(-owns * numbers[:, TRAININGS], (0, 0, 1, 0), least, 0))
+        if task == tables.trainer:  # which scores the batch
+            rows.append(Row(-owns * numbers[:, INFERENCES], (0, 1, 0, 0), least, 0))
         if tables.staleness:
             rows.append(Row(-owns * numbers[:, :CHAIN].sum(axis=1), (1, 0, 0, 0), least, 0))
     for kind in range(tables.classes):
@@ -189,11 +191,15 @@ def _program(
 
 def _run(model: pulp.LpProblem, deadline: float) -> pulp.LpSolver:
     """Solve on one thread (login nodes are shared) until the deadline; return the solver that did."""
-    seconds = max(deadline - time.monotonic(), 0.1)
-    solver = pulp.HiGHS(msg=False, threads=1, timeLimit=seconds, gapRel=GAP)
+    asked = {"msg": False, "threads": 1, "timeLimit": max(deadline - time.monotonic(), 0.1), "gapRel": GAP}
+    solver = pulp.HiGHS(**asked)
     if not solver.available():
-        solver = pulp.PULP_CBC_CMD(msg=False, threads=1, timeLimit=seconds, gapRel=GAP)
+        solver = pulp.PULP_CBC_CMD(**asked)
     model.solve(solver)
+    if model.status == pulp.LpStatusNotSolved and isinstance(solver, pulp.HiGHS):
+        # HiGHS 1.15.1 presolves some programs without a solution to one, and sees itself that it is none
+        solver = pulp.HiGHS(**asked, presolve="off")
+        model.solve(solver)
     return solver
 
 

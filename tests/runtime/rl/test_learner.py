@@ -24,7 +24,7 @@ from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.transport.member import Member
-from hetrl.runtime.wire.arrays import pack, unpack
+from hetrl.runtime.wire.arrays import Arrays, pack, unpack
 from hetrl.workload import (
     ACTOR_TRAINING,
     CRITIC_INFERENCE,
@@ -62,6 +62,17 @@ class Answers:
         return SimpleNamespace(message=wire.Trained(step=1, metrics=metrics, seconds=0.0), buffers=())
 
 
+async def made(
+    learner: Learner, drawn: tuple[PromptGroup, ...], versions: Versions, version: int, seconds: dict[str, float]
+) -> tuple[Arrays, dict[str, float], tuple[PromptGroup, ...]]:
+    """Return what losses read of a batch, what is told of it, its groups with their rewards."""
+    read = learner.experience(drawn)
+    scored, arrays, told = await learner.scored(read, drawn, 1, versions, seconds)
+    old = await learner.old_logprobs(read, 1, seconds)
+    batch, seen = learner.batch({**arrays, **old}, scored, version)
+    return batch, {**seen, **told}, scored
+
+
 def learn(
     settings: dict[str, Any],
     version: int = 1,
@@ -79,8 +90,7 @@ def learn(
     learner = Learner(tasks, turns, AlgorithmSection.model_validate(settings), pad_token=0)
 
     async def both() -> dict[str, float]:
-        scored, arrays, _ = await learner.scored(drawn or groups(), 1, Versions(), seconds)
-        batch, seen = await learner.batch(arrays, scored, 1, version, seconds)
+        batch, seen, _ = await made(learner, drawn or groups(), Versions(), version, seconds)
         return {**seen, **await learner.train_actor(batch, 1)}
 
     return trainer, asyncio.run(both()), seconds
@@ -196,9 +206,8 @@ def test_ppo_asks_every_model_once_and_trains_actor_and_critic_on_what_they_said
     learner = learner_of(models)
 
     async def iteration() -> tuple[Any, dict[str, float], dict[str, float]]:
-        scored, arrays, told = await learner.scored(groups(), 1, Versions(critic=3), seconds)
-        assert told == {"critic_version": 3}
-        batch, seen = await learner.batch(arrays, scored, 1, 1, seconds)
+        batch, seen, scored = await made(learner, groups(), Versions(critic=3), 1, seconds)
+        assert seen.pop("critic_version") == 3
         return scored, {**seen, **await learner.train_actor(batch, 1)}, await learner.train_critic(batch, 1)
 
     scored, of_actor, of_critic = asyncio.run(iteration())
@@ -244,8 +253,7 @@ def test_learning_rates_rise_from_the_first_step_of_each_model() -> None:
     )
 
     async def steps() -> None:
-        scored, arrays, _ = await learner.scored(groups(), 1, Versions(critic=3), {})
-        batch, _ = await learner.batch(arrays, scored, 1, 1, {})
+        batch, _, _ = await made(learner, groups(), Versions(critic=3), 1, {})
         for step in (1, 3, 5, 6, 9):
             await learner.train_critic(batch, step)
             if step > 2:
@@ -266,8 +274,7 @@ def test_learning_rates_fall_until_the_last_step_of_the_run() -> None:
     )
 
     async def steps() -> None:
-        scored, arrays, _ = await learner.scored(groups(), 1, Versions(critic=3), {})
-        batch, _ = await learner.batch(arrays, scored, 1, 1, {})
+        batch, _, _ = await made(learner, groups(), Versions(critic=3), 1, {})
         for step in (3, 5, 7):
             await learner.train_critic(batch, step)
             await learner.train_actor(batch, step)
@@ -281,7 +288,7 @@ def test_learning_rates_fall_until_the_last_step_of_the_run() -> None:
 def test_values_of_another_version_of_the_critic_end_the_run() -> None:
     learner = learner_of(Models(version=2))
     with pytest.raises(HetrlError, match=f"{VALUES}: scored under weight version 2, not 3"):
-        asyncio.run(learner.scored(groups(), 1, Versions(critic=3), {}))
+        asyncio.run(learner.scored(learner.experience(groups()), groups(), 1, Versions(critic=3), {}))
 
 
 def test_a_ratio_to_the_sampler_needs_no_pass_and_the_first_step_alone_tells_the_mismatch() -> None:
@@ -304,6 +311,6 @@ def test_the_controller_goes_on_while_samples_are_encoded_for_the_reward_model()
             return (*response,)
 
         learner = replace(learner_of(Models()), judged_text=encode)
-        return await learner.scored(groups(), 1, Versions(critic=3), {})
+        return await learner.scored(learner.experience(groups()), groups(), 1, Versions(critic=3), {})
 
     assert [group.model_scores for group in asyncio.run(scored())[0]] == [(2.0, 2.0)] * 2

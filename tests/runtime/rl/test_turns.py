@@ -99,6 +99,24 @@ def test_nobody_is_woken_before_it_is_there() -> None:
     asyncio.run(run())
 
 
+def test_a_training_comes_after_those_of_its_group_that_infer_whoever_asks_first() -> None:
+    async def run() -> None:
+        turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
+        order = []
+
+        async def have(task: str, batch: int) -> None:
+            async with turns.of(task, batch):
+                order.append((task, batch))
+
+        first = [asyncio.ensure_future(have(ACTOR_TRAINING, batch)) for batch in (1, 2)]
+        await asyncio.sleep(0.01)
+        assert not order and not members.told
+        await asyncio.gather(*first, *(have(REFERENCE_INFERENCE, batch) for batch in (1, 2)))
+        assert order == [(task, batch) for batch in (1, 2) for task in (REFERENCE_INFERENCE, ACTOR_TRAINING)]
+
+    asyncio.run(run())
+
+
 def test_who_is_awake_stays_awake_until_another_one_asks() -> None:
     async def run() -> None:
         turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
@@ -294,8 +312,8 @@ def test_a_member_that_is_lost_is_told_nothing_more() -> None:
         turns.forget(ADDRESSES[ACTOR_GENERATION][1])
         async with turns.prompt():
             assert members.awake == {ADDRESSES[ACTOR_GENERATION][0]}
-        async with turns.of(ACTOR_TRAINING, 1):
-            assert members.awake == set(ADDRESSES[ACTOR_TRAINING])
+        async with turns.of(REFERENCE_INFERENCE, 1):
+            assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])
         assert ADDRESSES[ACTOR_GENERATION][1] not in {to for to, _ in members.told}
 
     asyncio.run(run())

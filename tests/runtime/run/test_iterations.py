@@ -268,6 +268,36 @@ def test_all_steps_are_taken_in_every_grouping(
             assert idle >= row["seconds"]["iteration"] - sum(end - start for start, end in busy) - 0.001
 
 
+@pytest.mark.parametrize("staleness", [None, 1])
+@pytest.mark.parametrize("owners", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 1, 3), (0, 1, 2, 3, 0, 3)])
+def test_the_trainer_scores_a_batch_while_others_do_but_does_not_keep_generation_waiting_for_them(
+    owners: tuple[int, ...], staleness: int | None
+) -> None:
+    class Slow(World):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.valued = set[int]()
+            self.scored: dict[int, bool] = {}  # by step, whether its values were there
+
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if task == CRITIC_INFERENCE:
+                for _ in range(500):
+                    await asyncio.sleep(0)
+                self.valued.add(message.step)
+            elif task == ACTOR_TRAINING and isinstance(message, wire.Score):
+                self.scored[message.step] = message.step in self.valued
+            return await super()._work(task, message, buffers)
+
+    async def scenario() -> list[bool]:
+        async with asyncio.timeout(20.0):
+            world = Slow(groups_of(owners), 0)
+            await run(world, staleness, 0)
+        return [world.scored[step] for step in range(1, STEPS + 1)]
+
+    generates = owners[0] == owners[4]
+    assert asyncio.run(scenario()) == [bool(staleness) and generates] * STEPS
+
+
 def test_the_controller_goes_on_while_samples_are_written() -> None:
     class Slow:
         def __init__(self) -> None:
