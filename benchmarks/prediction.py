@@ -27,8 +27,6 @@ from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.workload import (
     ACTOR_GENERATION,
-    CRITIC_INFERENCE,
-    CRITIC_TRAINING,
     INFERENCES,
     ITERATION,
     TRAININGS,
@@ -77,11 +75,6 @@ class Threefold:
         if abs(self.off()) <= GOAL_ITERATION:
             return ""
         found = []
-        if self.shape.startswith("ppo async"):
-            critic = self.run[CRITIC_INFERENCE] + self.run[CRITIC_TRAINING]
-            found.append(
-                f"between values and steps of the critic ({critic:.1f} s) the actor's trainer scores the batch"
-            )
         if gap < 0 < self.as_it_ran - self.predicted[ITERATION]:
             found.append("what was taken off is too much: this machine was busier in the second run")
         if self.control[ITERATION] > LARGE_PART * gap > 0:
