@@ -6,6 +6,7 @@
       SiteUnreachableError (4)  a site does not answer
       PartialError (5)          done in some places, not in others
       GangTimeoutError (6)      a member of the run did not come up in time
+      TimeUpError (7)           Slurm ends a job of the run; what was trained is kept
 
 A message says what is wrong, where, and what to do next:
 `alpha: partition "gpu" allows 24 h, asked 36 h; lower launch.walltime or set sites.alpha.partition`.
@@ -59,6 +60,12 @@ class GangTimeoutError(HetrlError):
     """A member of the run was not ready when the gang timeout ended."""
 
     exit_code = 6
+
+
+class TimeUpError(HetrlError):
+    """The time of a job is up: the run has kept its last step, and ends."""
+
+    exit_code = 7
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -87,6 +87,8 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['link']}: the link is out; what does not need it goes on"
         case "link_back":
             return f"{event['link']}: the link is back"
+        case "ending":
+            return f"{event['site']}: Slurm ends its job in some minutes; the run keeps step {event['step']} and ends"
         case "go":
             count = len(event["members"])
             return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"

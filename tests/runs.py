@@ -53,15 +53,20 @@ class Submitted:
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Return the events of these kinds so far."""
-        path = self.directory / "events.jsonl"
-        whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
-        return [event for event in map(json.loads, whole) if event["kind"] in kinds]
+        return events_of(self.directory, *kinds)
 
     def until(self, kind: str, count: int) -> None:
         """Wait for so many events of a kind; fails where the run ends first."""
         while len(self.events(kind)) < count:
             assert self._process.poll() is None, f"the run ended: {self.finish().stderr}"
             time.sleep(0.02)
+
+    def next_directory(self, before: Path) -> Path:
+        """Wait until the launcher takes a run up again; return the directory of the run that goes on."""
+        while self.directory == before:
+            assert self._process.poll() is None, f"it is not taken up: {self.finish().stderr}"
+            time.sleep(0.02)
+        return self.directory
 
     def kill(self) -> None:
         """Kill the launcher, which has no last word then."""
@@ -112,14 +117,28 @@ def submit(config: Path, work: Path, *arguments: str) -> Finished:
         return run.finish()
 
 
+def events_of(directory: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Return the events of these kinds of a run."""
+    path = directory / "events.jsonl"
+    whole = path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    return [event for event in map(json.loads, whole) if event["kind"] in kinds]
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """Return the processes of a run in this directory, or of a site of it."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            site = process.environ().get("HETRL_SITE_DIRECTORY")
+            if site is not None and Path(site).is_relative_to(directory.resolve()):
+                found.append(process)
+    return found
+
+
 def assert_nothing_left(directory: Path) -> None:
     """No process of the run in this directory lives on."""
     left = []
-    for process in psutil.process_iter():
-        try:
-            site = process.environ().get("HETRL_SITE_DIRECTORY")
-            if site is not None and Path(site).is_relative_to(directory.resolve()):
-                left.append(process.cmdline())
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+    for process in processes_of(directory):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            left.append(process.cmdline())
     assert left == []

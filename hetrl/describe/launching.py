@@ -39,6 +39,7 @@ class Launch(Strict):
     `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
     single links, by their sites as "alpha-beta". After `orphan_timeout` without a word of the controller what it left
     behind ends. One thing that a rank or a server is asked for may take `hang_timeout`, then it counts as dead.
+    A launcher that follows takes a run that failed, or whose time was up, up again, up to `restarts` times.
     `poll_seconds` is how often a Slurm site is looked at. Engines that are `emulated` wait as long as the cost model
     says that real ones compute (`hetrl.runtime.emulated`).
     """
@@ -52,6 +53,7 @@ class Launch(Strict):
     link_patience: Mapping[str, Clock] = {}
     orphan_timeout: Clock = "00:30:00"
     hang_timeout: Clock = "00:30:00"
+    restarts: Annotated[int, Field(ge=0)] = 0
     templates: str | None = None
     poll_seconds: Annotated[float, Field(ge=1)] = 30.0
 

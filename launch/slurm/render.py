@@ -29,7 +29,14 @@ from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from launch.render import ARRAY, EMULATED, GANG, Process, argv_of, environment_of
 from launch.slurm.container import python_of, srun_options
 from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
-from launch.slurm.resources import Shape, max_array_size, resource_options, sbatch_lines, unmanaged_gpus
+from launch.slurm.resources import (
+    Shape,
+    max_array_size,
+    notice_seconds,
+    resource_options,
+    sbatch_lines,
+    unmanaged_gpus,
+)
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "slurm_templates"
 WIDTH = 118
@@ -80,6 +87,7 @@ class _Run:
     files: Mapping[str, SiteFile]
     templates: jinja2.Environment
     walltime: str
+    notice_seconds: int = 0
 
     @cached_property
     def gpu_by_device(self) -> Mapping[str, str]:
@@ -118,7 +126,8 @@ def site_scripts(
     """
     files = {site.name: site for site in problem.scenario.sites}
     walltime = problem.experiment.launch.walltime
-    run = _Run(run_id, problem, directories, inventories, files, _environment(templates), walltime)
+    notice = notice_seconds(plan.predicted.iteration_seconds, problem.experiment.launch.walltime_seconds)
+    run = _Run(run_id, problem, directories, inventories, files, _environment(templates), walltime, notice)
     gangs, arrays = layouts(plan, problem.topology, files, emulates=problem.experiment.launch.emulates)
     tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
     scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
@@ -180,6 +189,7 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
         "heterogeneous": heterogeneous,
         "steps": steps,
         "array_tasks": array_tasks,
+        "notice_seconds": run.notice_seconds,
     }
     rows = {step.name: run.rows(gang.site, step.members) for step in gang.steps}
     return replace(

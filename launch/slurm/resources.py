@@ -13,6 +13,9 @@ from hetrl.errors import UsageError
 from hetrl.gpus import is_cpu
 from hetrl.hardware import Node
 
+# How long before its end Slurm tells a job: some iterations, since the step under way and its checkpoint must fit in,
+# and no more than sbatch(1) takes (--signal).
+NOTICE_SECONDS, NOTICE_ITERATIONS, MOST_NOTICE_SECONDS = 300, 2.5, 65535
 MAX_ARRAY_SIZE = 1001  # of a cluster whose inventory is not known: Slurm's default (slurm.conf(5), MaxArraySize)
 
 
@@ -52,6 +55,12 @@ def shape_of(site: SiteFile, node: Node, used: int) -> Shape:
 def node_kinds(site: SiteFile) -> tuple[NodeEntry, ...]:
     """Return one kind of node per GPU type, the first that the site's file has."""
     return tuple({entry.gpu: entry for entry in reversed(site.nodes)}.values())[::-1]
+
+
+def notice_seconds(iteration_seconds: float, walltime_seconds: int) -> int:
+    """Return how long before its end Slurm tells a job."""
+    wanted = math.ceil(NOTICE_ITERATIONS * min(iteration_seconds, MOST_NOTICE_SECONDS))
+    return min(max(NOTICE_SECONDS, wanted), walltime_seconds // 2, MOST_NOTICE_SECONDS)
 
 
 def max_array_size(inventory: Inventory | None) -> int:

@@ -27,7 +27,7 @@ from launch.rehearsal import Compared, Settings, compare, document, ratio, rehea
 from launch.render import check_startable
 from launch.show import from_here
 from launch.verbs.planning import given_plan, problem_at, solve_problem
-from launch.verbs.submit import prepare
+from launch.verbs.prepare import prepare
 
 
 def rehearse_command(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,8 @@
-"""`hetrl resume`: follow a run again that goes on without a launcher, or go on where one ended, in a run of its own."""
+"""`hetrl resume`: follow a run again that goes on without a launcher, or go on where one ended, in a run of its own.
+
+a run that this launcher followed has failed, or its time was up: the same of it, up to `launch.restarts` times
+not where what it was given is wrong, or where it took no step: another start would end likewise
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,21 @@ import argparse
 import shutil
 import sys
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.errors import PartialError, UsageError
-from hetrl.files import EventLog
+from hetrl.errors import HetrlError, PartialError, SiteUnreachableError, TimeUpError, UsageError
+from hetrl.files import EventLog, read_lines
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.problem import without
 from hetrl.runtime.checkpoints.files import METRICS_BEFORE
 from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
-from launch.executor import SLURM, choose_executor
+from launch.executor import SLURM, Prepared, choose_executor
 from launch.life import begin, bring_up
 from launch.local import carrying, processes_of
 from launch.render import check_startable
@@ -31,9 +36,22 @@ from launch.slurm.watch import cancel_everywhere
 from launch.state import FINISHED, State
 from launch.verbs.checkpoints import directories_of, everywhere, trained_at
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
+from launch.verbs.prepare import prepare
 from launch.verbs.runs import current_state
 from launch.verbs.stored import newest_of
-from launch.verbs.submit import prepare
+
+# How a run may end that another start of it may mend: a process, a node, a site or the time that it was given.
+_MENDED = (HetrlError.exit_code, SiteUnreachableError.exit_code, TimeUpError.exit_code)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a run that goes on has of its own: an experiment, a plan, none of some sites."""
+
+    config: Path | None = None
+    plan: Path | None = None
+    replan: bool = False
+    without: tuple[str, ...] = ()
 
 
 def resume_command(arguments: argparse.Namespace) -> int:
@@ -42,12 +60,41 @@ def resume_command(arguments: argparse.Namespace) -> int:
     slurm, state = read_slurm_run(run), current_state(run)
     if slurm is not None and not state.ended and not arguments.without:
         plan = read_plan(run.path / "plan.json")
-        return bring_up(run, plan, partial(SlurmExecutor, run, slurm), Console(), detach=arguments.detach)
+        console = Console()
+        code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, detach=arguments.detach)
+        return _restarted(run, code, console)
     left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state, arguments.without)
     if state.phase == FINISHED and arguments.config is None:
         print(f"{left}; --config EXPERIMENT with more steps goes on from it")
         return 0
-    return _go_on(run, slurm, arguments)
+    console, wanted = Console(), _Wanted(arguments.config, arguments.plan, arguments.replan, tuple(arguments.without))
+    prepared, plan = _go_on(run, slurm, wanted, console)
+    return begin_and_restart(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
+
+
+def begin_and_restart(prepared: Prepared, plan: Plan, console: Console, *, yes: bool, detach: bool) -> int:
+    """Start a run, follow it, and take it up again where that helps; returns the exit code of the last end."""
+    return _restarted(prepared.run, begin(prepared, plan, console, yes=yes, detach=detach), console)
+
+
+def _restarted(run: Run, code: int, console: Console) -> int:
+    """Take a run up that ended with this code, and what goes on from it, as often as its experiment allows."""
+    allowed = problem_at(run.path / "config.yaml").experiment.launch.restarts
+    for number in range(1, allowed + 1):
+        state = current_state(run)
+        if state.phase != "failed" or state.exit_code not in _MENDED or not _took_steps(run):
+            break
+        say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
+        slurm, lost = read_slurm_run(run), tuple(state.silent)
+        if slurm is not None:
+            _end_jobs(run, slurm, state, lost)
+        prepared, plan = _go_on(run, slurm, _Wanted(without=lost), console)
+        run, code = prepared.run, begin(prepared, plan, console, yes=True, detach=False)
+    return code
+
+
+def _took_steps(run: Run) -> bool:
+    return any(event["kind"] == "step" for event in read_lines(run.events))
 
 
 def _end_local(run: Run, state: State) -> str:
@@ -75,30 +122,30 @@ def _end_jobs(run: Run, slurm: SlurmRun, state: State, lost: Collection[str]) ->
     return ended
 
 
-def _go_on(run: Run, slurm: SlurmRun | None, arguments: argparse.Namespace) -> int:
-    """Start a run that takes up the last checkpoints of another one, by its plan or another."""
-    console, config = Console(), arguments.config or run.path / "config.yaml"
+def _go_on(run: Run, slurm: SlurmRun | None, wanted: _Wanted, console: Console) -> tuple[Prepared, Plan]:
+    """Make a run that takes up the last checkpoints of another one, by its plan or another."""
+    config = wanted.config or run.path / "config.yaml"
     problem = problem_at(config)
-    if arguments.without:
-        problem = without(problem, arguments.without)
+    if wanted.without:
+        problem = without(problem, wanted.without)
     executor = choose_executor(problem.experiment.launch.executor, problem.scenario.sites)
     if (executor == SLURM) != (slurm is not None):
         where = "at its Slurm sites" if slurm is not None else "in its directory here"
         raise UsageError(f"{run.id}: its checkpoints are {where}, where launch.executor of {config} starts nothing")
     check_runnable(problem.experiment)
-    given = arguments.plan or run.path / "plan.json"
-    replans = arguments.replan or (arguments.without and not arguments.plan)
+    given = wanted.plan or run.path / "plan.json"
+    replans = wanted.replan or (wanted.without and not wanted.plan)
     plan = solve_problem(problem) if replans else given_plan(given, problem)
-    taken = _taken_up(run, plan, arguments.without)
+    taken = _taken_up(run, plan, wanted.without)
     print_plan(console, plan, problem)
     check_startable(plan)
     say(console, f"going on from {run.id}{taken}")
-    sites = [site for site in plan.site_order if site not in arguments.without]
+    sites = [site for site in plan.site_order if site not in wanted.without]
     continues = directories_of(run, slurm, sites)
     prepared = prepare(problem, plan, config, executor, console, continues=continues)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, prepared.run.site(plan.lead_site) / METRICS_BEFORE)
-    return begin(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
+    return prepared, plan
 
 
 def _taken_up(run: Run, plan: Plan, lost: Collection[str]) -> str:

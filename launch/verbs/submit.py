@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.plan.plan import Plan
-from hetrl.problem import Problem
 from hetrl.runtime.run.support import check_runnable
-from launch.collect import log_planned
-from launch.executor import SLURM, Prepared, choose_executor
-from launch.life import begin
-from launch.local import prepare_local
+from launch.executor import SLURM, choose_executor
 from launch.render import check_startable
-from launch.reports import write_plan_page
 from launch.screen import say
 from launch.show import from_here
 from launch.verbs.planning import given_plan, print_plan, print_sites, problem_at, solve_problem
+from launch.verbs.prepare import prepare
+from launch.verbs.resume import begin_and_restart
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
@@ -41,30 +35,4 @@ def submit_command(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         say(console, f"nothing was started; what would be lies in {from_here(prepared.run.path / 'scripts')}")
         return 0
-    return begin(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
-
-
-def prepare(
-    problem: Problem,
-    plan: Plan,
-    config: Path,
-    executor: str,
-    console: Console,
-    *,
-    continues: Mapping[str, Sequence[str]] = {},
-    dry_run: bool = False,
-) -> Prepared:
-    """Make the run directory with all that its sites read, its plan's page and first event; nothing is started.
-
-    `continues`: see `launch.run_directory.stage`.
-    """
-    if executor == SLURM:
-        from launch.slurm.prepare import prepare_slurm
-
-        prepared = prepare_slurm(problem, plan, config, continues)
-    else:
-        prepared = prepare_local(problem, plan, config, continues=continues, dry_run=dry_run)
-    write_plan_page(prepared.run, plan, problem)
-    log_planned(prepared.run, plan, problem.experiment)
-    say(console, f"run {prepared.run.id} in {from_here(prepared.run.path)}")
-    return prepared
+    return begin_and_restart(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)

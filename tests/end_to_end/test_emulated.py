@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from hetrl.errors import TimeUpError
+from hetrl.runtime.transport.member import ENDING
 from lab.lab import ROOT
-from tests.runs import Finished, started, submit, submitted
+from tests.runs import Finished, events_of, processes_of, started, submit, submitted
 
 STEPS = 4
 
@@ -71,3 +73,28 @@ def test_a_run_goes_on_where_another_one_was_cancelled(tmp_path: Path) -> None:
     assert [row["step"] for row in run.rows()] == [*range(1, 13)]
     (resumed,) = (event for event in then.events("resumed"))
     assert resumed["step"] in range(2, 12, 2), "where a checkpoint was"
+
+
+def test_a_run_whose_time_is_up_keeps_its_step_and_is_taken_up_again_as_one_that_lost_a_process_is(
+    tmp_path: Path,
+) -> None:
+    config = experiment("quickstart", tmp_path, restarts=2)
+    document = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(document | {"steps": 14, "checkpoints": {"every_steps": 1000}}))
+    with submitted(config, tmp_path) as launcher:
+        launcher.until("step", 3)
+        first = launcher.directory
+        (first / "sites" / "beta" / ENDING).touch()  # as the script of a job does
+        second = launcher.next_directory(first)
+        launcher.until("step", 2)
+        for process in processes_of(second / "sites" / "alpha"):
+            process.kill()
+        third = launcher.next_directory(second)
+        run = launcher.finish()
+    assert run.code == 0, run.stderr
+    assert [row["step"] for row in run.rows()] == [*range(1, 15)]
+    (ending,), (failed,) = events_of(first, "ending"), events_of(first, "failed")
+    assert failed["exit_code"] == TimeUpError.exit_code
+    assert f"beta: Slurm ends its job; kept up to step {ending['step']} of 14" in run.stderr
+    for directory in (second, third):  # nothing that was trained before is lost
+        assert [event["step"] for event in events_of(directory, "resumed")] == [ending["step"]]

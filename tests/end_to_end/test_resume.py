@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hetrl.problem import read_problem
 from lab.planned.random_plans import plan_on_one_device, write_experiment
-from tests.runs import Submitted, started, submitted
+from tests.runs import Submitted, processes_of, started, submitted
 
 STEPS, EVERY_STEPS, KILLED_AFTER = 5, 2, 3
 
@@ -75,10 +76,6 @@ def lasting(config: Path) -> Path:
 def kill(run: Submitted) -> None:
     """Kill the launcher and every process of a run, so that none has a last word."""
     run.kill()
-    for process in psutil.process_iter():
-        try:
-            site = process.environ().get("HETRL_SITE_DIRECTORY")
-            if site is not None and Path(site).is_relative_to(run.directory.resolve()):
-                process.kill()
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+    for process in processes_of(run.directory):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

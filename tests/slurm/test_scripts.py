@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from hetrl.runtime.transport.member import ENDING
 from lab.lab import Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, JOB_USER_ID
@@ -162,6 +163,23 @@ def test_a_gateway_alone_serves_until_the_tasks_of_the_arrays_have_ended(strange
     assert alpha.exit_code(gang) == "0:0"
     assert len(json.loads(alpha.log("actor_generation-0"))["CUDA_VISIBLE_DEVICES"].split(",")) == 1
     assert {path.name for path in (alpha.directory / "ended").iterdir()} == {"array-a100-80gb.0", "array-a100-80gb.1"}
+
+
+def test_processes_of_a_gang_are_told_that_slurm_ends_it(strangers: Lab) -> None:
+    ends = f"""
+import time
+from pathlib import Path
+print("here", flush=True)
+while not Path("{ENDING}").exists():
+    time.sleep(0.1)
+"""
+    programs = {"gateway": GATEWAY, "controller": ends, "actor_training": ends}
+    alpha = cluster(strangers, ["alpha/a100-0/0", "alpha/a100-1/0"], [["other/x/0"]], programs)
+    (alpha.directory / ENDING).touch()  # of an earlier attempt
+    job = alpha.submit("gang")
+    wait_until(lambda: len(list((alpha.directory / "logs").glob("*-[01].log"))) == 2, 30, alpha.logs)
+    strangers.run("alpha", ["scancel", "--batch", "--signal=USR2", job])  # as Slurm does, ahead of the walltime
+    assert alpha.exit_code(job) == "0:0"
 
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])

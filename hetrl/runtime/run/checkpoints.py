@@ -2,7 +2,7 @@
 
 after a step:   a checkpoint under way that all ranks have written is completed
 when one is due, and after the last step:   the one under way is waited for, then the next begins
-after the last step:   that one is waited for too
+after the last step:   that one is waited for too; it may be another one than the run was to have (`end_with`)
 
 Each that is whole is wanted at other sites, too, as `Copies` sees to; the one that is copied is not removed meanwhile.
 """
@@ -56,7 +56,12 @@ class CheckpointSchedule:
     ) -> None:
         self._trainer, self._record, self._settings, self._steps = trainer, record, settings, steps
         self._copies = copies
+        self.reached = 0  # the last step that it was told of
         self._under_way: _UnderWay | None = None
+
+    def end_with(self, step: int) -> None:
+        """Take a step that is not reached yet for the last one."""
+        self._steps = step
 
     async def first(self, version: int, progress: str) -> None:
         """Write one before the first step."""
@@ -68,7 +73,7 @@ class CheckpointSchedule:
 
         `progress` is what the controller needs to go on from there, `samples` returns those that are under way.
         """
-        last = step == self._steps
+        self.reached, last = step, step == self._steps
         due = last or step % self._settings.every_steps == 0
         await self._finish(wait=due)
         if due:

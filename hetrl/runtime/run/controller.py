@@ -295,8 +295,9 @@ async def control(context: Context) -> None:
             record.events.append("go", members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)
+                watching = membership.watch(run.spare, run.iterations.end_soon)
                 with member.links.told(run.link_changed):
-                    await _first_to_end(run.train(), membership.watch(run.spare), run.catch_up(), run.kept.serve())
+                    await _first_to_end(run.train(), watching, run.catch_up(), run.kept.serve())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)

@@ -10,6 +10,7 @@ train the critic, beside the actor, and begin to publish its weights to where it
 serve, in mode async beside the next step: wait for the versions that are under way; let generation go on; tell
 
 Tasks that share devices take turns, batch by batch (`hetrl.runtime.rl.turns`); a training leaves once it has exported.
+Where Slurm ends a job of the run, the step that is trained then is the last one, and its checkpoints are written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hetrl.describe.experiment import Experiment
+from hetrl.errors import TimeUpError
 from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.rl.batch import Actor, Batch, Prepared, Trained, future
@@ -76,7 +78,8 @@ class Iterations:
         self.groups, self.under_way = groups, under_way
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
-        self.first_version = versions.actor
+        self.first_version, self.last = versions.actor, experiment.steps
+        self.ending = ""  # the site whose job ends before the run
         self.generated = 0.0  # when the last sample of the newest batch was back
         self.works = set[asyncio.Future[Any]]()  # that go on side by side
         self.failure: asyncio.Future[None]  # has what the first of them raised
@@ -116,24 +119,41 @@ class Iterations:
         In mode sync that is not before the step's weights are served, as there are no samples. The steps that the feed
         counts already are those of a run that this one goes on from; the first one was trained from version `first`.
         """
-        self.first_version, self.failure, taken = first, future(), feed.position.batches
-        coming = self.begin(self.prepare(taken + 1, feed, first))
+        self.first_version, self.failure, step = first, future(), feed.position.batches
+        coming = self.begin(self.prepare(step + 1, feed, first))
         serving: asyncio.Future[None] | None = None
         try:
-            for step in range(taken + 1, self.experiment.steps + 1):
+            while (step := step + 1) <= self.last:
                 start = time.monotonic()
                 ours = await self.result(coming)
-                if step < self.experiment.steps:
+                if step < self.last:
                     coming = self.begin(self.prepare(step + 1, feed, first))
                 trained = await self.result(self.begin(self.train(ours, start)))
                 serving = self.begin(self.serve(trained, feed, serving))
-                if not self.experiment.algorithm.max_staleness or step == self.experiment.steps:
+                if not self.experiment.algorithm.max_staleness or step >= self.last:
                     await self.result(serving)
         finally:
             works = [*self.works]
             for work in works:
                 work.cancel()
             await asyncio.gather(*works, return_exceptions=True)
+        if self.last < self.experiment.steps:
+            raise TimeUpError(
+                f"{self.ending}: Slurm ends its job; kept up to step {self.last} of {self.experiment.steps}, "
+                "from where `hetrl resume` goes on"
+            )
+
+    def end_soon(self, site: str) -> None:
+        """Take the step that is trained now for the last one, since Slurm ends the job of a site."""
+        if self.ending:
+            return
+        schedules = [one for one in (self.checkpoints, self.critic_checkpoints) if one is not None]
+        step = max(one.reached for one in schedules) + 1
+        if step < self.last:
+            self.last, self.ending = step, site
+            for one in schedules:
+                one.end_with(step)
+            self.record.events.append("ending", site=site, step=step)
 
     def begin(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
         """Let work go on beside the rest, until it ends or the steps do."""

@@ -46,6 +46,8 @@ class Membership:
         self._ranks = frozenset(ranks)
         self._last_seen = dict.fromkeys(expected, time.monotonic())
         self._last_word: dict[str, str] = {}
+        self._ending: dict[str, None] = {}  # sites whose job Slurm ends soon
+        self._on_ending: Callable[[str], None] = lambda site: None
         self._checked = time.monotonic()
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
@@ -83,12 +85,17 @@ class Membership:
         """Wait for the first word of a member."""
         await self._connected[name].wait()
 
-    async def watch(self, spare: Callable[[str, HetrlError], bool]) -> None:
+    async def watch(
+        self, spare: Callable[[str, HetrlError], bool], ending: Callable[[str], None] = lambda site: None
+    ) -> None:
         """Hear the members for as long as the run lasts; raises HetrlError naming one that failed or fell silent.
 
         Of each such member `spare` is asked first whether the run goes on without it, and it is not watched any more.
+        `ending` is told each site whose job Slurm ends soon.
         """
-        self._checked = time.monotonic()
+        self._checked, self._on_ending = time.monotonic(), ending
+        for site in self._ending:
+            ending(site)
         while True:
             try:
                 await self._hear()
@@ -144,8 +151,12 @@ class Membership:
         if source in self._connected:
             self._connected[source].set()
         match envelope.message:
-            case wire.Heartbeat(doing=doing) if doing and source in self._ranks:
-                self._last_word[source] = doing[:WORD_CHARACTERS]
+            case wire.Heartbeat(doing=doing, ending=ending) if source in self._last_seen or source in self._ranks:
+                if doing and source in self._ranks:
+                    self._last_word[source] = doing[:WORD_CHARACTERS]
+                if ending and (site := wire.site_of(source)) not in self._ending:
+                    self._ending[site] = None
+                    self._on_ending(site)
             case wire.Join() as join if source in self._expected:
                 self.joined[source] = join
                 self._on_ready(source, join)

@@ -29,6 +29,7 @@ from hetrl.runtime.wire.keys import SiteKeys
 
 __all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
 
+ENDING = "ending"  # the file of a site's directory that says that Slurm ends its job: slurm_templates/gang.sbatch.j2
 SEND_SECONDS = 600.0
 HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
@@ -175,7 +176,10 @@ class Member:
     def start_heartbeat(
         self, to: Callable[[], Iterable[str]], every_seconds: float = 2.0, doing: Callable[[], str] = str
     ) -> None:
-        """Tell whoever `to` names then, every so often, that this member lives, and what it is `doing`."""
+        """Tell whoever `to` names then, every so often, that this member lives, and what it is `doing`.
+
+        And that Slurm ends the job of its site soon, once the job's script has left `ENDING` in the site's directory.
+        """
         self._start(self._beat(to, every_seconds, doing), "heartbeat")
 
     def expect_word_of(self, source: str, within_seconds: float, first_seconds: float) -> None:
@@ -261,8 +265,9 @@ class Member:
 
     async def _beat(self, to: Callable[[], Iterable[str]], every_seconds: float, doing: Callable[[], str]) -> None:
         while True:
+            ending = self._directory is not None and await asyncio.to_thread((self._directory / ENDING).exists)
             for address in to():
-                self._exchange.tell(address, wire.Heartbeat(doing=doing()))
+                self._exchange.tell(address, wire.Heartbeat(doing=doing(), ending=ending))
             await asyncio.sleep(every_seconds)
 
     async def _listen(self, source: str, within_seconds: float, first_seconds: float) -> None:

@@ -23,9 +23,13 @@ class Go(Tagged, frozen=True, tag=True):
 
 
 class Heartbeat(Tagged, frozen=True, tag=True):
-    """A member lives, `doing` this, or the controller; of a gateway: a stream of its link that carries nothing else."""
+    """A member lives, `doing` this, or the controller; of a gateway: a stream of its link that carries nothing else.
+
+    `ending`: Slurm ends the job of the sender's site soon.
+    """
 
     doing: str = ""
+    ending: bool = False
 
 
 class Abort(Tagged, frozen=True, tag=True):

@@ -18,6 +18,7 @@ from hetrl.errors import UsageError
 from hetrl.runtime.run.step import environment_of as step_environment, read_processes
 from launch.render import render
 from launch.slurm.render import TEMPLATES
+from launch.slurm.resources import notice_seconds
 from tests.launch.slurm.slurm_plans import (
     CASES,
     RUN,
@@ -250,6 +251,14 @@ def test_what_is_no_option_of_sbatch_is_refused(option):
 
 
 # --- templates --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("iteration", "walltime", "seconds"),
+    [(40.0, 8 * 3600, 300), (200.0, 8 * 3600, 500), (40.0, 360, 180), (float("inf"), 10**6, 65535)],
+)
+def test_a_job_is_told_of_its_end_while_there_is_time_for_a_step(iteration, walltime, seconds):
+    assert notice_seconds(iteration, walltime) == seconds
 
 
 def test_templates_have_no_logic_but_if():

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from hetrl.describe.experiment import Experiment
-from hetrl.errors import HetrlError
+from hetrl.errors import HetrlError, TimeUpError
 from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
@@ -67,6 +67,9 @@ class World:
         self.sending = dict[str, int]()  # versions that are under way
         self.served = 1  # by generation
         self.sending_pauses = self.random.choice((1, 50))
+
+    def begins(self, iterations: Iterations, record: Rows) -> None:
+        """Be told who takes the steps, and where they are noted."""
 
     async def pause(self) -> None:
         for _ in range(self.random.randrange(8)):
@@ -138,6 +141,11 @@ class Rows:
 
     def __init__(self) -> None:
         self.rows: list[Mapping[str, Any]] = []
+        self.events = self
+        self.told: list[Mapping[str, Any]] = []
+
+    def append(self, kind: str, **fields: Any) -> None:
+        self.told.append({"kind": kind, **fields})
 
     def step(self, row: Mapping[str, Any], of: int) -> None:
         self.rows.append(row)
@@ -229,6 +237,7 @@ async def run(world: World, staleness: int | None, warmup: int, samples: Any = N
         groups = [Group(tuple(group), ()) for group in world.groups]
         files = samples or nothing
         iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), files, nothing, groups)
+        world.begins(iterations, record)
         await iterations.run(feed, versions.actor)
     finally:
         await feed.close()
@@ -342,6 +351,49 @@ def test_the_next_step_is_trained_while_a_version_travels(staleness: int | None)
         return world.most_ahead
 
     assert asyncio.run(scenario()) == min(staleness or 0, 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPINGS, st.one_of(st.none(), st.integers(0, 4)), st.integers(0, 2), st.integers(1, STEPS), st.integers(0, 99))
+def test_a_job_that_slurm_ends_keeps_the_step_under_way(
+    groups: list[list[str]], staleness: int | None, warmup: int, trained: int, seed: int
+) -> None:
+    """It is said while the critic is trained on a batch; every second step has a checkpoint, and the last one."""
+
+    class Ending(World):
+        kept: dict[str, list[int]]
+
+        def begins(self, iterations: Iterations, record: Rows) -> None:
+            self.iterations, self.record, self.kept = iterations, record, {ACTOR_TRAINING: [], CRITIC_TRAINING: []}
+
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if task == CRITIC_TRAINING and isinstance(message, wire.Train) and message.step == trained:
+                for site in ("beta", "gamma", "beta"):
+                    self.iterations.end_soon(site)
+            elif isinstance(message, wire.FinishSave) and message.wait:
+                self.kept[task].append(message.step)
+            return await super()._work(task, message, buffers)
+
+    async def scenario() -> tuple[Ending, str]:
+        world = Ending(groups, seed)
+        async with asyncio.timeout(20.0):
+            try:
+                await run(world, staleness, warmup)
+            except TimeUpError as error:
+                return world, str(error)
+        return world, ""
+
+    world, said = asyncio.run(scenario())
+    last = [row["step"] for row in world.record.rows][-1]
+    assert [row["step"] for row in world.record.rows] == [*range(1, last + 1)]
+    assert world.kept[ACTOR_TRAINING][-1] == world.kept[CRITIC_TRAINING][-1] == last
+    assert last - trained in (0, 1)
+    told = [event for event in world.record.told if event["kind"] == "ending"]
+    if last < STEPS:
+        assert said.startswith(f"beta: Slurm ends its job; kept up to step {last} of {STEPS}")
+        assert told == [{"kind": "ending", "site": "beta", "step": last}]
+    else:
+        assert not said and not told
 
 
 @pytest.mark.parametrize("task", [ACTOR_TRAINING, CRITIC_TRAINING])

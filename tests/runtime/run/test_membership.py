@@ -234,3 +234,17 @@ def test_a_controller_that_stood_still_hears_what_was_said_meanwhile(monkeypatch
 
     asyncio.run(watch())
     assert told == []
+
+
+def test_a_site_whose_job_slurm_ends_is_told_once_whenever_it_says_so() -> None:
+    found, member = _gathered((OTHER, JOIN), (OTHER, wire.Heartbeat(ending=True)), (TRAINER, JOIN), (REPLICA, JOIN))
+    last = (OTHER, wire.Failed(cause="the end"))
+    member.heard = [
+        ("gamma/actor_generation/9", wire.Heartbeat(ending=True)),  # nobody of this run
+        *((name, wire.Heartbeat(ending=ending)) for name, ending in ((TRAINER, False), (TRAINER, True)) * 2),
+        last,
+    ]
+    told: list[str] = []
+    with pytest.raises(HetrlError, match="the end"):
+        asyncio.run(found.watch(lambda member, error: False, told.append))
+    assert told == ["beta", "alpha"]
