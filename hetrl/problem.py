@@ -242,7 +242,7 @@ def objective_of(experiment: Experiment, planner: Planner) -> Objective:
         budget_per_hour=planner.budget_per_hour or math.inf,
         steps=experiment.steps,
         walltime_seconds=max(experiment.launch.walltime_seconds, 1),  # 00:00:00 is a time, and a bound divides
-        gang_timeout_seconds=max(experiment.launch.gang_timeout_seconds, 1),
+        queue_timeout_seconds=max(experiment.launch.queue_timeout_seconds, 1),
         budget_gpu_hours=planner.budget_gpu_hours or math.inf,
     )
 

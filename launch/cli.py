@@ -137,7 +137,7 @@ def _add_measuring(verbs: _Verbs) -> None:
     )
     probe.add_argument("--seconds", type=_positive, default=4.0, help="of full load each (default %(default)g)")
     probe.add_argument("--round-trips", metavar="N", type=_at_least_one, default=50, help="each (default %(default)s)")
-    probe.add_argument("--wait", metavar="SECONDS", type=_positive, help="for the jobs to start (launch.gang_timeout)")
+    probe.add_argument("--wait", metavar="SECONDS", type=_positive, help="for the jobs to start (launch.queue_timeout)")
     probe.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
     probe.add_argument("--json", action="store_true", help="print the file instead of tables")
 

@@ -205,7 +205,7 @@ def stage(
         going_on = {"goes_on": bool(continues), "continues": [*continues.get(site, ())]}
         replace_json(directory / "site.json", {**described, **going_on})
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
-        hold_seconds = experiment.launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS
+        hold_seconds = experiment.launch.start_seconds + HOLD_MARGIN_SECONDS
         patience = {peer: experiment.launch.patience_seconds(site, peer) for peer in plan.site_order if peer != site}
         known = {
             "members": members,

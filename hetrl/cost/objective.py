@@ -31,7 +31,7 @@ class Objective:
     """What is asked for: one of `KINDS` and its bounds; infinite: none.
 
     `max_iteration_seconds` and `budget_per_hour` are for `cost`, the others for `time-to-result`: `steps` of the run,
-    `walltime_seconds` of each job, `gang_timeout_seconds` that a site's job waits for the others at most.
+    `walltime_seconds` of each job, `queue_timeout_seconds` that a site's job waits for the others at most.
     `samples_per_iteration` is given where `max_iteration_seconds` was asked for as samples per second: `bounds` then
     tell it so.
     """
@@ -42,7 +42,7 @@ class Objective:
     budget_per_hour: float = math.inf
     steps: int = 1
     walltime_seconds: float = math.inf
-    gang_timeout_seconds: float = math.inf
+    queue_timeout_seconds: float = math.inf
     budget_gpu_hours: float = math.inf
 
 
@@ -121,7 +121,7 @@ def _run_bounds(plan: Plan, topology: Topology, objective: Objective) -> Iterato
     end = result_seconds(plan, topology, objective)
     starts = {site: topology.site_by_name[site].queue_hours * HOUR for site in held}
     waits = max(starts.values()) - min(starts.values())
-    yield Bound("launch.gang_timeout", "s", waits, objective.gang_timeout_seconds)
+    yield Bound("launch.queue_timeout", "s", waits, objective.queue_timeout_seconds)
     yield Bound("launch.walltime", "s", end - min(starts.values()), objective.walltime_seconds)
     hours = {site: formulas.gpu_hours(held[site], starts[site], end) for site in held}
     yield Bound("planner.budget_gpu_hours", "GPU-hours", sum(hours.values()), objective.budget_gpu_hours)

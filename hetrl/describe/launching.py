@@ -36,18 +36,20 @@ class Emulation(Strict):
 class Launch(Strict):
     """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
 
-    `patience` is how long a link between sites may be out before what needs it fails; `link_patience` has those of
-    single links, by their sites as "alpha-beta". After `orphan_timeout` without a word of the controller what it left
-    behind ends. One thing that a rank or a server is asked for may take `hang_timeout`, then it counts as dead.
-    A launcher that follows takes a run that failed, or whose time was up, up again, up to `restarts` times.
-    `poll_seconds` is how often a Slurm site is looked at. Engines that are `emulated` wait as long as the cost model
-    says that real ones compute (`hetrl.runtime.emulated`).
+    Jobs that have their nodes wait `queue_timeout` for those of other sites; members may take `gang_timeout` to get
+    ready once all are there. `patience` is how long a link between sites may be out before what needs it fails;
+    `link_patience` has those of single links, by their sites as "alpha-beta". After `orphan_timeout` without a word
+    of the controller what it left behind ends. One thing that a rank or a server is asked for may take
+    `hang_timeout`, then it counts as dead. A launcher that follows takes a run that failed, or whose time was up, up
+    again, up to `restarts` times. `poll_seconds` is how often a Slurm site is looked at. Engines that are `emulated`
+    wait as long as the cost model says that real ones compute (`hetrl.runtime.emulated`).
     """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
     engines: Literal["real", "emulated"] = "real"
     emulation: Emulation = Emulation()
     walltime: Clock = "08:00:00"
+    queue_timeout: Clock = "00:10:00"
     gang_timeout: Clock = "00:10:00"
     patience: Clock = "00:10:00"
     link_patience: Mapping[str, Clock] = {}
@@ -63,9 +65,19 @@ class Launch(Strict):
         return seconds_of(self.walltime)
 
     @property
+    def queue_timeout_seconds(self) -> int:
+        """Return how long jobs that have their nodes wait for those of other sites in the queue."""
+        return seconds_of(self.queue_timeout)
+
+    @property
     def gang_timeout_seconds(self) -> int:
-        """Return how long members wait for each other at the start."""
+        """Return how long members may take to get ready once all are there."""
         return seconds_of(self.gang_timeout)
+
+    @property
+    def start_seconds(self) -> int:
+        """Return how long the start may take whoever is there first."""
+        return self.queue_timeout_seconds + self.gang_timeout_seconds
 
     @property
     def orphan_timeout_seconds(self) -> int:

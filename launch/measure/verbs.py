@@ -52,7 +52,7 @@ def probe_command(arguments: argparse.Namespace) -> int:
         streams=streams,
         seconds=arguments.seconds,
         round_trips=arguments.round_trips,
-        wait_seconds=arguments.wait or experiment.launch.gang_timeout_seconds,
+        wait_seconds=arguments.wait or experiment.launch.queue_timeout_seconds,
         gpu_seconds=gpu_seconds(arguments.quick),
         profile=("--quick",) if arguments.quick else (),
     )
@@ -87,7 +87,7 @@ def profile_site(arguments: argparse.Namespace) -> int:
         links=False,
         nodes=False,
         gpus=True,
-        wait_seconds=experiment.launch.gang_timeout_seconds,
+        wait_seconds=experiment.launch.queue_timeout_seconds,
         gpu_seconds=gpu_seconds(arguments.quick),
         profile=(
             *(["--quick"] if arguments.quick else []),

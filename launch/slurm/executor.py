@@ -72,7 +72,7 @@ class SlurmExecutor:
             for thread in self._threads:
                 thread.start()
         if self._state().phase == "starting":  # before the looks: what came with the last ones has been collected
-            self._jobs.check_start(self._slurm.gang_timeout_seconds)
+            self._jobs.check_start(self._slurm.queue_timeout_seconds)
         exits: list[Exit] = []
         while not self._looks.empty():
             exits += self._jobs.note(*self._looks.get())

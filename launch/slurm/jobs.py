@@ -117,7 +117,7 @@ class Jobs:
             late = "; ".join(f"{site.name}: {job.name} still waits ({found.reason})" for site, job, found in waiting)
             raise GangTimeoutError(
                 f"{late}; the nodes of the others are given back after {timeout_seconds:g} s: "
-                "plan without that site, or raise launch.gang_timeout"
+                "plan without that site, or raise launch.queue_timeout"
             )
 
 

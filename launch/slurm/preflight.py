@@ -76,11 +76,11 @@ def preview_table(problem: Problem, plan: Plan, scripts: Sequence[SiteScript], a
         own = [script for script in scripts if script.site == site]
         sent_gb = sum(plan.predicted.wan_gb_per_iteration.get(f"{site}-{other}", 0.0) for other in plan.site_order)
         table.add_row(site, *_cells(own, answers[site].starts, last, launch), f"{sent_gb:,.2f}")
-    worst = sum(script.gpus for script in scripts) * launch.gang_timeout_seconds / 3600
+    worst = sum(script.gpus for script in scripts) * launch.queue_timeout_seconds / 3600
     table.caption = (
         "GPU-h: GPU-hours if it takes the whole time; GB/step: sent to other sites;\n"
         "idle: GPU-hours until the last job starts, as Slurm expects it;\n"
-        f"at worst {worst:,.0f}, where all wait launch.gang_timeout for one"
+        f"at worst {worst:,.0f}, where all wait launch.queue_timeout for one"
         + "".join(_queue_line(site, answers[site]) for site in plan.site_order)
     )
     table.caption_justify = "left"
@@ -94,10 +94,10 @@ def _queue_line(site: str, answer: Answer) -> str:
 def _cells(scripts: Sequence[SiteScript], starts: Mapping[str, float], last: float, launch: Launch) -> tuple[str, ...]:
     """Return the jobs of a site, their start, nodes, GPUs, GPU-hours, and those that wait for `last`.
 
-    A job waits for the one that starts last, at any site, and no longer than gang_timeout.
+    A job waits for the one that starts last, at any site, and no longer than queue_timeout.
     """
     waits = ((script.gpus, last - starts.get(script.name, last)) for script in scripts)
-    idle_hours = sum(gpus * min(seconds, launch.gang_timeout_seconds) for gpus, seconds in waits) / 3600
+    idle_hours = sum(gpus * min(seconds, launch.queue_timeout_seconds) for gpus, seconds in waits) / 3600
     gpus = sum(script.gpus for script in scripts)
     return (
         ", ".join(script.name + (f" x{script.array_tasks}" if script.array_tasks else "") for script in scripts),

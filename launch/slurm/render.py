@@ -266,7 +266,7 @@ def _script(
         "log": f"{directory}/logs/{name}-{job_pattern}.log",
         "code": f"{directory}/code",
         "rows": f"scripts/{name}.json",
-        "gang_timeout": launch.gang_timeout,
+        "queue_timeout": launch.queue_timeout,
         "setup": _lines(file.setup_lines),
         "cpu_bind": file.cpu_bind,
         "python": shlex.join(python_of(file, directory)),

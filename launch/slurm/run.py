@@ -67,7 +67,7 @@ class SlurmRun:
     sites: tuple[SlurmSite, ...]
     carried: tuple[Carried, ...]
     poll_seconds: float
-    gang_timeout_seconds: float
+    queue_timeout_seconds: float
 
     @property
     def lead(self) -> SlurmSite:

@@ -93,7 +93,7 @@ def describe(problem: Problem, staged: Staged, site_order: Sequence[str]) -> Slu
         for name in site_order
     )
     launch = problem.experiment.launch
-    described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.gang_timeout_seconds)
+    described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.queue_timeout_seconds)
     replace_json(staged.run.slurm, asdict(described))
     return described
 

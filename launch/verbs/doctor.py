@@ -58,7 +58,7 @@ def _deep(problem: Problem, sites: Sequence[SiteFile], findings: Sequence[Findin
     refused = {each.site for each in findings if each.verdict == "failed" and each.what in ("slurmctld", "scratch")}
     refused |= {each.site for each in findings if each.verdict == "failed" and each.what.startswith("job")}
     fit = [site for site in sites if site.name not in refused]
-    return look_at_nodes(problem, fit, wish, problem.experiment.launch.gang_timeout_seconds)
+    return look_at_nodes(problem, fit, wish, problem.experiment.launch.queue_timeout_seconds)
 
 
 def examine(problem: Problem, site: SiteFile, wish: Wish) -> list[Finding]:

@@ -93,7 +93,7 @@ def test_a_run_whose_time_is_up_keeps_its_step_and_is_taken_up_again_as_one_that
         run = launcher.finish()
     assert run.code == 0, run.stderr
     assert [row["step"] for row in run.rows()] == [*range(1, 15)]
-    (ending,), (failed,) = events_of(first, "ending"), events_of(first, "failed")
+    (ending,), failed = events_of(first, "ending"), events_of(first, "failed")[0]
     assert failed["exit_code"] == TimeUpError.exit_code
     assert f"beta: Slurm ends its job; kept up to step {ending['step']} of 14" in run.stderr
     for directory in (second, third):  # nothing that was trained before is lost

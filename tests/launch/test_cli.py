@@ -169,7 +169,7 @@ def test_a_bound_on_the_command_line_implies_its_objective_and_leaves_none_of_th
     experiment = read_problem(quickstart_copy(tmp_path, planner={"budget_gpu_hours": 9})).experiment
     planner = planner_of(parser().parse_args(["plan", "x.yaml", *words]), experiment.planner)
     found = objective_of(experiment, planner)
-    assert replace(found, walltime_seconds=math.inf, gang_timeout_seconds=math.inf) == objective
+    assert replace(found, walltime_seconds=math.inf, queue_timeout_seconds=math.inf) == objective
 
 
 def test_plan_says_what_to_ask_for(hetrl):

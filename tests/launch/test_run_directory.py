@@ -79,7 +79,7 @@ def test_site_and_gateway_files_name_endpoints_and_no_path_outside_the_site():
         "site": "beta",
         "bind": GATEWAYS["beta"],
         "members": list(everyone(plan)),
-        "hold_seconds": quick_experiment().launch.gang_timeout_seconds + HOLD_MARGIN_SECONDS,
+        "hold_seconds": quick_experiment().launch.start_seconds + HOLD_MARGIN_SECONDS,
         "patience_seconds": {"alpha": 600, "gamma": 600},
         "orphan_seconds": 1800,
         "keys": "keys.json",

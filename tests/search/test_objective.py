@@ -53,7 +53,7 @@ objectives = st.one_of(
         st.just(TIME_TO_RESULT),
         steps=st.integers(1, 300),
         walltime_seconds=st.sampled_from([600.0, 7200.0, math.inf]),
-        gang_timeout_seconds=st.sampled_from([600.0, 86400.0]),
+        queue_timeout_seconds=st.sampled_from([600.0, 86400.0]),
         budget_gpu_hours=limits,
     ),
 )
@@ -76,7 +76,7 @@ def by_hand(plan: Plan, topology: Topology, objective: Objective) -> tuple[float
         value = seconds * (per_hour / 3600 + 1e-6) if cheapest else seconds
     else:
         ratios = [
-            (max(starts.values()) - min(starts.values())) / objective.gang_timeout_seconds,
+            (max(starts.values()) - min(starts.values())) / objective.queue_timeout_seconds,
             (end - min(starts.values())) / objective.walltime_seconds,
             sum(hours.values()) / objective.budget_gpu_hours,
             *(hours[site] / (topology.site_by_name[site].budget_gpu_hours or math.inf) for site in starts),

@@ -88,7 +88,7 @@ def test_launcher_that_is_killed_leaves_a_run_that_another_one_takes_over(
     assert everywhere(launcher.lab) == NOTHING
 
 
-@pytest.mark.parametrize("launcher", [{"gang_timeout": "00:00:02"}], indirect=True)
+@pytest.mark.parametrize("launcher", [{"queue_timeout": "00:00:02"}], indirect=True)
 def test_site_that_never_starts_gives_the_nodes_of_the_others_back(launcher: Launcher) -> None:
     lab = launcher.lab
     lab.run("alpha", ["sbatch", "--exclusive", "--nodes=2", "--wrap=sleep 600"])

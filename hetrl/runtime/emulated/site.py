@@ -130,7 +130,7 @@ async def _rank_member(context: Context, world: World, rank: int) -> AsyncIterat
         member.start_heartbeat(lambda: (context.controller,), HEARTBEAT_SECONDS)
         if rank != world.first:
             orphan_seconds = launch.orphan_timeout_seconds
-            member.expect_word_of(world.ranks[0], orphan_seconds, launch.gang_timeout_seconds + orphan_seconds)
+            member.expect_word_of(world.ranks[0], orphan_seconds, launch.start_seconds + orphan_seconds)
         yield member
 
 

@@ -82,7 +82,7 @@ class Context:
         async with self.member(role, instance) as member, self._keeping(member.address):
             member.start_heartbeat(lambda: (self.controller,), HEARTBEAT_SECONDS)
             orphan_seconds = launch.orphan_timeout_seconds
-            member.expect_word_of(self.controller, orphan_seconds, launch.gang_timeout_seconds + orphan_seconds)
+            member.expect_word_of(self.controller, orphan_seconds, launch.start_seconds + orphan_seconds)
             try:
                 yield member
             except RunAborted:
@@ -192,7 +192,7 @@ def read_context(directory: Path) -> Context:
     experiment = read_yaml(directory / "config.yaml", Experiment)
     gateway = site["bind"]
     if gateway is None:
-        timeout_seconds = experiment.launch.gang_timeout_seconds
+        timeout_seconds = experiment.launch.start_seconds
         gateway = wait_for_endpoint(directory / GATEWAY_ENDPOINT, timeout_seconds, f"the gateway of {site['site']}")
     return Context(
         directory=directory,

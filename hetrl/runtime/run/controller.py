@@ -291,7 +291,8 @@ async def control(context: Context) -> None:
             membership = Membership(member, context.members, record.ready, context.ranks, killed)
             member.start_heartbeat(lambda: membership.living, WORD_SECONDS)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
-            await membership.gather(context.experiment.launch.gang_timeout_seconds, turns)
+            launch = context.experiment.launch
+            await membership.gather(launch.queue_timeout_seconds, launch.gang_timeout_seconds, turns)
             record.events.append("go", members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)

@@ -52,18 +52,29 @@ class Membership:
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
 
-    async def gather(self, timeout_seconds: float, turns: Turns) -> None:
-        """Wait until everyone is READY, then send GO; raises GangTimeoutError naming who is missing.
+    async def gather(self, queue_seconds: float, ready_seconds: float, turns: Turns) -> None:
+        """Wait until everyone is READY, then send GO.
 
-        Tasks that share devices start one after the other.
+        Raises GangTimeoutError naming those that said nothing for `queue_seconds`, as members do whose job waits in a
+        queue, or those that are not ready so long after the last one did. Tasks that share devices start one after the
+        other.
         """
-        deadline = time.monotonic() + timeout_seconds + LAST_WORD_SECONDS
-        starting = asyncio.ensure_future(turns.start(self.connected, timeout_seconds))
+        began = time.monotonic()
+        starting = asyncio.ensure_future(turns.start(self.connected, queue_seconds + ready_seconds))
+        heard: float | None = None  # when the last one said something
         try:
             while (missing := [name for name in self._expected if name not in self.joined]) or not starting.done():
-                if time.monotonic() > deadline:
+                absent = [name for name in missing if not self._connected[name].is_set()]
+                now = time.monotonic()
+                if absent and now > began + queue_seconds + LAST_WORD_SECONDS:
                     raise GangTimeoutError(
-                        f"{', '.join(missing)}: not ready within {timeout_seconds:g} s; look into their logs, "
+                        f"{', '.join(absent)}: no word within {queue_seconds:g} s; their jobs wait in the queue or did "
+                        "not start: look into their logs, or raise launch.queue_timeout"
+                    )
+                heard = None if absent else heard or now
+                if heard is not None and now > heard + ready_seconds + LAST_WORD_SECONDS:
+                    raise GangTimeoutError(
+                        f"{', '.join(missing)}: not ready within {ready_seconds:g} s; look into their logs, "
                         "or raise launch.gang_timeout"
                     )
                 await self._hear()

@@ -70,7 +70,7 @@ def join_world(context: Context, world: World, rank: int, device: int) -> None:
         context.member(world.task + wire.RANK, world.first + rank),
         world.ranks,
         rank,
-        timeout_seconds=launch.gang_timeout_seconds,
+        timeout_seconds=launch.start_seconds,
         collective_seconds=launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
         watcher=context.controller,
     )

@@ -22,7 +22,7 @@ class ObjectiveTables(NamedTuple):
     budget_per_hour: float
     steps: int
     walltime_seconds: float
-    gang_timeout_seconds: float
+    queue_timeout_seconds: float
     budget_gpu_hours: float
     price: Floats1  # [c] of a device and hour
     whole_nodes: Flags1  # [c] whether Slurm grants the nodes of the class as a whole
@@ -42,7 +42,7 @@ def objective_tables(space: Space) -> ObjectiveTables:
         budget_per_hour=float(objective.budget_per_hour),
         steps=objective.steps,
         walltime_seconds=float(objective.walltime_seconds),
-        gang_timeout_seconds=float(objective.gang_timeout_seconds),
+        queue_timeout_seconds=float(objective.queue_timeout_seconds),
         budget_gpu_hours=float(objective.budget_gpu_hours),
         price=np.array(prices if has_prices(topology) else [1.0] * len(prices), np.float64),
         whole_nodes=np.array([topology.site_by_name[first.site].allocation == "node" for first in firsts]),

@@ -109,7 +109,7 @@ inline Found time_to_result(double seconds, Local<Int>& held, const Tables& tabl
         const Int site = tables.site[kind];
         hours[site] += gpu_hours(held[kind], objective.start[site], end);
     }
-    double excess = share_beyond(latest - earliest, objective.gang_timeout_seconds);
+    double excess = share_beyond(latest - earliest, objective.queue_timeout_seconds);
     excess += share_beyond(end - earliest, objective.walltime_seconds);
     excess += share_beyond(sum(hours.all(), tables.sites), objective.budget_gpu_hours);
     for (Int site = 0; site < tables.sites; ++site) {

@@ -74,4 +74,4 @@ def test_preview_counts_what_the_sites_are_asked_for(clusters):
     assert rows["beta"][2:] == ["2", "16", "16", "0.7", "0.25"]
     assert rows["gamma"] == ["gang", "unknown", "1", "8", "8", "0.0", "0.00"]
     assert "gamma now: 3 of 8 GPUs idle, 12 jobs wait" in text
-    assert "at worst 5" in text  # 32 GPUs for the 10 minutes of gang_timeout
+    assert "at worst 5" in text  # 32 GPUs for the 10 minutes of queue_timeout

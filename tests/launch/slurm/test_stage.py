@@ -210,7 +210,10 @@ def test_members_wait_for_the_address_of_their_gateway(tmp_path):
     asked = replace(
         asked,
         files=replace(
-            asked.files, experiment=asked.experiment.model_copy(update={"launch": Launch(gang_timeout="00:00:00")})
+            asked.files,
+            experiment=asked.experiment.model_copy(
+                update={"launch": Launch(queue_timeout="00:00:00", gang_timeout="00:00:00")}
+            ),
         ),
     )
     directory = stage_slurm(asked, given, Path("config.yaml")).run.site("b")

@@ -43,10 +43,12 @@ class _Turns:
         return
 
 
-def _gathered(*heard: tuple[str, wire.Message], seconds: float = 60.0) -> tuple[Membership, _Member]:
+def _gathered(
+    *heard: tuple[str, wire.Message], queue_seconds: float = 60.0, seconds: float = 60.0
+) -> tuple[Membership, _Member]:
     member = _Member([*heard])
     found = Membership(member, MEMBERS, lambda name, join: None)  # type: ignore[arg-type]
-    asyncio.run(found.gather(seconds, _Turns()))  # type: ignore[arg-type]
+    asyncio.run(found.gather(queue_seconds, seconds, _Turns()))  # type: ignore[arg-type]
     return found, member
 
 
@@ -65,8 +67,26 @@ def _watched(
 
 def test_who_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership, "LAST_WORD_SECONDS", 0.0)
-    with pytest.raises(GangTimeoutError, match=f"{OTHER}: not ready within 0.01 s"):
-        _gathered((TRAINER, JOIN), (REPLICA, JOIN), seconds=0.01)
+    waits = f"{OTHER}: no word within 0.01 s; their jobs wait in the queue or did not start: .* launch.queue_timeout"
+    with pytest.raises(GangTimeoutError, match=waits):
+        _gathered((TRAINER, JOIN), (REPLICA, JOIN), queue_seconds=0.01)
+    starts = f"{OTHER}: not ready within 0.01 s; look into their logs, or raise launch.gang_timeout"
+    with pytest.raises(GangTimeoutError, match=starts):
+        _gathered((TRAINER, JOIN), (OTHER, wire.Heartbeat()), (REPLICA, JOIN), seconds=0.01)
+
+
+def test_whoever_comes_late_from_the_queue_has_its_time_to_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(_Member):
+        async def receive(self, timeout_seconds: float) -> Envelope:
+            if self.heard and self.heard[0][0] == OTHER:
+                await asyncio.sleep(0.3)
+            return await super().receive(timeout_seconds)
+
+    monkeypatch.setattr(membership, "LAST_WORD_SECONDS", 0.0)
+    member = Late([(TRAINER, JOIN), (REPLICA, JOIN), (OTHER, wire.Heartbeat()), (OTHER, JOIN)])
+    found = Membership(member, MEMBERS, lambda name, join: None)  # type: ignore[arg-type]
+    asyncio.run(found.gather(60.0, 0.5, _Turns()))  # type: ignore[arg-type]
+    assert set(found.joined) == {*MEMBERS}
 
 
 def test_everyone_hears_go_when_all_are_ready() -> None:
@@ -105,7 +125,7 @@ def test_a_rank_that_stands_still_is_named_before_a_member_would_be(monkeypatch:
 
     async def watch() -> None:
         found = Membership(member, (), lambda name, join: None, (rank, other))  # type: ignore[arg-type]
-        await found.gather(1.0, _Turns())  # type: ignore[arg-type]
+        await found.gather(1.0, 1.0, _Turns())  # type: ignore[arg-type]
         watching = asyncio.ensure_future(found.watch(lambda member, error: False))
         while not watching.done():
             member.heard.append((other, wire.Heartbeat(doing="all_reduce 8 of group 1")))
@@ -129,7 +149,7 @@ def test_who_was_killed_is_named_with_the_signal_before_its_silence_tells() -> N
     async def watch() -> None:
         member = _Member([(REPLICA, JOIN)])
         found = Membership(member, [REPLICA], lambda name, join: None, (rank,), lambda: dict(killed))  # type: ignore[arg-type]
-        await found.gather(1.0, _Turns())  # type: ignore[arg-type]
+        await found.gather(1.0, 1.0, _Turns())  # type: ignore[arg-type]
         killed[REPLICA] = "SIGKILL"
         await asyncio.wait_for(found.watch(spare), 20)
 
