@@ -106,6 +106,7 @@ class Dispatch:
 
     def __init__(self, replicas: Mapping[str, Capacity], longest: int, stretch: int) -> None:
         """Dispatch samples of at most `longest` tokens to `replicas`, at most `stretch` tokens at a time."""
+        self._capacities = replicas
         self._replicas = {name: _Replica(capacity, capacity.speed) for name, capacity in replicas.items()}
         self.stretch, self._longest = stretch, longest
         self._prompts: dict[int, _Prompt] = {}
@@ -206,6 +207,10 @@ class Dispatch:
         drawn = {key for _, key in self._drawing()}
         self._paused += [key for key in replica.under_way if key not in drawn]
         return [(name, key) for key in replica.under_way]
+
+    def back(self, name: str) -> None:
+        """Take a replica back that was lost; it has drawn nothing yet."""
+        self._replicas[name] = _Replica(self._capacities[name], self._capacities[name].speed)
 
     # ---- who takes what
 

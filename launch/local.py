@@ -35,7 +35,7 @@ from hetrl.runtime.wire.keys import make_run_keys
 from launch.executor import Exit, Prepared, Started
 from launch.interrupts import signal_name
 from launch.ports import gateway_endpoints
-from launch.render import VISIBLE, Command, Job, commands, render
+from launch.render import ARRAY, VISIBLE, Command, Job, commands, render
 from launch.run_directory import Run, create_run, stage, with_absolute_paths, write_scripts
 from launch.site_ways import links_of, relay_secrets
 from launch.state import State
@@ -43,6 +43,7 @@ from launch.state import State
 GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL: a rollout server closes its workers in that time
 SWEEP_SECONDS = 3.0
 GATEWAY_RESTARTS = 100  # of one gateway: one that keeps crashing ends the run
+ROLLOUT_RESTARTS = 3  # of one: the run does without it
 _SAME_CREATION_SECONDS = 2.0  # the system derives creation times from its boot time, which moves with the clock
 
 
@@ -81,8 +82,8 @@ def prepare_local(
 class LocalExecutor:
     """Starts, watches and stops the processes of one run; `state` returns what its events say by then.
 
-    A gateway that a signal ended is started again: it holds nothing that its members do not hold too. One that exits
-    by itself says why. (The script of a Slurm job does this itself.)
+    A gateway that a signal ended is started again, for it holds nothing that its members do not hold too, and so is a
+    rollout of an array. One that exits by itself says why. (Slurm jobs do this themselves.)
     """
 
     lag_seconds = 0.0
@@ -95,7 +96,9 @@ class LocalExecutor:
         self._running: dict[tuple[str, str], tuple[Command, subprocess.Popen[bytes]]] = {}
         self._leaders: list[psutil.Process] = []
         self._temporary: dict[int, Path] = {}  # by the number of the process, which holds it
-        self._restarts = Counter[str]()
+        self._restarts = Counter[tuple[str, str]]()
+        arrays = (job for job in jobs if job.kind == ARRAY)
+        self._revivable = {(job.site, command.process.name) for job in arrays for command in job.tasks}
         self._stopped = False
 
     def start(self, interrupted: Callable[[], int | None] = lambda: None) -> None:
@@ -143,11 +146,14 @@ class LocalExecutor:
         return exits
 
     def _revived(self, site: str, command: Command, code: int) -> bool:
-        """Start a gateway again that a signal ended while the run goes on; return whether this was one."""
-        over = self._stopped or self._state().ended
-        if command.process.role != GATEWAY or code >= 0 or over or self._restarts[site] >= GATEWAY_RESTARTS:
+        """Start what a signal ended again while the run goes on; return whether it is one that can be."""
+        state, key = self._state(), (site, command.process.name)
+        most = GATEWAY_RESTARTS if command.process.role == GATEWAY else 0
+        if key in self._revivable and state.phase == "running":
+            most = ROLLOUT_RESTARTS
+        if code >= 0 or self._stopped or state.ended or self._restarts[key] >= most:
             return False
-        self._restarts[site] += 1
+        self._restarts[key] += 1
         self._events.append("process_exited", site=site, process=command.process.name, code=code)
         process = self._start(site, command)
         self._events.append("restarted", site=site, process=process, signal=signal_name(-code))

@@ -81,6 +81,8 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"checkpoint of {event['task']} after step {event['step']} has no copy: {event['cause']}"
         case "replica_lost":
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
+        case "replica_back":
+            return f"{event['member']} was started again, and draws as soon as it has the newest weights"
         case "refused":
             return f"refused: {refused_line(event['offences'])}; the logs of these sites' gateways say what"
         case "link_out":

@@ -84,6 +84,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             return replace(state, members={**state.members, event["member"]: "ready"})
         case "replica_lost":
             return replace(state, members={**state.members, event["member"]: "lost"})
+        case "replica_back":
+            return replace(state, members={**state.members, event["member"]: "running"})
         case "refused":
             return replace(state, refused=event["offences"])
         case "link_out":

@@ -73,6 +73,10 @@ class Submitted:
         self._process.kill()
         self._process.communicate()
 
+    def interrupt(self) -> None:
+        """End the run by the launcher's way."""
+        self._process.terminate()
+
     def finish(self) -> Finished:
         """Wait for the end."""
         stdout, stderr = self._process.communicate(timeout=900)

@@ -96,6 +96,33 @@ def test_a_lost_replica_costs_time_and_nothing_else(run: Finished, tmp_path: Pat
     assert lost.digests() == run.digests()[: len(lost.digests())]
 
 
+def test_a_replica_that_is_killed_is_started_again_and_draws_again(run: Finished, tmp_path: Path) -> None:
+    """With the newest weights, which it is sent whole: the bits of the run are the same."""
+    plan = str(run.directory / "plan.json")
+    with submitted(changed(tmp_path, steps=60), tmp_path, "--plan", plan, "--yes") as going:
+        going.until("step", 2)
+        kill(going.directory, "hetrl.runtime.run.rollout", "--replica 1")
+        going.until("replica_back", 1)
+        back = going.events("step")[-1]["step"]
+        while not (again := drew_again(going.directory, "gamma/actor_generation/1", back)):
+            going.until("step", len(going.events("step")) + 1)
+        going.interrupt()
+        broken = going.finish()
+    assert [event["member"] for event in going.events("replica_lost", "replica_back")] == [
+        "gamma/actor_generation/1"
+    ] * 2
+    rows = broken.rows()[: len(run.rows())]
+    assert [row["reward"] for row in rows] == [row["reward"] for row in run.rows()[: len(rows)]]
+    assert again > back
+
+
+def drew_again(directory: Path, replica: str, behind: int) -> int:
+    """Return the first step behind one in which a replica drew samples; 0 while there is none."""
+    lines = (directory / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
+    rows = (json.loads(line) for line in lines)
+    return next((row["step"] for row in rows if row["step"] > behind and replica in row["replicas"]), 0)
+
+
 def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one(run: Finished, tmp_path: Path) -> None:
     """A rank of the trainer and a replica are killed, then all files of their site are lost: the bits are the same."""
     copied = {"every_steps": 2, "copy_to": ["gamma"]}

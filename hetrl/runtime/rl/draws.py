@@ -160,7 +160,17 @@ class Draws:
             return
         self._go_on()
 
-    # ---- replicas behind a link that is out
+    def back(self, name: str) -> None:
+        """Let a replica draw again that was started anew, once it has the newest weights (`behind`).
+
+        What it was asked for before is drawn elsewhere, or by itself.
+        """
+        if name in self._dispatch.replicas:
+            self._withdraw(self._dispatch.lost(name))
+        self._dispatch.back(name)
+        self.missed(name)
+
+    # ---- replicas behind a link that is out, or started anew
 
     def served(self, name: str) -> None:
         """Let a replica draw: it has the newest weights."""

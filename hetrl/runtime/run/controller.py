@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, architecture
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
+RETURN_TRIES = 3
 WARM_START_PROMPTS, WARM_START_SAMPLES = 64, 256  # of each check, at least: a standard deviation of 0.03 or less
 
 
@@ -89,6 +91,7 @@ class Run:
             self.kept,
             lambda: {**self.begun, **self.draws.under_way},
         )
+        self.returned = Counter[str]()  # replicas that were started again: how often they may fail to take a version
         self.begun: dict[int, Samples] = {}  # by their prompts, the samples that were under way where this run goes on
 
     def _make_draws(self) -> Draws:
@@ -119,6 +122,15 @@ class Run:
         if member in self.draws.replicas:
             self.draws.lost(member, error)
         return member in self.context.replicas
+
+    def back(self, member: str) -> bool:
+        """Whether a member that was started again takes part again: a replica of generation with devices of its own."""
+        if member not in self.context.replicas or self.context.takes_turns(GENERATION):
+            return False
+        self.returned[member] = RETURN_TRIES
+        self.record.replica_back(member)
+        self.draws.back(member)
+        return True
 
     def living(self) -> set[str]:
         """Return the members of tasks that were not lost."""
@@ -229,10 +241,15 @@ class Run:
             left.set()
         published = await self.tasks.actor.published(version, quorum=quorum)
         for replica, cause in published.failed.items():
-            self.draws.lost(replica, HetrlError(cause))
+            if self.returned[replica] > 0:  # it may be its life before that failed, and what was on its way there
+                self.returned[replica] -= 1
+                self.draws.missed(replica)
+            else:
+                self.draws.lost(replica, HetrlError(cause))
         for replica in published.left_out:
             self.draws.missed(replica)
         for replica in published.apply_seconds:
+            self.returned[replica] = 0
             self.draws.served(replica)
         return published
 
@@ -296,7 +313,7 @@ async def control(context: Context) -> None:
             record.events.append("go", members=context.members)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer)
-                watching = membership.watch(run.spare, run.iterations.end_soon)
+                watching = membership.watch(run.spare, run.back, run.iterations.end_soon)
                 with member.links.told(run.link_changed):
                     await _first_to_end(run.train(), watching, run.catch_up(), run.kept.serve())
             await member.send(context.members, wire.Finish())

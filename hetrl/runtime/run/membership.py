@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +16,7 @@ from hetrl.runtime.transport.member import DeadlineError, Member
 SILENCE_SECONDS, RANK_SILENCE_SECONDS = 60.0, 12.0
 POLL_SECONDS = 1.0
 CHECK_SECONDS = 0.5  # whether all still speak; not at each word of each of a thousand members
+RETURN_SECONDS = 20.0  # what was sent to a member that was started again comes back for so long
 LAST_WORD_SECONDS = 5.0  # a member that gives up at the deadline says why
 WORD_CHARACTERS = 200  # of what a rank says that it does
 
@@ -47,7 +49,9 @@ class Membership:
         self._last_seen = dict.fromkeys(expected, time.monotonic())
         self._last_word: dict[str, str] = {}
         self._ending: dict[str, None] = {}  # sites whose job Slurm ends soon
+        self._returned: dict[str, float] = {}  # who was started again, and when it was READY
         self._on_ending: Callable[[str], None] = lambda site: None
+        self._on_back: Callable[[str], bool] = lambda member: False
         self._checked = time.monotonic()
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
@@ -97,14 +101,18 @@ class Membership:
         await self._connected[name].wait()
 
     async def watch(
-        self, spare: Callable[[str, HetrlError], bool], ending: Callable[[str], None] = lambda site: None
+        self,
+        spare: Callable[[str, HetrlError], bool],
+        back: Callable[[str], bool] = lambda member: False,
+        ending: Callable[[str], None] = lambda site: None,
     ) -> None:
         """Hear the members for as long as the run lasts; raises HetrlError naming one that failed or fell silent.
 
         Of each such member `spare` is asked first whether the run goes on without it, and it is not watched any more.
-        `ending` is told each site whose job Slurm ends soon.
+        Of one that is READY once more, as it was started again, `back` is asked whether it takes part again. `ending`
+        is told each site whose job Slurm ends soon.
         """
-        self._checked, self._on_ending = time.monotonic(), ending
+        self._checked, self._on_ending, self._on_back = time.monotonic(), ending, back
         for site in self._ending:
             ending(site)
         while True:
@@ -169,10 +177,15 @@ class Membership:
                     self._ending[site] = None
                     self._on_ending(site)
             case wire.Join() as join if source in self._expected:
-                self.joined[source] = join
+                again, self.joined[source] = source in self.joined, join
                 self._on_ready(source, join)
+                if again and self._on_back(source):
+                    self._last_seen[source] = self._returned[source] = time.monotonic()
+                    await self._member.send((source,), wire.Go())
             case wire.Failed(cause=cause, exit_code=exit_code):
                 raise _MemberLost(source, error_of(exit_code, f"{source}: {cause}"))
             case wire.Undeliverable(receiver=receiver, cause=cause):
+                if time.monotonic() - self._returned.get(receiver, -math.inf) < RETURN_SECONDS:
+                    return
                 unreachable = f"{wire.site_of(receiver)}: {receiver} cannot be reached: {cause}"
                 raise _MemberLost(receiver, HetrlError(unreachable))

@@ -65,6 +65,10 @@ class Record:
         self._lost += 1
         self.events.append("replica_lost", member=replica, cause=str(error))
 
+    def replica_back(self, replica: str) -> None:
+        """Note a replica of generation that was started again."""
+        self.events.append("replica_back", member=replica)
+
     def link_changed(self, site: str, *, out: bool) -> None:
         """Note that the link from here to a site is out, or is back."""
         if out != (site in self._links_out):

@@ -6,6 +6,7 @@ The file lists the processes of each step; task i of a step (SLURM_PROCID) runs 
     take the GPUs that Slurm granted: the file counts them from 0
     execute its command with a temporary directory of its own, wait, and remove that
     say where a signal ended it: the controller of its site names it then
+    in an array, where it is a rollout that was killed, or crashed: execute it once more, some times
     where it fails and nobody of the job has before: write `EXIT-CODE PROCESS` to the file HETRL_FAILURE
 
 srun itself returns the highest exit code of all tasks, which is that of one that it ended because another had failed.
@@ -30,6 +31,9 @@ from hetrl.runtime.parent_death import end_with_parent
 from hetrl.runtime.run.deaths import note_end, note_start
 from hetrl.runtime.temporary import private_directory, remove_unheld
 
+RESTARTS = 3  # of a rollout: the run does without it
+# How a process ends that somebody killed, the system among them, or that crashed; Slurm ends by other signals first.
+_CRASHES = {128 + one for one in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)}
 _VISIBLE, _FAILURE = "CUDA_VISIBLE_DEVICES", "HETRL_FAILURE"
 # Slurm sends these to the whole process group of a task: the process gets them, and says what came of it.
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -111,7 +115,17 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = error.exit_code
     else:
-        code = _run([sys.executable if word == "python" else word for word in process.argv], environment)
+        argv = [sys.executable if word == "python" else word for word in process.argv]
+        code = _run(argv, environment)
+        for _ in range(RESTARTS if arguments.step.isdigit() else 0):  # a task of an array
+            if code not in _CRASHES:
+                break
+            note_end(name, code)
+            print(
+                f"it was ended by {signal.Signals(code - 128).name} and is started again", file=sys.stderr, flush=True
+            )
+            note_start(name)
+            code = _run(argv, environment)
     note_end(name, code)
     if code and (failure := os.environ.get(_FAILURE)):
         with suppress(FileExistsError), Path(failure).open("x") as file:

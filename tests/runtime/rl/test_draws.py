@@ -49,6 +49,10 @@ class Members:
         self.asked.append((to, message))
         return SimpleNamespace(message=await self._answers[to](message))
 
+    def answer(self, replica: str, answer: Answer) -> None:
+        """Let a replica answer in another way from now on."""
+        self._answers[replica] = answer
+
     async def send(self, to: str, message: wire.Message) -> int:
         self.told.append((to, message))
         return 0
@@ -210,6 +214,36 @@ def test_what_a_lost_replica_was_asked_for_is_drawn_elsewhere() -> None:
     assert [one.sample for one in found] == [one.sample for one in alone]
     assert lost == {"b": "the server ended"}
     assert sum(name == "b" for name, _ in members.asked) <= 2
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_a_replica_that_was_started_again_draws_once_it_has_the_newest_weights(noticed: bool) -> None:
+    """Whether or not it was known to be lost: what it was asked for before is drawn, and it is asked for more."""
+    members = Members({"a": never, "b": at_once})
+    dispatch = Dispatch({name: Capacity(2, 2) for name in "ab"}, LONGEST, STRETCH)
+
+    async def run() -> tuple[Drawn, ...]:
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
+        waiting = asyncio.ensure_future(draws.group([request_of(k) for k in range(6)], 0))
+        while not any(name == "a" for name, _ in members.asked):
+            await asyncio.sleep(0)
+        if noticed:
+            draws.lost("a", HetrlError("killed"))
+        await asyncio.sleep(0)
+        members.answer("a", at_once)
+        draws.back("a")
+        assert draws.behind == ("a",) and set(draws.replicas) == {"a", "b"}
+        before = len(members.asked)
+        first = await asyncio.wait_for(waiting, 20.0)
+        assert all(name == "b" for name, _ in members.asked[before:])
+        draws.served("a")
+        again = await asyncio.wait_for(draws.group([request_of(k) for k in range(6)], 1), 20.0)
+        assert {name for name, _ in members.asked[before:]} == {"a", "b"}
+        assert [one.sample for one in again] == [one.sample for one in first]
+        return first
+
+    alone, _ = drawn(Members({"b": at_once}), ["b"])
+    assert [one.sample for one in asyncio.run(run())] == [one.sample for one in alone]
 
 
 def test_an_answer_that_is_none_counts_as_a_failure() -> None:

@@ -266,5 +266,27 @@ def test_a_site_whose_job_slurm_ends_is_told_once_whenever_it_says_so() -> None:
     ]
     told: list[str] = []
     with pytest.raises(HetrlError, match="the end"):
-        asyncio.run(found.watch(lambda member, error: False, told.append))
+        asyncio.run(found.watch(lambda member, error: False, ending=told.append))
     assert told == ["beta", "alpha"]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("taken", [True, False])
+def test_who_was_started_again_takes_part_again_where_it_may(lost: bool, taken: bool) -> None:
+    """Whether or not its end was noticed before."""
+    found, member = _gathered(*((name, JOIN) for name in MEMBERS))
+    before = len(member.sent)
+    last = [(REPLICA, wire.Failed(cause="killed"))] if lost else []
+    late = [("gateway", wire.Undeliverable(receiver=REPLICA, cause="restarted"))] if taken else []  # of its life before
+    member.heard = [*last, (REPLICA, JOIN), *late, (TRAINER, wire.Failed(cause="the end"))]
+    asked: list[str] = []
+
+    def back(name: str) -> bool:
+        asked.append(name)
+        return taken
+
+    with pytest.raises(HetrlError, match="the end"):
+        asyncio.run(found.watch(lambda name, error: name == REPLICA, back))
+    assert asked == [REPLICA]
+    assert (REPLICA in found.living) == (taken or not lost)
+    assert member.sent[before:] == ([((REPLICA,), wire.Go())] if taken else [])

@@ -210,6 +210,22 @@ def test_a_process_that_a_signal_ended_is_known_to_the_controller_until_it_start
     assert killed_at(directory, "alpha") == {"alpha/actor_generation/3": "SIGSEGV"}
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "starts"),
+    [("os.kill(os.getpid(), 9)", 137, 4), ("os.kill(os.getpid(), 15)", 143, 1), ("sys.exit(1)", 1, 1)],
+)
+def test_a_rollout_of_an_array_that_was_killed_is_started_again(tmp_path, end, code, starts):
+    directory = site_directory(tmp_path, f"import os, sys; print('here', flush=True); {end}")
+    rows = directory / "scripts" / "gang.json"
+    rows.write_text(rows.read_text().replace('"train"', '"0"').replace("train-", "actor_generation-"))
+    done = run_step(directory, "0", SLURM_PROCID="1", SLURM_NTASKS="2")
+    assert done.returncode == code
+    log = (directory / "logs" / "actor_generation-1.log").read_text()
+    assert log.count("here") == starts == log.count("is started again") + 1
+    killed = {"alpha/actor_generation/1": {137: "SIGKILL", 143: "SIGTERM"}[code]} if code > 128 else {}
+    assert killed_at(directory, "alpha") == killed
+
+
 @pytest.mark.parametrize(("send", "number", "code"), [(os.killpg, signal.SIGTERM, 143), (os.kill, signal.SIGKILL, -9)])
 def test_a_signal_for_the_group_ends_the_process_and_one_for_its_parent_too(tmp_path, send, number, code):
     directory = site_directory(tmp_path, "import os, time; print(os.getppid(), flush=True); time.sleep(99)")
