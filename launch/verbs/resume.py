@@ -16,6 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hetrl.describe.experiment import Experiment
+from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError, TimeUpError, UsageError
 from hetrl.files import EventLog, read_lines
 from hetrl.plan.document import read_plan
@@ -62,24 +64,34 @@ def resume_command(arguments: argparse.Namespace) -> int:
         plan = read_plan(run.path / "plan.json")
         console = Console()
         code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, detach=arguments.detach)
-        return _restarted(run, code, console)
+        return _restarted(run, code, console, run.path / "config.yaml")
     left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state, arguments.without)
     if state.phase == FINISHED and arguments.config is None:
         print(f"{left}; --config EXPERIMENT with more steps goes on from it")
         return 0
     console, wanted = Console(), _Wanted(arguments.config, arguments.plan, arguments.replan, tuple(arguments.without))
     prepared, plan = _go_on(run, slurm, wanted, console)
-    return begin_and_restart(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
+    config = arguments.config or run.path / "config.yaml"
+    return begin_and_restart(prepared, plan, config, console, yes=arguments.yes, detach=arguments.detach)
 
 
-def begin_and_restart(prepared: Prepared, plan: Plan, console: Console, *, yes: bool, detach: bool) -> int:
-    """Start a run, follow it, and take it up again where that helps; returns the exit code of the last end."""
-    return _restarted(prepared.run, begin(prepared, plan, console, yes=yes, detach=detach), console)
+def begin_and_restart(
+    prepared: Prepared, plan: Plan, config: Path, console: Console, *, yes: bool, detach: bool
+) -> int:
+    """Start the run of an experiment file, follow it, and take it up again where that helps.
+
+    Returns the exit code of the last end.
+    """
+    return _restarted(prepared.run, begin(prepared, plan, console, yes=yes, detach=detach), console, config)
 
 
-def _restarted(run: Run, code: int, console: Console) -> int:
-    """Take a run up that ended with this code, and what goes on from it, as often as its experiment allows."""
-    allowed = problem_at(run.path / "config.yaml").experiment.launch.restarts
+def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
+    """Take a run up that ended with this code, and what goes on from it, as often as its experiment allows.
+
+    Names in `config` are relative to where it lies, while it says what the run has of it.
+    """
+    kept = run.path / "config.yaml"
+    allowed = read_yaml(kept, Experiment).launch.restarts
     for number in range(1, allowed + 1):
         state = current_state(run)
         if state.phase != "failed" or state.exit_code not in _MENDED or not _took_steps(run):
@@ -88,7 +100,8 @@ def _restarted(run: Run, code: int, console: Console) -> int:
         slurm, lost = read_slurm_run(run), tuple(state.silent)
         if slurm is not None:
             _end_jobs(run, slurm, state, lost)
-        prepared, plan = _go_on(run, slurm, _Wanted(without=lost), console)
+        same = config.exists() and config.read_bytes() == kept.read_bytes()
+        prepared, plan = _go_on(run, slurm, _Wanted(config if same else kept, without=lost), console)
         run, code = prepared.run, begin(prepared, plan, console, yes=True, detach=False)
     return code
 

@@ -35,4 +35,4 @@ def submit_command(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         say(console, f"nothing was started; what would be lies in {from_here(prepared.run.path / 'scripts')}")
         return 0
-    return begin_and_restart(prepared, plan, console, yes=arguments.yes, detach=arguments.detach)
+    return begin_and_restart(prepared, plan, arguments.config, console, yes=arguments.yes, detach=arguments.detach)
