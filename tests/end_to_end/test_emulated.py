@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hetrl.errors import TimeUpError
-from hetrl.runtime.transport.member import ENDING
+from hetrl.runtime.transport.notice import ENDING
 from lab.lab import ROOT
 from tests.runs import Finished, events_of, processes_of, started, submit, submitted
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hetrl.runtime.transport.member import ENDING
+from hetrl.runtime.transport.notice import ENDING
 from lab.lab import Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, JOB_USER_ID

@@ -21,6 +21,7 @@ from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
+from hetrl.runtime.transport.notice import ends_soon
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.receiver import Receiver
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
@@ -29,7 +30,6 @@ from hetrl.runtime.wire.keys import SiteKeys
 
 __all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
 
-ENDING = "ending"  # the file of a site's directory that says that Slurm ends its job: slurm_templates/gang.sbatch.j2
 SEND_SECONDS = 600.0
 HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
@@ -178,7 +178,7 @@ class Member:
     ) -> None:
         """Tell whoever `to` names then, every so often, that this member lives, and what it is `doing`.
 
-        And that Slurm ends the job of its site soon, once the job's script has left `ENDING` in the site's directory.
+        And that Slurm ends the job of its site soon, once the job's script has said so (`notice`).
         """
         self._start(self._beat(to, every_seconds, doing), "heartbeat")
 
@@ -265,7 +265,7 @@ class Member:
 
     async def _beat(self, to: Callable[[], Iterable[str]], every_seconds: float, doing: Callable[[], str]) -> None:
         while True:
-            ending = self._directory is not None and await asyncio.to_thread((self._directory / ENDING).exists)
+            ending = self._directory is not None and await ends_soon(self._directory)
             for address in to():
                 self._exchange.tell(address, wire.Heartbeat(doing=doing(), ending=ending))
             await asyncio.sleep(every_seconds)
