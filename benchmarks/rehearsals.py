@@ -21,7 +21,7 @@ from _results import ROOT, write_result
 
 GOAL_SECONDS = 180.0
 SITES, NODES, GPUS = 16, 8, 8
-TYPES = ("a100-80gb", "h100-80gb", "l40s", "a100-40gb")
+TYPES = ("a100-80gb", "h100", "l40s", "a100-40gb")
 SAMPLES, PROMPTS_SAMPLES = 4096, 8
 
 

@@ -140,7 +140,7 @@ async def control(world: World) -> None:
         await lead.send(world.controller, wire.Join(ranks=len(SITES), host="", pid=0, engines={}))
         lead.start_heartbeat(world.controller)
         membership = Membership(member, [world.lead], lambda *_: None, world.ranks)
-        await membership.gather(MEETING_SECONDS, Turns(member, (), new_weights=True))
+        await membership.gather(MEETING_SECONDS, MEETING_SECONDS, Turns(member, (), new_weights=True))
         try:
             await membership.watch(lambda *_: False)
         except HetrlError as error:
