@@ -71,7 +71,7 @@ def with_experiment(problem: Problem, name: str, gang_timeout: str = "00:10:00")
         ),
         steps=1,
         topology=TopologySection(scenario="made-up"),
-        launch=Launch(gang_timeout=gang_timeout),
+        launch=Launch(queue_timeout=gang_timeout, gang_timeout=gang_timeout),
     )
     sites = tuple(SiteFile(name=site.name) for site in problem.topology.sites)
     links = (LinkEntry(between=one.between, delay_ms=one.delay_ms, gbps=one.gbps) for one in problem.topology.links)

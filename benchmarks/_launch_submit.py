@@ -16,7 +16,7 @@ from hetrl.problem import read_problem
 from lab.quick import quick_plan
 from launch.life import begin
 from launch.shell import Shell
-from launch.verbs.submit import prepare
+from launch.verbs.prepare import prepare
 
 
 def main() -> None:

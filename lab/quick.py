@@ -26,7 +26,7 @@ from hetrl.plan.plan import (
 )
 from hetrl.problem import read_problem
 from launch.life import begin
-from launch.verbs.submit import prepare
+from launch.verbs.prepare import prepare
 
 GANG = """\
 #!/bin/bash
