@@ -22,7 +22,7 @@ from _results import ROOT, write_result
 GOAL_SECONDS = 180.0
 SITES, NODES, GPUS = 16, 8, 8
 TYPES = ("a100-80gb", "h100", "l40s", "a100-40gb")
-SAMPLES, PROMPTS_SAMPLES = 4096, 8
+SAMPLES, SAMPLES_PER_PROMPT = 16384, 8  # so many that all sites are worth their weights
 
 
 def thousand(work: Path) -> Path:
@@ -45,13 +45,13 @@ def thousand(work: Path) -> Path:
     document = {
         "name": "thousand",
         "model": {"architecture": "qwen3-8b"},
-        "algorithm": {"kind": "grpo", "samples_per_prompt": PROMPTS_SAMPLES, "kl_coefficient": 0.0},
+        "algorithm": {"kind": "grpo", "samples_per_prompt": SAMPLES_PER_PROMPT, "kl_coefficient": 0.0},
         "reward": {"kind": "rule"},
         "data": {"kind": "gsm8k", "path": "/data/gsm8k"},
-        "batch": {"samples": SAMPLES, "prompt_tokens": 512, "response_tokens": 1024},
+        "batch": {"samples": SAMPLES, "prompt_tokens": 512, "response_tokens": 4096},
         "steps": 100,
         "topology": {"scenario": "thousand-sites.yaml"},
-        "planner": {"solver": "sha-ea", "budget_seconds": 20, "seed": 0},
+        "planner": {"solver": "sha-ea", "budget_seconds": 30, "seed": 0},
     }
     path = work / "thousand.yaml"
     path.write_text(yaml.safe_dump(document))
