@@ -42,6 +42,11 @@ LARGE_PART = 0.3  # of a gap: from where on what is not the engines' is named
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 
 
+def is_sync(shape: str) -> bool:
+    """Return whether a plan of this shape is of mode sync."""
+    return " sync," in shape
+
+
 @dataclass(frozen=True)
 class Threefold:
     """Seconds of an iteration and of each task, in three ways; `control` is what is not the engines', at speed 1."""
@@ -62,7 +67,7 @@ class Threefold:
     @property
     def is_sync(self) -> bool:
         """Return whether generation waits for the trainer."""
-        return " sync," in self.shape
+        return is_sync(self.shape)
 
     @property
     def tasks(self) -> list[str]:
@@ -109,7 +114,7 @@ def measure(made: str, number: int, seed: int) -> Threefold:
     fast = Settings(steps + FAST_STEPS, FAST_STEPS, settings.emulation.model_copy(update={"speed": FAST}))
     control = {name: seconds / FAST for name, seconds in seconds_of(problem, case.plan, fast).items()}
     speed = settings.emulation.speed
-    off = (speed - 1) * (" sync," in played.shape)
+    off = (speed - 1) * is_sync(played.shape)
     run = {name: seconds - off * control[name] for name, seconds in slow.items()}
     return threefold(played, speed, run, control)
 
@@ -123,7 +128,7 @@ def threefold(played: Compared, speed: float, run: Mapping[str, float], control:
 
 
 def paced(settings: Settings, plan: Plan) -> Settings:
-    """Return the settings with a speed at which all steps take `WALL_SECONDS`."""
+    """Return the settings with a speed at which all steps take `WALL_SECONDS`, or the most there may be."""
     wanted = float(f"{plan.predicted.iteration_seconds * settings.steps / WALL_SECONDS:.2g}")
     speed = min(max(wanted, 1.0), MOST_SPEED)
     return replace(settings, emulation=settings.emulation.model_copy(update={"speed": speed}))

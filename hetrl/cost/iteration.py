@@ -121,7 +121,7 @@ def predict(plan: Plan, model: CostModel) -> Predicted:
         samples_per_second=model.workload.samples / seconds,
         tasks={
             **{name: cost.seconds for name, cost in costs.items()},
-            **{name: costs[ACTOR_TRAINING].parts[name] for name in (OLD_LOGPROBS,) if model.workload.scores_batch},
+            **{name: part for name, part in costs[ACTOR_TRAINING].parts.items() if name == OLD_LOGPROBS},
             **{SYNCS[name]: cost.seconds for name, cost in syncs.items()},
         },
         peak_memory_gb=peak_memory_gb(plan, model),
