@@ -209,6 +209,14 @@ def exposed_seconds(reduction: float, backward: float, buckets: float) -> float:
     return max(reduction / buckets, reduction - backward * (1 - 1 / buckets))
 
 
+def shared_seconds(first: float, slowed: float, alone: float) -> float:
+    """Return the time of a task that shares a link, which takes `slowed`, until another one has ended at `first`.
+
+    Of its work first / slowed is done by then; the rest has the link to itself.
+    """
+    return slowed if slowed <= first else first + (1 - first / slowed) * alone
+
+
 def bucket_count(parameters: float, replicas: int) -> float:
     """Return how many buckets the gradients of a rank make: of 40 million parameters, or of a million per replica.
 
@@ -225,12 +233,12 @@ def steady_seconds(units: Sequence[int], busy: Sequence[float]) -> float:
     return sum(units) / sum(count / seconds for count, seconds in zip(units, busy, strict=True))
 
 
-def interface_bytes(total: float, held: float, generates: bool, forwards: bool) -> float:
+def interface_bytes(total: float, held: float, generates: bool, copies: int) -> float:
     """Return the bytes of a weight version that pass a node's interface in one direction.
 
-    A rollout node receives what it does not hold itself; a node with weights sends them once into its site.
+    A node that uses weights receives what it does not hold itself; a node with weights sends so many copies of them.
     """
-    return max(total - held if generates else 0.0, held if forwards else 0.0)
+    return max(total - held if generates else 0.0, held * copies)
 
 
 def transfer_seconds(encode: float, uplinks: float, fan_out: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -133,12 +134,33 @@ def predict(plan: Plan, model: CostModel) -> Predicted:
 
 
 def task_costs(plan: Plan, model: CostModel) -> dict[str, Cost]:
-    """Return the seconds and the bytes between sites of each task; trainings that share a link slow each other down."""
+    """Return the seconds and the bytes between sites of each task.
+
+    Trainings that share a link begin together and slow each other down until the first has ended.
+    """
     costs = {name: task_cost(name, task, model) for name, task in plan.tasks.items()}
     if sharing := link_sharing(plan, costs):
-        for name in (task for task in plan.tasks if task in TRAININGS):
-            costs[name] = task_cost(name, plan.tasks[name], model, sharing)
+        slowed = {name: task_cost(name, plan.tasks[name], model, sharing) for name in costs if name in TRAININGS}
+        first = min(_steps_seconds(cost) for cost in slowed.values())
+        for name, cost in slowed.items():
+            costs[name] = _beside(cost, costs[name], first)
     return costs
+
+
+def _steps_seconds(training: Cost) -> float:
+    """Return the time of a training's steps, without that of scoring the batch ahead of them."""
+    return training.seconds - training.parts.get(OLD_LOGPROBS, 0.0)
+
+
+def _beside(slowed: Cost, alone: Cost, first: float) -> Cost:
+    """Return the cost of a training that shares its links until the first training has ended."""
+    steps = _steps_seconds(slowed)
+    if steps <= first or math.isinf(steps):
+        return slowed
+    part = first / steps
+    parts = {name: part * seconds + (1 - part) * alone.parts[name] for name, seconds in slowed.parts.items()}
+    seconds = formulas.shared_seconds(first, steps, _steps_seconds(alone))
+    return replace(slowed, seconds=slowed.seconds - steps + seconds, parts=parts)
 
 
 def sync_costs(plan: Plan, model: CostModel) -> dict[str, SyncCost]:

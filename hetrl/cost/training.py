@@ -83,7 +83,7 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     pass, that of the first stage, and the update. The replica with the longest samples is behind the others by the
     expected largest of their variations. Ahead of the steps, if not beside the inferences, the actor's trainer scores
     the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction
-    between sites at the same time; each gets an equal part.
+    between sites during the steps; each gets an equal part.
     """
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
@@ -109,7 +109,7 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     parts = {"pipeline": steps * slowest, "reduction": steps * left, "update": steps * update}
     scored = name == ACTOR_TRAINING and workload.scores_batch
     if scored:
-        there = hops_of(replicas, samples, model.topology, sharing, back=False)
+        there = hops_of(replicas, samples, model.topology, {}, back=False)
         shared = [there.shared(placed, count) for placed, count in zip(replicas, samples, strict=True)]
         parts[OLD_LOGPROBS] = _forward_seconds(task, shared, workload)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})

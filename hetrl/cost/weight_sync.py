@@ -112,7 +112,7 @@ def weight_sync_cost(
     encode   the trainer's ranks copy their weights to host memory, all at once
     uplinks  the routes run at the same time; one uplink carries the sum of its routes
     fan-out  a node that uses the weights receives over its NIC what its own node does not hold, a node with weights
-             sends them once into its site; each node forwards, and the chunks overlap with the uplink
+             sends them once into its site and once per route; nodes forward, and the chunks overlap with the uplink
     load     each device takes its share (weights/TP) from host memory, plus the fixed pause of a version
     """
     topology, workload = model.topology, model.workload
@@ -123,13 +123,13 @@ def weight_sync_cost(
     if sync.encoding == "delta" and changed is not None:
         sent = delta_share(changed, workload.weight_bytes)
     wan: defaultdict[Direction, float] = defaultdict(float)
-    for route in sync.routes:
-        if route.model == trained:
-            wan[route.source, route.target] += sent * sum(s for n, s in held.items() if site_of(n) == route.source)
+    routes = [route for route in sync.routes if route.model == trained]
+    for route in routes:
+        wan[route.source, route.target] += sent * sum(s for n, s in held.items() if site_of(n) == route.source)
     devices = [topology.device_by_id[name] for name in (*training.devices, *users.devices)]
     stages = zip(training.replicas[0].stages, sizes, strict=True)
     encode = max(size / len(stage.devices) / model.rates(stage.devices[0]).host_bytes_per_s for stage, size in stages)
-    fan_out = sent * _fan_out_seconds(held, users, topology)
+    fan_out = sent * _fan_out_seconds(held, users, routes, topology)
     uplink, pause = _uplink_seconds(wan, devices, topology), _pause_seconds(users, sum(sizes), model)
     return SyncCost(encode, uplink, fan_out, pause, dict(wan), frozenset(sites_of(users.devices)))
 
@@ -150,14 +150,15 @@ def critic_behind(costs: Mapping[str, SyncCost], topology: Topology) -> SyncCost
     return replace(critic, uplink_seconds=uplink, fan_out_seconds=inside + critic.fan_out_seconds)
 
 
-def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, topology: Topology) -> float:
+def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, routes: Sequence[Route], topology: Topology) -> float:
     """Return the slowest NIC, of nodes that use weights and of nodes that hold them (`formulas.interface_bytes`)."""
     total, times = sum(held.values()), [0.0]
     nodes = nodes_of(users.devices)
     for node in dict.fromkeys((*nodes, *held)):
         nic = bytes_per_second(topology.node_by_id[node].nic_gbps)
-        forwards = any(site_of(other) == site_of(node) for other in nodes if other != node)
-        times.append(formulas.interface_bytes(total, held.get(node, 0.0), node in nodes, forwards) / nic)
+        copies = sum(route.source == site_of(node) for route in routes)
+        copies += any(site_of(other) == site_of(node) for other in nodes if other != node)
+        times.append(formulas.interface_bytes(total, held.get(node, 0.0), node in nodes, copies) / nic)
     return max(times)
 
 

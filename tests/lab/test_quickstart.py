@@ -109,7 +109,7 @@ def test_links_may_lose_packets_and_be_cut_for_a_while_and_a_site_that_is_out_is
 
         submission.until("step", 2)
         lab.cut("alpha", "gamma")
-        time.sleep(5)
+        time.sleep(3)
         lab.heal("alpha", "gamma")
         submission.until("step", 4)
         lab.cut("alpha", "beta")
@@ -119,7 +119,9 @@ def test_links_may_lose_packets_and_be_cut_for_a_while_and_a_site_that_is_out_is
         until_served(True)
         run = submission.finish()
     assert submission.events("replica_lost") == []
-    assert [event["link"] for event in submission.events("link_out", "link_back")] == ["alpha-beta"] * 2
+    assert "alpha-beta" in [event["link"] for event in submission.events("link_out")]
+    last = {event["link"]: event["kind"] for event in submission.events("link_out", "link_back")}
+    assert set(last.values()) == {"link_back"}
     assert_same(run, undisturbed, MANY_STEPS)
     assert lab.stats()["alpha", "gamma"].lost > 0
 

@@ -148,6 +148,10 @@ double exposed_seconds(double reduction, double backward, double buckets) {
     return std::max(reduction / buckets, reduction - backward * (1 - 1 / buckets));
 }
 
+double shared_seconds(double first, double slowed, double alone) {
+    return slowed <= first ? slowed : first + (1 - first / slowed) * alone;
+}
+
 double bucket_count(double parameters, Int replicas) {
     return std::max(1.0, parameters / std::max(40e6, 1e6 * double(replicas)));
 }
@@ -162,8 +166,8 @@ double steady_seconds(const Ints& units, const Floats& busy) {
     return double(all) / rate;
 }
 
-double interface_bytes(double total, double held, bool generates, bool forwards) {
-    return std::max(generates ? total - held : 0.0, forwards ? held : 0.0);
+double interface_bytes(double total, double held, bool generates, Int copies) {
+    return std::max(generates ? total - held : 0.0, held * double(copies));
 }
 
 double transfer_seconds(double encode, double uplinks, double fan_out) {

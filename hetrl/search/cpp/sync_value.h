@@ -136,7 +136,7 @@ inline bool takes_too(Int i, Int nodes, const Version& sent, const View& x, cons
 }
 
 // Return the slowest interface: a node that uses weights receives what it lacks, one with weights sends them to its
-// site.
+// site and to each other one that uses them.
 inline double fan_out_seconds(const Version& sent, const View& x, const Tables& tables) {
     const Ints& runs = sent.runs;
     const Floats &nic = tables.network.nic, &held = sent.node_bytes;
@@ -151,11 +151,11 @@ inline double fan_out_seconds(const Version& sent, const View& x, const Tables& 
         for (Int i = 0; i < held.size(); ++i) {
             if (held[i] > 0 && sent.stage_kind[i] == kind && takes_too(i, nodes, sent, x, tables)) {
                 ++with_weights;
-                slowest = std::max(slowest, interface_bytes(total, held[i], true, false) * nic[kind]);
+                slowest = std::max(slowest, interface_bytes(total, held[i], true, 0) * nic[kind]);
             }
         }
         if (with_weights < nodes) {
-            slowest = std::max(slowest, interface_bytes(total, 0.0, true, false) * nic[kind]);
+            slowest = std::max(slowest, interface_bytes(total, 0.0, true, 0) * nic[kind]);
         }
     }
     for (Int i = 0; i < held.size(); ++i) {
@@ -163,16 +163,17 @@ inline double fan_out_seconds(const Version& sent, const View& x, const Tables& 
             continue;
         }
         const Int here = sent.stage_kind[i];
-        Int others = 0;
+        Int others = 0, copies = 0;
         for (Int kind = 0; kind < tables.classes; ++kind) {
-            if (tables.site[kind] == tables.site[here] && runs[kind] > 0) {
+            if (tables.site[kind] != tables.site[here]) {
+                copies += first_user(kind, runs, tables.site);
+            } else if (runs[kind] > 0) {
                 const Int nodes = user_nodes(kind, sent, x, tables);
                 others += nodes - (kind == here && takes_too(i, nodes, sent, x, tables));
             }
         }
-        if (others > 0) {
-            slowest = std::max(slowest, interface_bytes(total, held[i], false, true) * nic[here]);
-        }
+        copies += others > 0;
+        slowest = std::max(slowest, interface_bytes(total, held[i], false, copies) * nic[here]);
     }
     return slowest;
 }

@@ -91,25 +91,38 @@ inline bool all_joined(const Tables& tables, const Parts& parts) {
     return true;
 }
 
-// Value trainings of different groups anew that use the same directions between sites: each gets half of a link.
+// Return whether two tasks use the same direction between sites.
+inline bool meet(Int task, Int other, const Parts& parts) {
+    for (Int d = 0; d < parts.links[task]; ++d) {
+        if (uses(other, parts.direction[task][d], parts)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Value trainings of different groups anew that use the same directions between sites: they begin together, each with
+// half of a link, and what is left of one when the first has ended has the link to itself.
 inline void slow_down(const Genes& vector, const Tables& tables, const Room& room, const Parts& parts) {
     const View x = view(vector, tables);
+    Local<double> slowed(tables.tasks, INFINITE);
+    double first = INFINITE;
     for (Int task = 0; task < tables.tasks; ++task) {
         for (Int other = 0; other < tables.tasks; ++other) {
-            if (!tables.is_training[task] || !tables.is_training[other] || x.group[task] == x.group[other]) {
-                continue;
-            }
-            bool meet = false;
-            for (Int d = 0; d < parts.links[task]; ++d) {
-                meet = meet || uses(other, parts.direction[task][d], parts);
-            }
-            if (meet) {
+            if (tables.is_training[task] && tables.is_training[other] && x.group[task] != x.group[other] &&
+                meet(task, other, parts)) {
                 const Int found = value_task(task, vector, tables, room, parts);
                 const Training training = laid_out(task, x.choice[task], tables, found, room.cohorts);
-                const TrainingSeconds slowed = training_seconds(training, room.cohorts, parts, other, false);
-                room.seconds[task] = slowed.all;
-                room.scoring[task] = slowed.scoring;
+                const TrainingSeconds seconds = training_seconds(training, room.cohorts, parts, other, false);
+                slowed[task] = seconds.all - seconds.scoring;
+                first = std::min(first, slowed[task]);
             }
+        }
+    }
+    for (Int task = 0; first < INFINITE && task < tables.tasks; ++task) {
+        if (slowed[task] < INFINITE) {
+            const double scoring = parts.scoring[task], alone = parts.seconds[task] - scoring;
+            room.seconds[task] = scoring + shared_seconds(first, slowed[task], alone);
         }
     }
 }
