@@ -3,8 +3,7 @@
 for each size: one site trains, the others draw samples, a replica on each GPU; four samples per replica and step
     gather    from the first process to GO; publish: a version to all replicas, its bytes next to none
     messages  through the gateway of the site that leads, and what each of its members takes of memory
-    death     a site's processes are stopped: how long until each of its replicas is given up, beyond the silence
-              that is allowed
+    death     a site's processes are stopped: how long until each of its replicas is given up
     end       from the last step to the last process
 with --profile the controller of the largest run is profiled, in a run of its own
 """
@@ -156,7 +155,7 @@ class Watch:
         process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         if _came(run, over, "replica_lost", expected):
-            self.death_seconds = time.monotonic() - began - SILENCE_SECONDS
+            self.death_seconds = time.monotonic() - began
         process.send_signal(signal.SIGKILL)  # which ends the run
 
 
@@ -266,8 +265,9 @@ def table_of(found: list[Measured]) -> str:
             "Publish: a version to every replica, and its digest back. Step: samples drawn, judged, trained on, and a "
             "version published. Messages: of the leading site's gateway with other sites, per second. Controller: its "
             "share of a core. Memory: of a site's process with so many replicas, of the controller, of the leading "
-            f"gateway; {member_mb(found):.2f} MB per replica. Death: beyond the {SILENCE_SECONDS:.0f} s of silence "
-            "that are allowed, until every replica of a site whose process was stopped is given up. "
+            f"gateway; {member_mb(found):.2f} MB per replica. Death: until every replica "
+            f"of a site whose process was stopped is given up; {SILENCE_SECONDS:.0f} s after its last heartbeat "
+            "are allowed. "
             f"Goal: gather within {GOAL_GATHER_SECONDS:.0f} s, nothing grows faster than the ranks.",
             "",
             "| ranks | sites | members | gather | publish | step | messages/s | controller | site "
