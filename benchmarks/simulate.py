@@ -7,6 +7,7 @@ for each of so many plans (PPO and GRPO, sync and async, one to four sites), dra
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from dataclasses import dataclass, replace
 from multiprocessing import Pool
@@ -15,7 +16,6 @@ from _random_plans import Case, random_case, searched_case
 from _results import write_result
 
 from hetrl.cost.iteration import switch_seconds
-from hetrl.cost.training import variation
 from hetrl.plan.plan import Plan
 from hetrl.simulator import Simulated, simulate
 from hetrl.workload import ACTOR_GENERATION, TASKS
@@ -44,7 +44,7 @@ class Compared:
     def why(self) -> str:
         """Return why the two may differ in this direction: what the prediction leaves out or counts in full."""
         short = [*self._busy_links(), *self._dropped(), *self._uneven_minibatches()]
-        long = [*self._switches(), *self._refills(), *self._unequal_replicas()]
+        long = [*self._switches(), *self._refills()]
         predicted = self.case.plan.predicted.tasks
         gaps = {name: predicted[name] - simulated for name, simulated in self.simulated.tasks.items()}
         name = max(gaps, key=lambda key: abs(gaps[key]))
@@ -68,7 +68,8 @@ class Compared:
 
     def _uneven_minibatches(self) -> list[str]:
         workload = self.case.problem.workload
-        deviation = variation(workload, workload.samples / workload.optimizer_steps_per_iteration)
+        samples = workload.samples / workload.optimizer_steps_per_iteration
+        deviation = workload.response.deviation / (workload.sequence_tokens * math.sqrt(samples))
         return [f"the tokens of a minibatch vary by {deviation:.0%}"] if deviation > LARGE_SHARE else []
 
     def _switches(self) -> list[str]:
@@ -84,17 +85,6 @@ class Compared:
         shares = any(name in group.tasks and len(group.tasks) > 1 for group in self.case.plan.groups)
         empties = self.case.problem.workload.staleness > 0 and self.case.plan.tasks[name].idle_state != "resident"
         return ["stops find less than a full cache"] if shares and empties else []
-
-    def _unequal_replicas(self) -> list[str]:
-        """Name the tasks whose replicas are taken for equal in the wait for the slowest, and are not."""
-        if self.case.problem.workload.response.deviation == 0:
-            return []
-        found = []
-        for name, task in self.case.plan.tasks.items():
-            samples = [replica.samples for replica in task.replicas]
-            if name != ACTOR_GENERATION and min(samples) < 0.8 * max(samples):
-                found.append(f"{name} has {len(samples)} replicas of {min(samples)} to {max(samples)} samples")
-        return found
 
     @property
     def shape(self) -> str:

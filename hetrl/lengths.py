@@ -65,6 +65,16 @@ class Lengths:
         """Return the expected length of the longest of `count` samples: the integral of 1 - F(x)^count."""
         return _longest(self, count)
 
+    def longest_up_to(self, count: int) -> NDArray[np.float64]:
+        """Return `longest_of` of 0 to `count` samples."""
+        if self.kind == "fixed":
+            return np.full(count + 1, float(self.maximum))
+        found, below, shorter = np.empty(count + 1), 1 - self.survival, np.ones(GRID_CELLS)
+        for samples in range(count + 1):
+            found[samples] = GRID_CELLS - shorter.sum()
+            shorter *= below
+        return found * self.cell_tokens
+
     @property
     def cell_tokens(self) -> float:
         """Return the width of a cell of `survival` in tokens."""
@@ -99,6 +109,20 @@ class Lengths:
         else:
             drawn = [rng.lognormvariate(self._log_median, self._sigma) for _ in range(count)]
         return tuple(min(max(round(length), 1), self.maximum) for length in drawn)
+
+    def typical(self, count: int) -> tuple[int, ...]:
+        """Return lengths in ascending order, each in the middle of one of `count` equally likely parts."""
+        return tuple(min(max(round(self._quantile((i + 0.5) / count)), 1), self.maximum) for i in range(count))
+
+    def _quantile(self, share: float) -> float:
+        """Return the tokens that this share of the samples is below, before those above the maximum are cut off."""
+        if self.kind == "fixed":
+            return self.maximum
+        if self.kind == "empirical":
+            return self.values[int(share * len(self.values))]
+        if self.kind == "uniform":
+            return self.mean + (2 * share - 1) * self._half_width
+        return math.exp(self._log_median + self._sigma * _NORMAL.inv_cdf(share))
 
     @property
     def _half_width(self) -> float:

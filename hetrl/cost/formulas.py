@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 HOUR = 3600.0  # seconds
 ROUNDING = 1e-9  # relative excess that is none
-IN_FLIGHT = 0.7  # share of the wait for the longest micro-batch of a round trip; docs/decisions.md, "Round trips"
 TIE = 1e-6  # price of a second: of plans that cost the same, or nothing, the faster one is better
 
 
@@ -40,57 +39,40 @@ def window_seconds(
     return trips * trip + left * min(slowest, trip / stages) + apart * slowest_back + begin
 
 
-def waiting_seconds(waits: Sequence[float], micro_batches: int, variation: float, largest: Sequence[float]) -> float:
-    """Return the longest of the times of stages that wait for each other: the n-th longest times 1 + x_n variation."""
-    found = 0.0
-    for count, seconds in enumerate(sorted(waits, reverse=True), start=1):
-        found = max(found, seconds * (1 + largest[min(count, micro_batches)] * variation))
-    return found
-
-
 def following_seconds(
     both: Sequence[float],
     back: Sequence[float],
     hops: Sequence[float],
     transfers: Sequence[float],
     micro_batches: int,
-    variation: float,
-    largest: Sequence[float],
 ) -> float:
     """Return what the micro-batches behind the first one add to an unequal 1F1B pipeline whose hops may cross sites.
 
     the longest, over windows [i..j] of stages, of `window_seconds`, with `alone` the stages behind j and `rest` all
-    that is behind it; and of `waiting_seconds` over the windows of one stage
+    that is behind it
     `both` is f+b of each stage, `back` its b alone, `hops` the hop behind it (0 behind the last), `transfers` its
     bytes / beta alone, which counts among the f, b and f+b of a window. The round trip of a window of consecutive
     stages is their f+b and twice the hops between them. Strict 1F1B lets stage i run j-i micro-batches further ahead of
     their backwards than stage j: a forward that goes from i to j and comes back as a backward is followed at stage i by
     the forward j-i+1 micro-batches later. Windows of one stage are the slowest stage; longer ones bind over slow links.
-    Of micro-batches with unequal tokens (`variation`: deviation / mean) each stage has another one at a time, and n
-    stages wait for the longest of n, x_n (`largest[n]`) deviations above the mean. Those of a round trip overtake each
-    other's delays in part: all but the delays of the trip grows by `IN_FLIGHT` x_n variation.
     Source: 1F1B (PipeDream-flush, arXiv 2006.09503) with unequal stages, as paths through its event graph, of which
     these are nearly the longest; `hetrl.simulator` plays the same schedule.
     """
-    found, stages, waits = 0.0, len(both), []
+    found, stages = 0.0, len(both)
     rest = [sum(both[stage + 1 :]) + 2 * sum(hops[stage:]) for stage in range(stages)]
     for first in range(stages):
-        round_trip = varying = slowest = slowest_forward = slowest_back = 0.0
+        round_trip = slowest = slowest_forward = slowest_back = 0.0
         for last in range(first, stages):
             count = last - first + 1
             wire = transfers[last - 1] if last > first else 0.0
             slowest = max(slowest, both[last], wire)
             slowest_forward = max(slowest_forward, both[last] - back[last], wire)
             slowest_back = max(slowest_back, back[last], wire)
-            longer = (varying + both[last]) * largest[min(count, micro_batches)] * IN_FLIGHT * variation
-            trip, alone, behind = round_trip + both[last] + longer, stages - 1 - last, rest[last]
+            trip, alone, behind = round_trip + both[last], stages - 1 - last, rest[last]
             seconds = window_seconds(trip, count, slowest, slowest_forward, slowest_back, alone, behind, micro_batches)
             found = max(found, seconds)
-            if last == first:
-                waits.append(seconds)
             round_trip += both[last] + 2 * hops[last]
-            varying += both[last] + 2 * transfers[last]
-    return max(found, waiting_seconds(waits, micro_batches, variation, largest)) if variation > 0 else found
+    return found
 
 
 def pipeline_seconds(
@@ -99,12 +81,10 @@ def pipeline_seconds(
     hops: Sequence[float],
     transfers: Sequence[float],
     micro_batches: int,
-    variation: float,
-    largest: Sequence[float],
 ) -> float:
     """Return the time of m micro-batches through an unequal 1F1B pipeline: sum (f+b)_i + 2 sum hops + the others'."""
     filling = sum(stage + 2 * hop for stage, hop in zip(both, hops, strict=True))
-    return filling + following_seconds(both, back, hops, transfers, micro_batches, variation, largest)
+    return filling + following_seconds(both, back, hops, transfers, micro_batches)
 
 
 def overlapped(products: float, memory: float) -> float:
@@ -122,21 +102,41 @@ def forward_seconds(
     hops: Sequence[float],
     transfers: Sequence[float],
     micro_batches: int,
-    longest: float,
     call: float,
 ) -> float:
     """Return the time of m micro-batches, forward only, through stages: m max(f_i, hop bytes / beta) + the rest.
 
-    `call` and, `longest` times a mean micro-batch, what is left of sum f_i + sum hops: the longest micro-batch is what
-    the stages beside the slowest add (a proportionate flow shop: Pinedo, Scheduling, section 6.1). `hops` are those
-    behind the stages, with their delays, `transfers` their bytes / beta alone; 0 behind the last.
+    `call` and what is left of sum f_i + sum hops, which the stages beside the slowest add (a proportionate flow shop:
+    Pinedo, Scheduling, section 6.1). `hops` are those behind the stages, with their delays, `transfers` their
+    bytes / beta alone; 0 behind the last.
     """
     filling, period = 0.0, 0.0
     for stage, hop, transfer in zip(forward, hops, transfers, strict=True):
         filling += stage + hop
         period = max(period, stage, transfer)
     rest = filling - period if filling > period else 0.0  # over a missing link both are infinite
-    return call + micro_batches * period + rest * longest
+    return call + micro_batches * period + rest
+
+
+def micro_batch_count(samples: float, per_sample: float) -> int:
+    """Return in how many micro-batches a replica's samples pass, `per_sample` each."""
+    return max(1, math.ceil(samples * per_sample * (1 - ROUNDING)))
+
+
+def micro_batch_tokens(tokens: float, micro_batches: int, stages: int, fullest: float) -> float:
+    """Return the tokens that a micro-batch takes the time of; those of a pipeline are filled up to the fullest one.
+
+    `fullest` is that of the fullest one over the mean.
+    """
+    return tokens / micro_batches * (fullest if stages > 1 and micro_batches > 1 else 1.0)
+
+
+def uneven(longest: float, tokens: float) -> float:
+    """Return how much longer replicas take than with equal tokens: the largest has `tokens`, or the longest sequence.
+
+    Source: Graham's bounds of a schedule (doi 10.1137/0117039), the mean and the longest job.
+    """
+    return max(1.0, longest / tokens)
 
 
 def split_layers(layer: Sequence[float], beside: Sequence[float], capacity: Sequence[float], layers: int) -> list[int]:

@@ -6,14 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 
 from hetrl.cost import formulas
 from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
 from hetrl.cost.hops import hops_of, messages
 from hetrl.cost.model import PACKED, CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_of, wan_reduction_bytes
+from hetrl.cost.packing import nearest, packing
 from hetrl.cost.stages import Placed, place_all
 from hetrl.hardware import Path, wire_seconds
 from hetrl.plan.plan import TaskPlan
@@ -54,34 +53,37 @@ class Times:
         return 0.0 if self.hop is None else self.hop.delay_ms / 1e3 + self.hop_transfer
 
 
-def pipeline_seconds(stages: Sequence[Times], micro_batches: int, variation: float = 0.0) -> float:
+def pipeline_seconds(stages: Sequence[Times], micro_batches: int) -> float:
     """Return the time of m micro-batches through these stages, in sequence (`formulas.pipeline_seconds`)."""
     both, back = [stage.both for stage in stages], [stage.backward for stage in stages]
     hops, transfers = [stage.hop_seconds for stage in stages], [stage.hop_transfer for stage in stages]
-    largest = [expected_largest(count) for count in range(len(stages) + 1)]
-    return formulas.pipeline_seconds(both, back, hops, transfers, micro_batches, variation, largest)
+    return formulas.pipeline_seconds(both, back, hops, transfers, micro_batches)
 
 
-@cache
-def expected_largest(count: int) -> float:
-    """Return the expected largest of so many standard normal values, within 5 %: inv Phi((n - 3/8) / (n + 1/4)).
-
-    Source: Blom, Statistical Estimates and Transformed Beta-Variables (1958).
-    """
-    return 0.0 if count < 2 else NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+def micro_batches_of(samples: float, micro_batch: int, stages: int, workload: Workload) -> tuple[int, float]:
+    """Return in how many micro-batches a replica's samples pass its stages, and the tokens that each takes time for."""
+    packed = packing(workload.response, workload.prompt_tokens, nearest(math.ceil(samples)), micro_batch)
+    count = formulas.micro_batch_count(samples, packed.per_sample)
+    return count, formulas.micro_batch_tokens(samples * workload.sequence_tokens, count, stages, packed.fullest)
 
 
-def variation(workload: Workload, samples: float) -> float:
-    """Return the coefficient of variation of the tokens of so many samples: deviation / (mean sqrt(samples))."""
-    return workload.response.deviation / (workload.sequence_tokens * math.sqrt(samples))
+def longest_tokens(workload: Workload, samples: float) -> float:
+    """Return the expected tokens of the longest of so many sequences, rounded up to whole ones."""
+    return workload.prompt_tokens + workload.response.longest_of(math.ceil(samples))
+
+
+def uneven(task: TaskPlan, passes: int, workload: Workload) -> float:
+    """Return how much longer a pass over the batch in so many parts takes than with equal tokens: `formulas.uneven`."""
+    most = max(replica.samples for replica in task.replicas) / passes
+    return formulas.uneven(longest_tokens(workload, workload.samples / passes), most * workload.sequence_tokens)
 
 
 def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[Direction, int]) -> Cost:
     """Return the seconds of one iteration's training: every optimiser step of every epoch.
 
     A step: the slowest replica's pipeline, what is left of the reduction over the replicas behind its last backward
-    pass, that of the first stage, and the update. The replica with the longest samples is behind the others by the
-    expected largest of their variations. Ahead of the steps, if not beside the inferences, the actor's trainer scores
+    pass, that of the first stage, and the update. Replicas have equal tokens for equal shares, as far as the longest
+    sequence allows (`uneven`). Ahead of the steps, if not beside the inferences, the actor's trainer scores
     the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction
     between sites during the steps; each gets an equal part.
     """
@@ -94,11 +96,9 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     slowest, backward = 0.0, 0.0
     for replica, placed in zip(task.replicas, replicas, strict=True):
         share = replica.samples / minibatches
-        micro_batches = math.ceil(share / task.micro_batch)
-        tokens = share / micro_batches * workload.sequence_tokens  # the last one may be filled in part
+        micro_batches, tokens = micro_batches_of(share, task.micro_batch, len(placed), workload)
         times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
-        alone = pipeline_seconds(times, micro_batches, variation(workload, share / micro_batches))
-        seconds = alone * (1 + expected_largest(len(replicas)) * variation(workload, share))
+        seconds = pipeline_seconds(times, micro_batches) * uneven(task, minibatches, workload)
         if seconds > slowest:
             slowest, backward = seconds, times[0].backward
     rings = gradient_rings(task, replicas, model)
@@ -189,11 +189,9 @@ def _forward_seconds(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], wor
     for replica, placed in zip(task.replicas, replicas, strict=True):
         key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
         if key not in memo:
-            behind = expected_largest(len(replicas)) * variation(workload, replica.samples)
-            alone = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload)
-            memo[key] = alone * (1 + behind)
+            memo[key] = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload)
         slowest = max(slowest, memo[key])
-    return slowest
+    return slowest * uneven(task, 1, workload)
 
 
 def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch: int, workload: Workload) -> float:
@@ -201,8 +199,7 @@ def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch
 
     That of `formulas.forward_seconds`.
     """
-    micro_batches = math.ceil(samples / micro_batch)
-    tokens = samples / micro_batches * workload.sequence_tokens
+    micro_batches, tokens = micro_batches_of(samples, micro_batch, len(placed), workload)
     forward, hops = [], []
     for stage in placed:
         forward.append(forward_pass_seconds(stage, tokens, workload.attended_tokens))
@@ -212,7 +209,6 @@ def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch
         [hop.hop_seconds for hop in hops],
         [hop.hop_transfer for hop in hops],
         micro_batches,
-        1 + expected_largest(micro_batches) * variation(workload, samples / micro_batches),
         placed[0].shape.rates.overhead.inference_call,
     )
 

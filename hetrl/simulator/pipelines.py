@@ -2,7 +2,7 @@
 
 where the batch is scored first: every replica its part of it, forward only
 for each optimiser step:
-    every replica: its part of the minibatch in micro-batches through 1F1B
+    every replica: its part of the minibatch, dealt as the engine does (`hetrl.dealing`), in micro-batches through 1F1B
     the first stage, beside its last backward pass: reduce all buckets of gradients but the last one
     every stage, behind its last backward pass: reduce what is left
     when all stages are reduced: gather what is sharded, update
@@ -20,6 +20,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.network import Ring, wan_phases
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import activation_bytes, forward_pass_seconds, gradient_rings, micro_batch_times
+from hetrl.dealing import micro_batches, over_replicas
 from hetrl.hardware import Device, Topology
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal
@@ -49,22 +50,24 @@ class MicroBatch:
     sequence: float
 
 
-def micro_batches(responses: Sequence[int], size: int, prompt_tokens: int) -> list[MicroBatch]:
-    """Cut samples with these response lengths into micro-batches of at most `size` samples."""
-    cut = []
-    for start in range(0, len(responses), size):
-        lengths = [prompt_tokens + length for length in responses[start : start + size]]
-        cut.append(MicroBatch(sum(lengths), sum(length * length for length in lengths) / sum(lengths)))
-    return cut
+def deal(responses: Sequence[int], task: TaskPlan, prompt_tokens: int) -> list[list[MicroBatch]]:
+    """Return each replica's micro-batches of samples with these response lengths.
+
+    In a pipeline all are filled up to the longest: its stages exchange tensors of one shape.
+    """
+    lengths = [prompt_tokens + response for response in responses]
+    parts, dealt = over_replicas(lengths, [replica.samples for replica in task.replicas]), []
+    for replica, part in zip(task.replicas, parts, strict=True):
+        cut = [[lengths[i] for i in micro] for micro in micro_batches(part, lengths, task.micro_batch) if micro]
+        width = max(map(sum, cut), default=0) if len(replica.stages) > 1 else 0
+        dealt.append([_micro_batch(micro, width) for micro in cut])
+    return dealt
 
 
-def deal(batch: Sequence[int], task: TaskPlan) -> list[Sequence[int]]:
-    """Return each replica's samples of a batch, as the plan divides them."""
-    shares, start = [], 0
-    for replica in task.replicas:
-        shares.append(batch[start : start + replica.samples])
-        start += replica.samples
-    return shares
+def _micro_batch(lengths: Sequence[int], width: int) -> MicroBatch:
+    """Return the micro-batch of these sequences; what fills it up to `width` tokens is a sequence of its own."""
+    filled = [*lengths, max(width - sum(lengths), 0)]
+    return MicroBatch(sum(filled), sum(length * length for length in filled) / sum(filled))
 
 
 def one_forward_one_backward(stages: int, stage: int, micro_batches: int) -> Iterator[tuple[str, int]]:
@@ -150,8 +153,7 @@ def inference(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int],
     """Run one forward pass over a batch (the response length of each sample)."""
     replicas = place_all(name, task.replicas, setting.model)
     running = []
-    for placed, share in zip(replicas, deal(batch, task), strict=True):
-        micro = micro_batches(share, task.micro_batch, setting.model.workload.prompt_tokens)
+    for placed, micro in zip(replicas, deal(batch, task, setting.model.workload.prompt_tokens), strict=True):
         running.append(setting.clock.start(_call(Pipeline(setting, name, task, placed, False, word), micro)))
     yield from running
 
@@ -175,12 +177,12 @@ def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) 
     workload = setting.model.workload
     steps = workload.optimizer_steps_per_iteration
     parts = max(steps // workload.epochs, 1)
-    shares = deal(batch, task)
     for step in range(steps):
-        part, passes = step % parts, []
-        for pipeline, share in zip(pipelines, shares, strict=True):
-            minibatch = share[part * len(share) // parts : (part + 1) * len(share) // parts]
-            passes.append(pipeline.start(micro_batches(minibatch, task.micro_batch, workload.prompt_tokens)))
+        part = step % parts
+        minibatch = batch[part * len(batch) // parts : (part + 1) * len(batch) // parts]
+        dealt = deal(minibatch, task, workload.prompt_tokens)
+        idle = [MicroBatch(workload.prompt_tokens + minibatch[0], workload.prompt_tokens + minibatch[0])]
+        passes = [pipeline.start(micro or idle) for pipeline, micro in zip(pipelines, dealt, strict=True)]
         yield from [
             setting.clock.start(_reduce(setting, name, column, signals, rings))
             for column, signals in zip(zip(*replicas, strict=True), zip(*passes, strict=True), strict=True)

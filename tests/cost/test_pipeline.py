@@ -53,13 +53,13 @@ def test_a_pipeline_takes_about_what_its_schedule_takes(stages: list[Times], mic
     assert 0.85 * exact <= pipeline_seconds(stages, micro_batches) <= 1.2 * exact
 
 
-@given(pipelines(), st.integers(1, 64), st.integers(0, 7), st.floats(1, 3), st.floats(0, 0.5))
+@given(pipelines(), st.integers(1, 64), st.integers(0, 7), st.floats(1, 3))
 def test_a_slower_stage_or_one_micro_batch_more_never_takes_less(
-    stages: list[Times], micro_batches: int, place: int, factor: float, variation: float
+    stages: list[Times], micro_batches: int, place: int, factor: float
 ) -> None:
-    before = pipeline_seconds(stages, micro_batches, variation)
+    before = pipeline_seconds(stages, micro_batches)
     slower = [*stages]
     one = stages[place % len(stages)]
     slower[place % len(stages)] = replace(one, forward=one.forward * factor, backward=one.backward * factor)
-    assert pipeline_seconds(slower, micro_batches, variation) >= before * (1 - 1e-9)
-    assert pipeline_seconds(stages, micro_batches + 1, variation) >= before * (1 - 1e-9)
+    assert pipeline_seconds(slower, micro_batches) >= before * (1 - 1e-9)
+    assert pipeline_seconds(stages, micro_batches + 1) >= before * (1 - 1e-9)

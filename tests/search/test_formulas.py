@@ -29,21 +29,13 @@ rollouts = st.lists(positive, min_size=6, max_size=6)
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Stages, some of them alike, their hops with and without delays, micro-batches, and micro-batches' variation."""
+    """Stages, some of them alike, their hops with and without delays, and micro-batches."""
     few = draw(st.lists(positive, min_size=1, max_size=3))
     both = draw(st.lists(st.sampled_from(few), min_size=1, max_size=8))
     hops = draw(st.lists(seconds, min_size=len(both) - 1, max_size=len(both) - 1))
     transfers = [*draw(st.lists(seconds, min_size=len(hops), max_size=len(hops))), 0.0]
-    largest = sorted(draw(st.lists(st.floats(0, 4), min_size=len(both) + 1, max_size=len(both) + 1)))
-    return (
-        both,
-        [stage * draw(st.floats(0.1, 0.9)) for stage in both],
-        [*hops, 0.0],
-        transfers,
-        draw(st.integers(1, 64)),
-        draw(st.one_of(st.just(0.0), st.floats(0.01, 2))),
-        largest,
-    )
+    back = [stage * draw(st.floats(0.1, 0.9)) for stage in both]
+    return both, back, [*hops, 0.0], transfers, draw(st.integers(1, 64))
 
 
 @st.composite
@@ -65,14 +57,6 @@ def windows(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @st.composite
-def waits(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Times of stages, micro-batches, and how far these lie apart."""
-    some = draw(st.lists(seconds, min_size=1, max_size=8))
-    largest = draw(st.lists(st.floats(0, 3), min_size=len(some) + 1, max_size=len(some) + 1))
-    return some, draw(st.integers(1, 1024)), draw(st.floats(0, 2)), largest
-
-
-@st.composite
 def forwards(draw: st.DrawFn) -> tuple[Any, ...]:
     """Stages of a forward pass, their hops with and without delays, micro-batches; sometimes over a missing link."""
     forward = draw(st.lists(positive, min_size=1, max_size=8))
@@ -80,7 +64,7 @@ def forwards(draw: st.DrawFn) -> tuple[Any, ...]:
     transfers = [*draw(st.lists(st.one_of(seconds, st.just(float("inf"))), **sizes)), 0.0]
     delays = [*draw(st.lists(seconds, **sizes)), 0.0]
     hops = [transfer + delay for transfer, delay in zip(transfers, delays, strict=True)]
-    return forward, hops, transfers, draw(st.integers(1, 1024)), draw(st.floats(1, 4)), draw(seconds)
+    return forward, hops, transfers, draw(st.integers(1, 1024)), draw(seconds)
 
 
 @st.composite
@@ -117,11 +101,13 @@ def pairs(one: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.Sear
 
 CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "window_seconds": windows(),
-    "waiting_seconds": waits(),
     "following_seconds": pipelines(),
     "pipeline_seconds": pipelines(),
     "overlapped": st.tuples(seconds, seconds),
     "forward_seconds": forwards(),
+    "micro_batch_count": st.tuples(st.floats(0.1, 1e5), st.floats(0.01, 1)),
+    "micro_batch_tokens": st.tuples(positive, counts, st.integers(1, 8), st.floats(1, 4)),
+    "uneven": st.tuples(positive, positive),
     "split_layers": stages(),
     "ring_reduce_bytes": st.tuples(counts, moved, flags),
     "ring_gather_bytes": st.tuples(counts, moved, flags),

@@ -11,9 +11,9 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.training import forward_pass_seconds, micro_batch_times, training_cost
 from hetrl.errors import HetrlError
 from hetrl.hardware import Link, Node, Site, Topology
-from hetrl.plan.plan import Stage
+from hetrl.plan.plan import Replica, Stage, TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal, Turn
-from hetrl.simulator.pipelines import deal, micro_batches, one_forward_one_backward
+from hetrl.simulator.pipelines import deal, one_forward_one_backward
 from hetrl.simulator.wires import Channel, fair_rates, gateways, route
 from tests.plan.plan_cases import plan as three_site_plan
 from tests.simulator.simulate_cases import (
@@ -224,15 +224,26 @@ def test_a_slow_hop_in_a_deep_pipeline_costs_half_of_each_round_trip_over_it() -
     assert (seconds - before) / 64 == pytest.approx((sum(t.both for t in times) + 2 * hop) / 2, rel=0.01)
 
 
+def one_replica(micro_batch: int, stages: int) -> TaskPlan:
+    """Return a training by one replica of so many stages."""
+    made = tuple(Stage((f"a/n/{index}",), (index, index + 1)) for index in range(stages))
+    return TaskPlan("megatron", (Replica(1, made),), micro_batch=micro_batch)
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 7))
-def test_micro_batches_hold_every_token_once(lengths: list[int], size: int) -> None:
-    cut = micro_batches(lengths, size, 10)
-    assert sum(micro.tokens for micro in cut) == sum(lengths) + 10 * len(lengths)
-    assert len(cut) == -(-len(lengths) // size)
+def test_micro_batches_hold_every_token_once(responses: list[int], size: int) -> None:
+    (cut,) = deal(responses, one_replica(size, 1), 10)
+    assert sum(micro.tokens for micro in cut) == sum(responses) + 10 * len(responses)
+    assert len(cut) <= -(-len(responses) // size)
     assert all(11 <= micro.sequence <= 60 for micro in cut)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 7))
+def test_those_of_a_pipeline_are_filled_up_to_the_longest(responses: list[int], size: int) -> None:
+    (cut,), (filled,) = (deal(responses, one_replica(size, stages), 10) for stages in (1, 2))
+    assert [micro.tokens for micro in filled] == [max(micro.tokens for micro in cut)] * len(cut)
 
 
 def test_a_batch_is_dealt_as_the_plan_divides_it() -> None:
     task = replace(three_site_plan().tasks["actor_training"], micro_batch=2)
-    shares = deal(range(64), task)
-    assert [list(share) for share in shares] == [list(range(40)), list(range(40, 64))]
+    assert [len(micro) for micro in deal([7] * 64, task, 10)] == [20, 12]

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from hetrl.cost import iteration
 from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan, TaskPlan
-from hetrl.runtime.rl.balance import over_replicas
 from hetrl.simulator.events import Clock, Process
 from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.trace import Recorder
@@ -31,18 +30,16 @@ class Played:
 
 def scores(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
     """Return what one forward pass of a world over sequences of these lengths takes."""
-    dealt, responses = _dealt(task, lengths, model)
-    return _played(model, lambda setting: inference(setting, name, dealt, responses))
+    return _played(model, lambda setting: inference(setting, name, task, _responses(lengths, model)))
 
 
 def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
     """Return what one optimiser step on sequences of these lengths takes."""
-    dealt, responses = _dealt(task, lengths, model)
     once = replace(  # of a batch that was scored before, where that is needed
         model.workload, optimizer_steps_per_iteration=1, epochs=1, kl_in_reward=False, ratio_to_sampler=True
     )
     alone = replace(model, workload=once)
-    return _played(alone, lambda setting: training(setting, name, dealt, responses))
+    return _played(alone, lambda setting: training(setting, name, task, _responses(lengths, model)))
 
 
 def version(plan: Plan, trained: str, model: CostModel) -> Played:
@@ -71,9 +68,6 @@ def _played(model: CostModel, process: Callable[[Setting], Process]) -> Played:
     return Played(setting.clock.now, dict(setting.network.carried))
 
 
-def _dealt(task: TaskPlan, lengths: Sequence[int], model: CostModel) -> tuple[TaskPlan, list[int]]:
-    """Divide a batch as the engine does; return the task with these parts, and what follows the prompts, in order."""
-    parts = over_replicas(lengths, [replica.samples for replica in task.replicas])
-    replicas = tuple(replace(one, samples=len(part)) for one, part in zip(task.replicas, parts, strict=True))
-    prompt = model.workload.prompt_tokens  # the play adds it to each response
-    return replace(task, replicas=replicas), [lengths[index] - prompt for part in parts for index in part]
+def _responses(lengths: Sequence[int], model: CostModel) -> list[int]:
+    """Return what follows the prompts, all of which count as planned."""
+    return [length - model.workload.prompt_tokens for length in lengths]

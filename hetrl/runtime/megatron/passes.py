@@ -12,10 +12,11 @@ import torch.distributed as dist
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from numpy.typing import NDArray
 
+from hetrl.dealing import micro_batches, over_replicas
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch, cut
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.shards import to_rank_0
-from hetrl.runtime.rl import balance, losses
+from hetrl.runtime.rl import losses
 
 LossFunction = Callable[[MicroBatch, torch.Tensor], Any]
 Parts = tuple[tuple[int, ...], ...]  # micro-batches, by index in the batch
@@ -24,8 +25,8 @@ Parts = tuple[tuple[int, ...], ...]  # micro-batches, by index in the batch
 def parts_of(batch: TokenBatch, layout: Layout) -> list[Parts]:
     """Return the micro-batches of every replica; all ranks find the same."""
     lengths = batch.lengths.tolist()
-    shares = balance.over_replicas(lengths, layout.samples)
-    return [balance.micro_batches(share, lengths, layout.micro_batch) for share in shares]
+    shares = over_replicas(lengths, layout.samples)
+    return [micro_batches(share, lengths, layout.micro_batch) for share in shares]
 
 
 def drive(

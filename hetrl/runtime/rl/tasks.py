@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hetrl.dealing import over_replicas
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.rl.balance import over_replicas
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 

@@ -22,13 +22,12 @@ from hetrl.cost.efficiency import Rates
 from hetrl.cost.memory import embedding_bytes, kept_bytes, training_state_bytes, update_bytes, working_bytes
 from hetrl.cost.model import PACKED
 from hetrl.cost.network import slowest
+from hetrl.cost.packing import DEALT, nearest, packing
 from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import (
     activation_bytes,
     beside_products_seconds,
-    expected_largest,
     micro_batch_times,
-    variation,
 )
 from hetrl.plan.plan import RECOMPUTES
 from hetrl.search.core.records import Flags1, Floats1, Floats2, Floats3, Floats5, Floats6, Ints1
@@ -71,8 +70,10 @@ class TrainingTables(NamedTuple):
     samples: int
     steps: int  # optimiser steps per iteration
     minibatches: int
-    largest: Floats1  # [n] expected largest of n standard normal values
-    variation: float  # of the tokens of one sample: deviation / mean
+    longest: Floats1  # [n] expected tokens of the longest of n sequences
+    place: Ints1  # [n] which packing is that of n samples
+    per_sample: Floats2  # [m, place] micro-batches per sample
+    fullest: Floats2  # [m, place] tokens of the fullest micro-batch over those of the mean one
     mean_tokens: float  # of a sequence
     max_tokens: float
 
@@ -99,7 +100,8 @@ def training_tables(space: Space) -> TrainingTables:
             both[t, kind, k] = _both(placed, workload)
             forward[t, kind, k] = _forward(placed, workload.attended_tokens)
     steps = workload.optimizer_steps_per_iteration
-    most = max(sum(space.sizes), MAX_STAGES, workload.samples)  # replicas, stages, micro-batches
+    lengths, places = (workload.response, workload.prompt_tokens), range(len(DEALT))
+    packings = [[packing(*lengths, place, size) for place in places] for size in sizes]
     shape = _shape(space, TRAININGS[0])
     return TrainingTables(
         both=both,
@@ -124,8 +126,10 @@ def training_tables(space: Space) -> TrainingTables:
         samples=workload.samples,
         steps=steps,
         minibatches=max(steps // workload.epochs, 1),
-        largest=np.array([expected_largest(count) for count in range(most + 1)]),
-        variation=variation(workload, 1.0),
+        longest=workload.prompt_tokens + workload.response.longest_up_to(workload.samples),
+        place=np.array([nearest(samples) for samples in range(workload.samples + 1)]),
+        per_sample=np.array([[one.per_sample for one in row] for row in packings]),
+        fullest=np.array([[one.fullest for one in row] for row in packings]),
         mean_tokens=float(workload.sequence_tokens),
         max_tokens=float(workload.max_sequence_tokens),
     )

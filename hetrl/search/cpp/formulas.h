@@ -14,60 +14,38 @@ double window_seconds(double trip, Int stages, double slowest, double slowest_fo
            double(apart) * slowest_back + begin;
 }
 
-double waiting_seconds(const Floats& waits, Int micro_batches, double variation, const Floats& largest) {
-    double found = 0.0;
-    for (Int i = 0; i < waits.size(); ++i) {
-        Int count = 1;  // stages that take at least as long
-        for (Int j = 0; j < waits.size(); ++j) {
-            count += waits[j] > waits[i] || (waits[j] == waits[i] && j < i);
-        }
-        found = std::max(found, waits[i] * (1 + largest[std::min(count, micro_batches)] * variation));
-    }
-    return found;
-}
-
 double following_seconds(const Floats& both, const Floats& back, const Floats& hops, const Floats& transfers,
-                         Int micro_batches, double variation, const Floats& largest) {
+                         Int micro_batches) {
     const Int stages = both.size();
-    double found = 0.0, rest[MAX_STAGES], waits[MAX_STAGES], onwards = 0.0;
+    double found = 0.0, rest[MAX_STAGES], onwards = 0.0;
     for (Int i = stages - 1; i >= 0; --i) {
         rest[i] = onwards + 2 * hops[i];
         onwards = rest[i] + both[i];
     }
     for (Int first = 0; first < stages; ++first) {
-        double round_trip = 0.0, varying = 0.0, slowest = 0.0, slowest_forward = 0.0, slowest_back = 0.0;
+        double round_trip = 0.0, slowest = 0.0, slowest_forward = 0.0, slowest_back = 0.0;
         for (Int last = first; last < stages; ++last) {
             const Int count = last - first + 1;
             const double wire = last > first ? transfers[last - 1] : 0.0;
             slowest = std::max({slowest, both[last], wire});
             slowest_forward = std::max({slowest_forward, both[last] - back[last], wire});
             slowest_back = std::max({slowest_back, back[last], wire});
-            const double longer =
-                (varying + both[last]) * largest[std::min(count, micro_batches)] * IN_FLIGHT * variation;
-            const double trip = round_trip + both[last] + longer;
-            const double seconds = window_seconds(trip, count, slowest, slowest_forward, slowest_back,
-                                                  stages - 1 - last, rest[last], micro_batches);
+            const double seconds = window_seconds(round_trip + both[last], count, slowest, slowest_forward,
+                                                  slowest_back, stages - 1 - last, rest[last], micro_batches);
             found = std::max(found, seconds);
-            if (last == first) {
-                waits[first] = seconds;
-            }
             round_trip += both[last] + 2 * hops[last];
-            varying += both[last] + 2 * transfers[last];
         }
-    }
-    if (variation > 0) {
-        found = std::max(found, waiting_seconds({waits, {stages}}, micro_batches, variation, largest));
     }
     return found;
 }
 
 double pipeline_seconds(const Floats& both, const Floats& back, const Floats& hops, const Floats& transfers,
-                        Int micro_batches, double variation, const Floats& largest) {
+                        Int micro_batches) {
     double filling = 0.0;
     for (Int i = 0; i < both.size(); ++i) {
         filling += both[i] + 2 * hops[i];
     }
-    return filling + following_seconds(both, back, hops, transfers, micro_batches, variation, largest);
+    return filling + following_seconds(both, back, hops, transfers, micro_batches);
 }
 
 double overlapped(double products, double memory) {
@@ -75,14 +53,26 @@ double overlapped(double products, double memory) {
 }
 
 double forward_seconds(const Floats& forward, const Floats& hops, const Floats& transfers, Int micro_batches,
-                       double longest, double call) {
+                       double call) {
     double filling = 0.0, period = 0.0;
     for (Int i = 0; i < forward.size(); ++i) {
         filling += forward[i] + hops[i];
         period = std::max({period, forward[i], transfers[i]});
     }
     const double rest = filling > period ? filling - period : 0.0;
-    return call + double(micro_batches) * period + rest * longest;
+    return call + double(micro_batches) * period + rest;
+}
+
+Int micro_batch_count(double samples, double per_sample) {
+    return std::max(Int(1), Int(std::ceil(samples * per_sample * (1 - ROUNDING))));
+}
+
+double micro_batch_tokens(double tokens, Int micro_batches, Int stages, double fullest) {
+    return tokens / double(micro_batches) * (stages > 1 && micro_batches > 1 ? fullest : 1.0);
+}
+
+double uneven(double longest, double tokens) {
+    return std::max(1.0, longest / tokens);
 }
 
 Int split_layers(const Floats& layer, const Floats& beside, const Floats& capacity, Int layers, const Ints& found) {

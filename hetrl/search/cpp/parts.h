@@ -45,3 +45,8 @@ inline void hold(Int task, Int kind, double resident, double peak, double host, 
     parts.peak_gb[task][kind] = std::max(parts.peak_gb[task][kind], peak);
     parts.host_gb[task][kind] = std::max(parts.host_gb[task][kind], host);
 }
+
+// Return the expected tokens of the longest of so many sequences, rounded up to whole ones.
+inline double longest_tokens(double samples, const Tables& tables) {
+    return tables.training.longest[Int(std::ceil(samples))];
+}

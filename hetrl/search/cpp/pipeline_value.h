@@ -189,11 +189,9 @@ inline void set_hop(const Training& training, Int q, Int i, Int instance, Pass p
 }
 
 // Return the time of so many micro-batches through the stages that are set.
-inline double stages_seconds(Int stages, Int micro_batches, double variation, const Tables& tables,
-                             const Cohorts& cohorts) {
-    const Floats& largest = tables.training.largest;
+inline double stages_seconds(Int stages, Int micro_batches, const Cohorts& cohorts) {
     return pipeline_seconds(head(cohorts.both, stages), head(cohorts.back, stages), head(cohorts.hop, stages),
-                            head(cohorts.transfer, stages), micro_batches, variation, largest);
+                            head(cohorts.transfer, stages), micro_batches);
 }
 
 // Return the time of a pass over a replica's part of so many samples on the slowest of the replicas first .. end - 1 of
@@ -204,9 +202,10 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
     const TrainingTables& numbers = tables.training;
     const Int stages = choice[PIPELINE];
     const double share = at_once(training, pass, samples);
-    const Int micro_batches = Int(std::ceil(share / double(numbers.micro_batches[choice[MICRO_BATCH]])));
-    const double tokens = share / double(micro_batches) * numbers.mean_tokens;
-    const double variation = numbers.variation / std::sqrt(share / double(micro_batches));
+    const Int size = choice[MICRO_BATCH], place = numbers.place[Int(std::ceil(share))];
+    const Int micro_batches = micro_batch_count(share, numbers.per_sample[size][place]);
+    const double tokens =
+        micro_batch_tokens(share * numbers.mean_tokens, micro_batches, stages, numbers.fullest[size][place]);
     set_stages(training, q, pass, tokens, cohorts);
     Int inner = 0, repeats = 1;  // hops inside a class, as bits
     for (Int i = 0; i + 1 < stages; ++i) {
@@ -220,7 +219,6 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
             other != task && uses(other, tables.site[kind] * tables.sites + tables.site[following], parts);
         set_hop(training, q, i, 0, pass, tokens, samples, shared ? 2.0 : 1.0, cohorts);
     }
-    const double longest = pass == SCORE ? 1 + numbers.largest[micro_batches] * variation : 1.0;
     double slowest = 0.0;
     Int seen = -1;
     for (Int instance = first; instance < std::min(first + repeats, end); ++instance) {
@@ -232,10 +230,10 @@ inline double slowest_instance(const Training& training, Int q, Int first, Int e
             }
         }
         if (leaving != seen) {
-            const double seconds = pass == STEP ? stages_seconds(stages, micro_batches, variation, tables, cohorts)
+            const double seconds = pass == STEP ? stages_seconds(stages, micro_batches, cohorts)
                                                 : forward_seconds(head(cohorts.both, stages), head(cohorts.hop, stages),
                                                                   head(cohorts.transfer, stages), micro_batches,
-                                                                  longest, numbers.call[cohorts.kind[q][0]]);
+                                                                  numbers.call[cohorts.kind[q][0]]);
             slowest = std::max(slowest, seconds);
         }
         seen = leaving;

@@ -127,15 +127,14 @@ inline void note_serving(Int task, const Genes& options, Int cache, Int idle, co
                          const Shares& shares, const Parts& parts) {
     const ServingTables& serving = tables.serving;
     const bool generates = task == tables.generation;
-    Int count = 0;
     for (Int kind = 0; kind < tables.classes; ++kind) {
         parts.runs[task][kind] = shares.units[kind] > 0 ? shares.replicas[kind] : shares.extra[kind];
-        count += parts.runs[task][kind];
     }
     if (generates) {
         fill(parts.rollouts, 0.0);
     }
     double whole = 0.0;
+    Int most = 0;  // units of a replica
     Local<Int> done(2 * tables.classes, 0);
     Local<double> busy(2 * tables.classes, 0.0);
     Int servers = 0;
@@ -155,12 +154,8 @@ inline void note_serving(Int task, const Genes& options, Int cache, Int idle, co
             if (units == 0 || replicas == 0) {
                 continue;
             }
-            double slowest = 1.0;
-            if (!generates) {
-                const double samples = double(units * serving.unit_samples[task]);
-                slowest += tables.training.largest[count] * tables.training.variation / std::sqrt(samples);
-            }
-            whole = std::max(whole, row[units][WHOLE] * slowest);
+            whole = std::max(whole, row[units][WHOLE]);
+            most = std::max(most, units);
             if (generates) {
                 note_rollouts(row[units], parts.rollouts);
             }
@@ -168,6 +163,10 @@ inline void note_serving(Int task, const Genes& options, Int cache, Int idle, co
             busy[servers] = row[units][BUSY];
             ++servers;
         }
+    }
+    if (!generates) {
+        const double tokens = double(most * serving.unit_samples[task]) * tables.training.mean_tokens;
+        whole *= uneven(longest_tokens(double(tables.training.samples), tables), tokens);
     }
     parts.seconds[task] = whole;
     if (generates && tables.staleness > 0) {

@@ -97,19 +97,21 @@ inline void hold_memory(const Training& training, const Cohorts& cohorts, const 
 inline void share_by_pipelines(const Training& training, const Cohorts& cohorts) {
     const auto& [task, choice, tables, found, replicas] = training;
     const TrainingTables& numbers = tables.training;
-    const Int micro_batch = numbers.micro_batches[choice[MICRO_BATCH]], stages = choice[PIPELINE];
-    const Int unit = unit_of(training);
-    const double variation = numbers.variation / std::sqrt(double(micro_batch));
-    const double tokens = double(micro_batch) * numbers.mean_tokens;
+    const Int unit = unit_of(training), size = choice[MICRO_BATCH], stages = choice[PIPELINE];
+    const double part = double(numbers.samples) / double(numbers.minibatches * replicas);
+    const Int place = numbers.place[Int(std::ceil(part))];
+    const double together = 1 / numbers.per_sample[size][place];  // samples of a micro-batch
+    const double tokens =
+        micro_batch_tokens(2 * together * numbers.mean_tokens, 2, stages, numbers.fullest[size][place]);
     for (Int q = 0; q < found; ++q) {
         set_stages(training, q, STEP, tokens, cohorts);
         for (Int i = 0; i + 1 < stages; ++i) {
             set_hop(training, q, i, 0, STEP, tokens, 0, 1.0, cohorts);
         }
         // with no fewer micro-batches than stages, the time is nearly linear in their number (`following_seconds`)
-        const double few = stages_seconds(stages, stages, variation, tables, cohorts);
-        const double many = stages_seconds(stages, 2 * stages, variation, tables, cohorts);
-        cohorts.slope[q] = (many - few) / double(stages) * double(unit) / double(micro_batch * numbers.minibatches);
+        const double few = stages_seconds(stages, stages, cohorts);
+        const double many = stages_seconds(stages, 2 * stages, cohorts);
+        cohorts.slope[q] = (many - few) / double(stages) * double(unit) / (together * double(numbers.minibatches));
         cohorts.start[q] = few - (many - few);
     }
     share_samples(found, numbers.samples / unit, unit, cohorts);
@@ -182,8 +184,10 @@ inline TrainingSeconds training_seconds(const Training& training, const Cohorts&
     const Int unit = unit_of(training);
     double slowest[] = {0.0, 0.0};  // of each pass
     double backward = 0.0;          // of the slowest replica's first stage, a micro-batch
+    Int most = 0;                   // samples of a replica
     for (Int q = 0; q < found; ++q) {
         for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
+            most = std::max(most, cohorts.samples[q] + (cohorts.extra[q] > 0) * unit);
             const Int first = more ? 0 : cohorts.extra[q], end = more ? cohorts.extra[q] : cohorts.replicas[q];
             for (const Pass pass : {STEP, SCORE}) {
                 if (first >= end || (pass == SCORE && !numbers.scored[task])) {
@@ -191,14 +195,16 @@ inline TrainingSeconds training_seconds(const Training& training, const Cohorts&
                 }
                 const Int samples = cohorts.samples[q] + more * unit;
                 const double seconds = slowest_instance(training, q, first, end, pass, samples, cohorts, parts, other);
-                const double share = at_once(training, pass, samples);
-                const double behind = numbers.largest[replicas] * numbers.variation / std::sqrt(share);
-                if (seconds * (1 + behind) > slowest[pass]) {
-                    slowest[pass] = seconds * (1 + behind);
+                if (seconds > slowest[pass]) {
+                    slowest[pass] = seconds;
                     backward = pass == STEP ? cohorts.back[0] : backward;
                 }
             }
         }
+    }
+    for (const Pass pass : {STEP, SCORE}) {
+        const double tokens = at_once(training, pass, most) * numbers.mean_tokens;
+        slowest[pass] *= uneven(longest_tokens(at_once(training, pass, numbers.samples), tables), tokens);
     }
     const Reduction reduction = reduction_of(training, cohorts, parts, other, fresh);
     const double buckets = bucket_count(stage_parameters(training, 0, double(cohorts.layers[0])), replicas);

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from hetrl.runtime.rl.balance import micro_batches, over_replicas
+from hetrl.dealing import micro_batches, over_replicas
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
@@ -35,7 +35,11 @@ def test_micro_batches_hold_every_sequence_in_the_memory_that_was_planned_for(le
     assert all(parts)
     most = size * max(lengths[index] for index in indices)
     assert all(sum(lengths[index] for index in part) <= most for part in parts)
-    assert len(parts) >= -(-len(indices) // size)
+    assert len(parts) >= min(-(-len(indices) // size), -(-sum(lengths[index] for index in indices) // (most // size)))
+
+
+def test_short_sequences_share_micro_batches_up_to_the_longest() -> None:
+    assert micro_batches(range(6), [60, 10, 20, 30, 30, 10], 1) == ((0,), (2, 3), (1, 4, 5))
 
 
 def test_equal_sequences_make_the_planned_number_of_micro_batches() -> None:
