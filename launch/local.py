@@ -146,17 +146,21 @@ class LocalExecutor:
         return exits
 
     def _revived(self, site: str, command: Command, code: int) -> bool:
-        """Start what a signal ended again while the run goes on; return whether it is one that can be."""
+        """Start what a signal ended again while the run goes on; return whether it is one that can be.
+
+        A code of 128 and a signal's number is what a process says that went as one did which it depends on.
+        """
         state, key = self._state(), (site, command.process.name)
         most = GATEWAY_RESTARTS if command.process.role == GATEWAY else 0
         if key in self._revivable and state.phase == "running":
             most = ROLLOUT_RESTARTS
-        if code >= 0 or self._stopped or state.ended or self._restarts[key] >= most:
+        number = -code if code < 0 else code - 128
+        if number <= 0 or self._stopped or state.ended or self._restarts[key] >= most:
             return False
         self._restarts[key] += 1
         self._events.append("process_exited", site=site, process=command.process.name, code=code)
         process = self._start(site, command)
-        self._events.append("restarted", site=site, process=process, signal=signal_name(-code))
+        self._events.append("restarted", site=site, process=process, signal=signal_name(number))
         return True
 
     def alive(self) -> list[Started]:

@@ -71,6 +71,11 @@ class EmulatedServer:
         """Return the engine and its version."""
         return {"rollouts": "emulated"}
 
+    @property
+    def ended(self) -> bool:
+        """Return False: it goes with its process."""
+        return False
+
     async def generate(
         self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
     ) -> tuple[wire.Sample, ...]:

@@ -148,6 +148,10 @@ class Context:
         """Return whether other tasks of the plan compute on the devices of this one."""
         return any(task in group for group in self.shared_groups)
 
+    def in_array(self, task: str) -> bool:
+        """Return whether each replica of a task is started, and started again, apart from all others."""
+        return any(task in group.tasks and group.job == "array" for group in self.plan.groups)
+
     @cached_property
     def shared_groups(self) -> tuple[dict[str, Party], ...]:
         """Return the groups whose tasks take turns."""

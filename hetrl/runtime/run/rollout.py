@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import sys
 import time
@@ -73,6 +74,10 @@ class Server(Protocol):
     def versions(self) -> dict[str, str]:
         """The engine and its version."""
 
+    @property
+    def ended(self) -> bool:
+        """Return whether it ended by itself, so that nothing more can be asked of it."""
+
     async def generate(
         self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
     ) -> tuple[wire.Sample, ...]:
@@ -99,12 +104,20 @@ class Rest(Protocol):
         """Take the devices back and let requests continue."""
 
 
-class Agent:
-    """Answers the run for one server."""
+class ServerEndedError(HetrlError):
+    """A server ended while its agent served, which ends like a process that is killed: it is started again."""
 
-    def __init__(self, member: Member, server: Server, idle: Rest, weights: Intake, *, recompute: bool) -> None:
+    exit_code = 128 + signal.SIGKILL
+
+
+class Agent:
+    """Answers the run for one server; `goes_with_it`: raises ServerEndedError, having said so, where that has ended."""
+
+    def __init__(
+        self, member: Member, server: Server, idle: Rest, weights: Intake, *, recompute: bool, goes_with_it: bool
+    ) -> None:
         self._member, self._server, self._idle = member, server, idle
-        self._weights, self._recompute = weights, recompute
+        self._weights, self._recompute, self._goes_with_it = weights, recompute, goes_with_it
         self._newest: _Version | None = None
         self._current = True  # the server has the newest version
         self._drawing: dict[int, asyncio.Task[None]] = {}
@@ -150,6 +163,8 @@ class Agent:
                     await self._member.reply(envelope, wire.Done())
         except HetrlError as error:
             await self._member.reply(envelope, wire.Failed(cause=str(error), exit_code=error.exit_code))
+            if self._goes_with_it and self._server.ended:
+                raise ServerEndedError(str(error)) from None
 
     async def _generate(self, envelope: Envelope, request: wire.Generate) -> None:
         start = time.monotonic()
@@ -223,7 +238,8 @@ async def serve(
     with node_directory(name, size, replica, scratch_of(context, replica)) as (directory, share):
         weights = Intake(WeightFile(directory, most_bytes(context.architecture)), share)
         recompute = context.experiment.algorithm.on_update == "recompute"
-        await Agent(member, server, idle, weights, recompute=recompute).serve()
+        alone = context.in_array(GENERATION)
+        await Agent(member, server, idle, weights, recompute=recompute, goes_with_it=alone).serve()
 
 
 async def start(server: VllmServer, timeout_seconds: float, log: Path) -> None:

@@ -59,6 +59,11 @@ class VllmServer:
         """The engine and its version as the server reports it; empty before `start`."""
         return dict(self._versions)
 
+    @property
+    def ended(self) -> bool:
+        """Return whether the server's process has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     async def start(self, timeout_seconds: float) -> None:
         """Start the server and wait until it is healthy; on every failure nothing of it is left running.
 

@@ -64,7 +64,9 @@ def asked(*messages: wire.Message, device: str = "cuda") -> list[str]:
     """Return what a server is asked when these arrive; every one of them is answered."""
     server, run = Server(), Run(*messages)
     idle = Idle(cast(VllmServer, server), device)
-    agent = Agent(cast(Member, run), cast(VllmServer, server), idle, cast(Intake, Files()), recompute=True)
+    agent = Agent(
+        cast(Member, run), cast(VllmServer, server), idle, cast(Intake, Files()), recompute=True, goes_with_it=False
+    )
     asyncio.run(agent.serve())
     assert len(run.answers) == len(messages)
     return server.asked

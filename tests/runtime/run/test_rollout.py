@@ -6,9 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.run.rollout import Agent
+from hetrl.runtime.run.rollout import Agent, ServerEndedError
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer
@@ -20,8 +22,9 @@ SAMPLE = wire.Sample(tokens=(7,), logprobs=(-0.5,), versions=(wire.VersionSpan(1
 class Server:
     """Answers a prompt of one token at once, refuses an empty one, and is never done with a longer one."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: bool = False) -> None:
         self.given_up: list[tuple[int, ...]] = []
+        self.ended = ended
 
     async def generate(self, prompt: tuple[int, ...], *_: Any) -> tuple[wire.Sample, ...]:
         if not prompt:
@@ -56,11 +59,15 @@ def draw(number: int, *prompt: int) -> wire.Generate:
     return wire.Generate(draw=number, prompt=prompt, sampling=sampling)
 
 
+def agent(run: Run, server: Server, goes_with_it: bool = True) -> Agent:
+    idle, weights = Idle(cast(VllmServer, server), "cuda"), cast(Intake, None)
+    parts = cast(Member, run), cast(VllmServer, server), idle, weights
+    return Agent(*parts, recompute=True, goes_with_it=goes_with_it)
+
+
 def served(*messages: wire.Message) -> tuple[Run, Server]:
     run, server = Run(*messages), Server()
-    idle = Idle(cast(VllmServer, server), "cuda")
-    weights = cast(Intake, None)
-    asyncio.run(Agent(cast(Member, run), cast(VllmServer, server), idle, weights, recompute=True).serve())
+    asyncio.run(agent(run, server).serve())
     return run, server
 
 
@@ -79,3 +86,20 @@ def test_a_draw_that_the_server_refuses_is_answered_and_the_others_go_on() -> No
     run, _ = served(draw(0), draw(1, 5))
     assert isinstance(run.answers[0][1], wire.Failed)
     assert isinstance(run.answers[1][1], wire.Generated)
+
+
+def test_an_agent_goes_with_its_server_once_it_has_said_so() -> None:
+    run, server = Run(draw(0, 5, 6), draw(1), draw(2, 5)), Server(ended=True)
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(agent(run, server).serve())
+    (error,) = raised.value.exceptions
+    assert isinstance(error, ServerEndedError)
+    assert error.exit_code == 137, "as of a process that was killed, which is started again"
+    assert [(number, type(answer)) for number, answer in run.answers] == [(1, wire.Failed)]
+    assert server.given_up == [(5, 6)]
+
+
+def test_an_agent_whose_job_has_others_stays_without_its_server() -> None:
+    run, server = Run(draw(0), draw(1, 5)), Server(ended=True)
+    asyncio.run(agent(run, server, goes_with_it=False).serve())
+    assert [type(answer) for _, answer in run.answers] == [wire.Failed, wire.Generated]
