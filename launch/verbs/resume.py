@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -42,6 +44,8 @@ from launch.verbs.prepare import prepare
 from launch.verbs.runs import current_state
 from launch.verbs.stored import newest_of
 
+ANSWER_SECONDS, AGAIN_SECONDS = 3600.0, 60.0  # a run that nobody watches outlives the maintenance of a login node
+_Made = TypeVar("_Made")
 # How a run may end that another start of it may mend: a process, a node, a site or the time that it was given.
 _MENDED = (HetrlError.exit_code, SiteUnreachableError.exit_code, TimeUpError.exit_code)
 
@@ -97,13 +101,32 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
         if state.phase != "failed" or state.exit_code not in _MENDED or not _took_steps(run):
             break
         say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
-        slurm, lost = read_slurm_run(run), tuple(state.silent)
-        if slurm is not None:
-            _end_jobs(run, slurm, state, lost)
         same = config.exists() and config.read_bytes() == kept.read_bytes()
-        prepared, plan = _go_on(run, slurm, _Wanted(config if same else kept, without=lost), console)
+        wanted = _Wanted(config if same else kept, without=tuple(state.silent))
+        prepared, plan = once_sites_answer(partial(_taken_up_again, run, state, wanted, console), console)
         run, code = prepared.run, begin(prepared, plan, console, yes=True, detach=False)
     return code
+
+
+def once_sites_answer(ask: Callable[[], _Made], console: Console) -> _Made:
+    """Return what `ask` does, which asks sites; it is called again, for an hour, where one of them does not answer."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        try:
+            return ask()
+        except (SiteUnreachableError, PartialError) as error:
+            if time.monotonic() > deadline:
+                raise
+            say(console, f"{error}; trying again in {AGAIN_SECONDS:g} s, Ctrl-C ends this")
+            time.sleep(AGAIN_SECONDS)
+
+
+def _taken_up_again(run: Run, state: State, wanted: _Wanted, console: Console) -> tuple[Prepared, Plan]:
+    """End what is left of a run at the sites that it goes on at, and make the one that goes on."""
+    slurm = read_slurm_run(run)
+    if slurm is not None:
+        _end_jobs(run, slurm, state, wanted.without)
+    return _go_on(run, slurm, wanted, console)
 
 
 def _took_steps(run: Run) -> bool:

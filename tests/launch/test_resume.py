@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 import yaml
+from rich.console import Console
 
+from hetrl.errors import SiteUnreachableError, UsageError
 from hetrl.files import EventLog, read_lines, replace_json
 from hetrl.problem import read_problem
 from lab.planned.random_plans import plan_on_one_device, random_plan, write_experiment
@@ -14,6 +17,7 @@ from launch.cli import main
 from launch.collect import Collector, log_planned
 from launch.local import LocalExecutor
 from launch.run_directory import LAUNCHER, Run, create_run
+from launch.verbs import resume
 from tests.launch.launch_cases import job
 from tests.launch.test_checkpoints import checkpoint
 
@@ -71,3 +75,31 @@ def test_another_executor_finds_no_checkpoints(run, tmp_path, capsys):
     config.write_text(yaml.safe_dump({**document, "launch": {"executor": "slurm", "walltime": "01:00:00"}}))
     assert main(["resume", "--config", str(config)]) == 2
     assert f"{run.id}: its checkpoints are in its directory here, where launch.executor of" in capsys.readouterr().err
+
+
+def test_a_site_that_does_not_answer_is_asked_again_for_an_hour(monkeypatch):
+    """A launcher that nobody watches takes a run up once the login node is back, and says what it waits for."""
+    clock, said = [0.0], io.StringIO()
+    monkeypatch.setattr(resume.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(resume.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+    def answers(at: float) -> str:
+        if clock[0] < at:
+            raise SiteUnreachableError("alpha: no answer from login.alpha")
+        return "made"
+
+    console = Console(file=said, width=200)
+    assert resume.once_sites_answer(lambda: answers(150.0), console) == "made"
+    assert clock[0] == 180
+    assert said.getvalue().count("alpha: no answer from login.alpha; trying again in 60 s, Ctrl-C ends this") == 3
+    with pytest.raises(SiteUnreachableError):
+        resume.once_sites_answer(lambda: answers(1e6), console)
+    assert 180 + 3600 <= clock[0] <= 180 + 3720
+
+
+def test_what_no_site_mends_is_not_asked_again():
+    def refuses() -> None:
+        raise UsageError("no such file")
+
+    with pytest.raises(UsageError):
+        resume.once_sites_answer(refuses, Console(file=io.StringIO()))
