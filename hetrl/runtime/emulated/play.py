@@ -2,7 +2,8 @@
 
 A pass over a batch and a version of the weights are played event by event (`hetrl.simulator`), with the lengths that
 the batch really has: micro-batches through their pipeline, reductions over their wires. Nothing else is under way in
-such a play, so that what uses a link at the same time does not slow it down.
+such a play but for the actor's version beside the critic's, so that what else uses a link at the same time does not
+slow it down.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
+from hetrl.workload import TRAINED
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,18 @@ def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: Cos
 
 
 def version(plan: Plan, trained: str, model: CostModel) -> Played:
-    """Return what it takes to bring a version of a trained model to the nodes that use it."""
-    return _played(model, lambda setting: WeightSync(setting, plan, trained).transfer())
+    """Return what it takes to bring a version of a trained model to the nodes that use it.
+
+    The critic's gives way to the actor's, which is on its way at the same time.
+    """
+
+    def process(setting: Setting) -> Process:
+        ahead = [*TRAINED][: [*TRAINED].index(trained)]
+        for name in ahead:
+            setting.clock.start(WeightSync(setting, plan, name).transfer())
+        return WeightSync(setting, plan, trained).transfer()
+
+    return _played(model, process)
 
 
 def load_seconds(plan: Plan, trained: str, model: CostModel) -> list[float]:

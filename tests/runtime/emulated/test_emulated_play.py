@@ -9,8 +9,9 @@ import pytest
 
 from hetrl.cost.iteration import task_costs
 from hetrl.cost.training import training_cost
+from hetrl.cost.weight_sync import critic_behind, weight_routes, weight_sync_cost
 from hetrl.errors import HetrlError
-from hetrl.plan.plan import Stage
+from hetrl.plan.plan import Replica, Stage, TaskPlan
 from hetrl.runtime.emulated import play
 from hetrl.runtime.emulated.costs import COSTS, read_costs, write_costs
 from tests.plan.plan_cases import FIRST
@@ -63,3 +64,17 @@ def test_a_training_over_a_link_says_what_crosses_it() -> None:
 def test_only_what_is_offloaded_takes_the_way_over_pcie() -> None:
     assert play.switch_seconds("actor_training", TRAINING, MODEL) == 0.0
     assert play.switch_seconds("actor_training", replace(TRAINING, idle_state="offload"), MODEL) > 0.1
+
+
+def test_a_version_of_the_critic_gives_way_to_the_actors_on_a_link_that_both_take() -> None:
+    critic = {
+        "critic_training": TaskPlan("megatron", (Replica(64, (Stage(FIRST, (0, 28)),)),)),
+        "critic_inference": TaskPlan("megatron", (Replica(64, (Stage(("jsc/l40s-1/0",), (0, 28)),)),)),
+    }
+    model = replace(MODEL, workload=replace(MODEL.workload, algorithm="ppo", critic=MODEL.workload.actor))
+    plan = replace(PLAN, tasks=PLAN.tasks | critic, weight_sync=weight_routes(PLAN.tasks | critic))
+    costs = {name: weight_sync_cost(plan.weight_sync, plan.tasks, model, name) for name in ("actor", "critic")}
+    behind = critic_behind(costs, model.topology).transfer_seconds
+    assert behind > 1.5 * costs["critic"].transfer_seconds
+    assert play.version(plan, "critic", model).seconds == pytest.approx(behind, rel=0.1)
+    assert play.version(plan, "actor", model).seconds == pytest.approx(costs["actor"].transfer_seconds, rel=0.1)
