@@ -101,10 +101,12 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
         if state.phase != "failed" or state.exit_code not in _MENDED or not _took_steps(run):
             break
         say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
+        slurm, lost = read_slurm_run(run), tuple(state.silent)
+        if slurm is not None:
+            once_sites_answer(partial(_end_jobs, run, slurm, state, lost), console)
         same = config.exists() and config.read_bytes() == kept.read_bytes()
-        wanted = _Wanted(config if same else kept, without=tuple(state.silent))
-        prepared, plan = once_sites_answer(partial(_taken_up_again, run, state, wanted, console), console)
-        run, code = prepared.run, begin(prepared, plan, console, yes=True, detach=False)
+        prepared, plan = _go_on(run, slurm, _Wanted(config if same else kept, without=lost), console)
+        run, code = prepared.run, begin(patient(prepared), plan, console, yes=True, detach=False)
     return code
 
 
@@ -121,12 +123,13 @@ def once_sites_answer(ask: Callable[[], _Made], console: Console) -> _Made:
             time.sleep(AGAIN_SECONDS)
 
 
-def _taken_up_again(run: Run, state: State, wanted: _Wanted, console: Console) -> tuple[Prepared, Plan]:
-    """End what is left of a run at the sites that it goes on at, and make the one that goes on."""
-    slurm = read_slurm_run(run)
-    if slurm is not None:
-        _end_jobs(run, slurm, state, wanted.without)
-    return _go_on(run, slurm, wanted, console)
+def patient(prepared: Prepared) -> Prepared:
+    """Return a run whose sites are asked again, before it is started, where one of them does not answer."""
+
+    def agree(console: Console, yes: bool) -> bool:
+        return once_sites_answer(partial(prepared.agree, console, yes), console)
+
+    return replace(prepared, agree=agree)
 
 
 def _took_steps(run: Run) -> bool:

@@ -15,6 +15,7 @@ from hetrl.problem import read_problem
 from lab.planned.random_plans import plan_on_one_device, random_plan, write_experiment
 from launch.cli import main
 from launch.collect import Collector, log_planned
+from launch.executor import Prepared
 from launch.local import LocalExecutor
 from launch.run_directory import LAUNCHER, Run, create_run
 from launch.verbs import resume
@@ -103,3 +104,19 @@ def test_what_no_site_mends_is_not_asked_again():
 
     with pytest.raises(UsageError):
         resume.once_sites_answer(refuses, Console(file=io.StringIO()))
+
+
+def test_a_site_that_stops_answering_before_the_start_is_asked_again(run, monkeypatch):
+    """What all sites are asked last, once the run that goes on has been made, is no end of the launcher either."""
+    monkeypatch.setattr(resume.time, "sleep", lambda seconds: None)
+    asked = []
+
+    def agree(console: Console, yes: bool) -> bool:
+        asked.append(yes)
+        if len(asked) < 3:
+            raise SiteUnreachableError("alpha: no answer from login.alpha")
+        return True
+
+    prepared = resume.patient(Prepared(run, lambda *_: pytest.fail("not started here"), agree))
+    assert prepared.agree(Console(file=io.StringIO()), True)
+    assert asked == [True] * 3
