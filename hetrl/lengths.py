@@ -65,16 +65,6 @@ class Lengths:
         """Return the expected length of the longest of `count` samples: the integral of 1 - F(x)^count."""
         return _longest(self, count)
 
-    def longest_up_to(self, count: int) -> NDArray[np.float64]:
-        """Return `longest_of` of 0 to `count` samples."""
-        if self.kind == "fixed":
-            return np.full(count + 1, float(self.maximum))
-        found, below, shorter = np.empty(count + 1), 1 - self.survival, np.ones(GRID_CELLS)
-        for samples in range(count + 1):
-            found[samples] = GRID_CELLS - shorter.sum()
-            shorter *= below
-        return found * self.cell_tokens
-
     @property
     def cell_tokens(self) -> float:
         """Return the width of a cell of `survival` in tokens."""

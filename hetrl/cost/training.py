@@ -98,9 +98,10 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
         share = replica.samples / minibatches
         micro_batches, tokens = micro_batches_of(share, task.micro_batch, len(placed), workload)
         times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
-        seconds = pipeline_seconds(times, micro_batches) * uneven(task, minibatches, workload)
+        seconds = pipeline_seconds(times, micro_batches)
         if seconds > slowest:
             slowest, backward = seconds, times[0].backward
+    slowest *= uneven(task, minibatches, workload)
     rings = gradient_rings(task, replicas, model)
     reduction = reduction_of(model.topology, rings, sharing)
     left = reduction.behind(backward, replicas[0][0].shape.parameters, len(replicas))

@@ -177,12 +177,12 @@ def training(setting: Setting, name: str, task: TaskPlan, batch: Sequence[int]) 
     workload = setting.model.workload
     steps = workload.optimizer_steps_per_iteration
     parts = max(steps // workload.epochs, 1)
+    minibatches = [batch[part * len(batch) // parts : (part + 1) * len(batch) // parts] for part in range(parts)]
+    dealt = [deal(minibatch, task, workload.prompt_tokens) for minibatch in minibatches]
     for step in range(steps):
-        part = step % parts
-        minibatch = batch[part * len(batch) // parts : (part + 1) * len(batch) // parts]
-        dealt = deal(minibatch, task, workload.prompt_tokens)
-        idle = [MicroBatch(workload.prompt_tokens + minibatch[0], workload.prompt_tokens + minibatch[0])]
-        passes = [pipeline.start(micro or idle) for pipeline, micro in zip(pipelines, dealt, strict=True)]
+        first = workload.prompt_tokens + minibatches[step % parts][0]
+        idle = [MicroBatch(first, first)]  # of a replica that has no samples of the minibatch
+        passes = [pipeline.start(micro or idle) for pipeline, micro in zip(pipelines, dealt[step % parts], strict=True)]
         yield from [
             setting.clock.start(_reduce(setting, name, column, signals, rings))
             for column, signals in zip(zip(*replicas, strict=True), zip(*passes, strict=True), strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from hetrl.cost.stages import Placed, model_of
 from hetrl.cost.training import (
     activation_bytes,
     beside_products_seconds,
+    longest_tokens,
     micro_batch_times,
 )
 from hetrl.plan.plan import RECOMPUTES
@@ -80,59 +81,72 @@ class TrainingTables(NamedTuple):
 
 def training_tables(space: Space) -> TrainingTables:
     """Return the numbers of all trainings of the workload, on all classes."""
-    workload = space.problem.workload
-    tasks, kinds = len(workload.tasks), len(space.classes)
+    workload, shape = space.problem.workload, _shape(space, TRAININGS[0])
     rates = [space.problem.efficiencies.rates(kind.gpu) for kind in space.classes]
-    tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
-    modes = len(RECOMPUTES)
-    both, forward = np.zeros((tasks, kinds, tensors, modes, 2, 8)), np.zeros((tasks, kinds, tensors, 2, 8))
-    sizes = micro_batch_sizes(workload)
-    parameters, kept = np.zeros((tasks, tensors, 2, 2, 2)), np.zeros((tasks, tensors, modes))
-    working, embedding = np.zeros((tasks, tensors, len(sizes), modes, 2)), np.zeros((tasks, tensors))
-    hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
-    for t, k, rank in _ranks(space, tensors):
-        hop_bytes[t], most_tensor[t] = activation_bytes(rank, 1.0), k
-        parameters[t, k], embedding[t, k] = _parameters(rank), embedding_bytes(rank)
-        kept[t, k] = [kept_bytes(replace(rank, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
-        tokens = [float(size * workload.max_sequence_tokens) for size in sizes]
-        working[t, k] = _working(replace(rank, layers=1), tokens)
-        for kind, placed in _placed(space, rank, rates):
-            both[t, kind, k] = _both(placed, workload)
-            forward[t, kind, k] = _forward(placed, workload.attended_tokens)
-    steps = workload.optimizer_steps_per_iteration
-    lengths, places = (workload.response, workload.prompt_tokens), range(len(DEALT))
-    packings = [[packing(*lengths, place, size) for place in places] for size in sizes]
-    shape = _shape(space, TRAININGS[0])
+    sizes, steps = micro_batch_sizes(workload), workload.optimizer_steps_per_iteration
+    gradient = gradient_bytes(workload.gradient_dtype, workload.weight_bytes)
     return TrainingTables(
-        both=both,
-        forward=forward,
+        **_of_ranks(space, rates, sizes),
+        **_of_dealing(workload, sizes),
         call=np.array([own.overhead.inference_call for own in rates]),
         scored=np.array([name == ACTOR_TRAINING and workload.scores_batch for name in workload.tasks]),
-        hop_bytes=hop_bytes,
-        parameters=parameters,
-        kept=kept,
-        working=working,
-        embedding=embedding,
         update=np.array([_update(replace(shape, rates=own)) for own in rates]),
         state_bytes=np.array(training_state_bytes(shape, 1, workload.gradient_dtype)) / shape.parameters,
         update_bytes=update_bytes(shape, 1, workload.gradient_dtype) / shape.parameters,
         weight_bytes=float(workload.weight_bytes),
-        gradient_bytes=float(gradient_bytes(workload.gradient_dtype, workload.weight_bytes)),
-        packed=PACKED[gradient_bytes(workload.gradient_dtype, workload.weight_bytes)],
+        gradient_bytes=float(gradient),
+        packed=PACKED[gradient],
         gathered=space.problem.model.gathered[workload.weight_bytes],
         tied_bytes=np.array([_tied_bytes(name, workload) for name in workload.tasks]),
         micro_batches=np.array(sizes, np.int64),
-        most_tensor=most_tensor,
         samples=workload.samples,
         steps=steps,
         minibatches=max(steps // workload.epochs, 1),
-        longest=workload.prompt_tokens + workload.response.longest_up_to(workload.samples),
-        place=np.array([nearest(samples) for samples in range(workload.samples + 1)]),
-        per_sample=np.array([[one.per_sample for one in row] for row in packings]),
-        fullest=np.array([[one.fullest for one in row] for row in packings]),
         mean_tokens=float(workload.sequence_tokens),
         max_tokens=float(workload.max_sequence_tokens),
     )
+
+
+def _of_ranks(space: Space, rates: Sequence[Rates], sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the fields that are of a tensor-parallel rank: what it computes, holds and sends."""
+    workload = space.problem.workload
+    tasks, kinds, modes = len(workload.tasks), len(space.classes), len(RECOMPUTES)
+    tensors = 1 + max(kind.gpus_per_node for kind in space.classes).bit_length()
+    both, forward = np.zeros((tasks, kinds, tensors, modes, 2, 8)), np.zeros((tasks, kinds, tensors, 2, 8))
+    parameters, kept = np.zeros((tasks, tensors, 2, 2, 2)), np.zeros((tasks, tensors, modes))
+    working, embedding = np.zeros((tasks, tensors, len(sizes), modes, 2)), np.zeros((tasks, tensors))
+    hop_bytes, most_tensor = np.zeros(tasks), np.zeros(tasks, np.int64)
+    tokens = [float(size * workload.max_sequence_tokens) for size in sizes]
+    for t, k, rank in _ranks(space, tensors):
+        hop_bytes[t], most_tensor[t] = activation_bytes(rank, 1.0), k
+        parameters[t, k], embedding[t, k] = _parameters(rank), embedding_bytes(rank)
+        kept[t, k] = [kept_bytes(replace(rank, layers=1), 1, 1.0, mode) for mode in RECOMPUTES]
+        working[t, k] = _working(replace(rank, layers=1), tokens)
+        for kind, placed in _placed(space, rank, rates):
+            both[t, kind, k] = _both(placed, workload)
+            forward[t, kind, k] = _forward(placed, workload.attended_tokens)
+    return {
+        "both": both,
+        "forward": forward,
+        "hop_bytes": hop_bytes,
+        "parameters": parameters,
+        "kept": kept,
+        "working": working,
+        "embedding": embedding,
+        "most_tensor": most_tensor,
+    }
+
+
+def _of_dealing(workload: Workload, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the fields that say how sequences are dealt: `hetrl.cost.packing`, `longest_tokens`."""
+    lengths, counts = (workload.response, workload.prompt_tokens), range(workload.samples + 1)
+    packings = [[packing(*lengths, place, size) for place in range(len(DEALT))] for size in sizes]
+    return {
+        "longest": np.array([longest_tokens(workload, samples) for samples in counts]),
+        "place": np.array([nearest(samples) for samples in counts]),
+        "per_sample": np.array([[one.per_sample for one in row] for row in packings]),
+        "fullest": np.array([[one.fullest for one in row] for row in packings]),
+    }
 
 
 def micro_batch_sizes(workload: Workload) -> list[int]:

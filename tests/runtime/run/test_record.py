@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from hetrl.errors import HetrlError
 from hetrl.files import append_line
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
@@ -126,3 +127,16 @@ def test_a_version_says_what_was_sent_of_it_and_what_changed(tmp_path: Path) -> 
     assert events[1]["causes"] == {"b": "its base is version 1"}
     assert "delta_bytes" not in events[0]
     assert (events[2]["delta_bytes"], events[2]["changed"], events[2]["repaired"]) == (10, 0.01, ["b"])
+
+
+def test_a_replica_that_is_lost_is_a_fault_that_the_run_survived(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    record = Record(tmp_path / "run", "alps")
+    record.goes_on(0, 0, ())
+    record.replica_lost("jsc/actor_generation/0", HetrlError("vllm: the server ended with exit code -9"))
+    record.step(
+        {"step": 1, "reward": 0.5, "samples": 1, "tokens": 1, "versions": {}, "seconds": {"iteration": 20.0}}, 1
+    )
+    context = SimpleNamespace(run="try-1", experiment=SimpleNamespace(name="try"), plan=plan(), held={})
+    record.summary(cast(Context, context), NO_LINKS)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["faults_survived"] == 1
