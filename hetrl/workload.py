@@ -187,6 +187,17 @@ def needs_old_logprobs(optimizer_steps: int, kl_in_reward: bool, ratio_to_sample
     return kl_in_reward or (optimizer_steps > 1 and not ratio_to_sampler)
 
 
+def versions_ahead(trained: str, staleness: int) -> tuple[str, ...]:
+    """Return the models whose versions go ahead of those of `trained` on links that both take.
+
+    In mode sync the actor's go first: generation of the next samples waits for them, the critic's has all of that
+    generation to arrive in. In mode async versions of both follow one another, and whatever waited for gaps that the
+    other leaves would hold its own next version up.
+    """
+    names = [*TRAINED]
+    return tuple(names[: names.index(trained)]) if staleness == 0 else ()
+
+
 def scores_beside_inferences(scores_batch: bool, staleness: int, group: Collection[str]) -> bool:
     """Return whether the actor's trainer scores a batch while others infer, and has its devices from then on.
 

@@ -6,7 +6,7 @@
               the inferences, each in its group's turn, and beside them the actor's trainer scores it, if it does
               (`workload.scores_beside_inferences`); then the trainings                  (`pipelines`)
               then the weights travel and are loaded, and a version more is served       (`weights`)
-              the critic's give way to the actor's where they share a wire
+              the critic's beside them, in mode sync behind the actor's where they share a wire
 
 A group takes all tasks of a batch before those of the next one (`hetrl.cost.cycle`).
 

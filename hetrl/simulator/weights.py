@@ -17,7 +17,7 @@ from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Process
 from hetrl.simulator.pipelines import Setting
 from hetrl.simulator.wires import Channel, gateways
-from hetrl.workload import TRAINED
+from hetrl.workload import TRAINED, versions_ahead
 
 CHUNKS = 16  # of what a node holds: enough that copying, sending and forwarding overlap
 
@@ -37,7 +37,7 @@ class WeightSync:
     def __init__(self, setting: Setting, plan: Plan, trained: str) -> None:
         """Lay out the ways of a plan: the routes between sites, and inside a site every node."""
         self._setting = setting
-        self._rank = 1 + [*TRAINED].index(trained)  # the critic's give way to the actor's, both to the trainings
+        self._rank = 1 + len(versions_ahead(trained, setting.model.workload.staleness))  # behind the trainings
         trains, self._takes = TRAINED[trained][0], plan.tasks[TRAINED[trained][1]]
         training = plan.tasks[trains]
         self._held = held_bytes(trains, training, setting.model)

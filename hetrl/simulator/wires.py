@@ -3,8 +3,9 @@
     a flow passes wires: GPU lanes inside a node; the nodes' NICs inside a site; NICs, caps and the link between sites
     whenever a flow starts or ends, the flows that share a wire with it get their rates anew:
       repeat: the wire with the least bandwidth per open flow fixes that rate for its flows; take it off their wires
-    flows of a later rank share what those of earlier ranks leave: the critic's weights give way to the actor's, and
-    between sites, where gateways see to it, both to trainings; inside a site trainings have no precedence
+    flows of a later rank share what those of earlier ranks leave: weights give way to trainings between sites, where
+    gateways see to it, and a model's to another's (`hetrl.workload.versions_ahead`); inside a site trainings have no
+    precedence
     a flow has arrived one delay after its last byte has left
 
 Each wire is one direction. Source of the filling: Bertsekas and Gallager, Data Networks (2nd ed.), section 6.5.2.

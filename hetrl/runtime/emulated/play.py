@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost import iteration
 from hetrl.cost.model import CostModel
+from hetrl.cost.weight_sync import trained_models
 from hetrl.plan.plan import Plan, TaskPlan
 from hetrl.simulator.events import Clock, Process
 from hetrl.simulator.pipelines import Setting, inference, training
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
-from hetrl.workload import TRAINED
+from hetrl.workload import versions_ahead
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,13 @@ def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: Cos
 def version(plan: Plan, trained: str, model: CostModel) -> Played:
     """Return what it takes to bring a version of a trained model to the nodes that use it.
 
-    The critic's gives way to the actor's, which is on its way at the same time.
+    Those that go ahead of it are on their way at the same time; in mode async those that it shares links with.
     """
 
     def process(setting: Setting) -> Process:
-        ahead = [*TRAINED][: [*TRAINED].index(trained)]
-        for name in ahead:
+        staleness = model.workload.staleness
+        beside = versions_ahead(trained, staleness) if staleness == 0 else trained_models(plan.tasks)
+        for name in (one for one in beside if one != trained):
             setting.clock.start(WeightSync(setting, plan, name).transfer())
         return WeightSync(setting, plan, trained).transfer()
 

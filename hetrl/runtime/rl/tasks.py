@@ -124,6 +124,7 @@ class Trainer:
     address: str
     receivers: tuple[str, ...]
     encoding: str = "full"  # of its weights: full | delta
+    gives_way: bool = False  # its versions, to those of another model
 
     async def train(
         self, arrays: Mapping[str, NDArray[Any]], settings: wire.LossSettings, step: int
@@ -170,7 +171,9 @@ class Trainer:
         left. A version that the trainer keeps from the last time is sent as it was, whatever the weights are by now.
         """
         to = self.receivers if receivers is None else tuple(receivers)
-        request = wire.Publish(version=version, receivers=to, quorum=quorum, encoding=self.encoding)
+        request = wire.Publish(
+            version=version, receivers=to, quorum=quorum, encoding=self.encoding, gives_way=self.gives_way
+        )
         answer, _ = await self._ask(request, wire.Exported, f"export version {version} of {self.task}")
         return answer
 

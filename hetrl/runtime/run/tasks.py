@@ -12,6 +12,8 @@ from hetrl.workload import (
     CRITIC_TRAINING,
     REFERENCE_INFERENCE,
     REWARD_INFERENCE,
+    TRAINED,
+    versions_ahead,
 )
 
 
@@ -25,11 +27,13 @@ def tasks_of(context: Context, member: Member) -> Tasks:
         shares = {world.address: world.plan.replicas[0].samples for world in context.worlds(task)}
         return Inference(member, task, shares, what, temperature)
 
-    def trainer(task: str, receivers: tuple[str, ...]) -> Trainer:
+    def trainer(model: str, receivers: tuple[str, ...]) -> Trainer:
+        task, staleness = TRAINED[model][0], context.experiment.algorithm.max_staleness
         (address,) = context.addresses(task)
-        return Trainer(member, task, address, receivers, context.plan.weight_sync.encoding)
+        gives_way = bool(versions_ahead(model, staleness))
+        return Trainer(member, task, address, receivers, context.plan.weight_sync.encoding, gives_way)
 
-    actor = trainer(ACTOR_TRAINING, context.replicas)
+    actor = trainer("actor", context.replicas)
     critics = context.addresses(CRITIC_INFERENCE) if CRITIC_INFERENCE in context.plan.tasks else ()
     return Tasks(
         actor=actor,
@@ -37,5 +41,5 @@ def tasks_of(context: Context, member: Member) -> Tasks:
         reference=inference(REFERENCE_INFERENCE, "logprobs"),
         reward=inference(REWARD_INFERENCE, "rewards"),
         values=inference(CRITIC_INFERENCE, "values"),
-        critic=trainer(CRITIC_TRAINING, critics) if CRITIC_TRAINING in context.plan.tasks else None,
+        critic=trainer("critic", critics) if CRITIC_TRAINING in context.plan.tasks else None,
     )

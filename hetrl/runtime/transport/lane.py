@@ -1,6 +1,7 @@
 """A bounded queue towards one destination: data goes ahead of weights, but every eighth turn is theirs.
 
-What is in the background goes when nothing else waits.
+Weights that give way go when no other weights wait, and in every eighth of their turns; the background when nothing
+else waits.
 """
 
 from __future__ import annotations
@@ -88,8 +89,10 @@ class Lane:
         return self._busy_seconds + (0.0 if self._busy_since is None else now() - self._busy_since)
 
     def _next(self) -> deque[Parcel] | None:
-        control, data, weights, background = self._queues
-        bulk = (weights, data) if self._turn % _WEIGHTS_TURN == 0 else (data, weights)
+        control, data, weights, later, background = self._queues
+        bulk = [data, weights, later]
+        if self._turn % _WEIGHTS_TURN == 0:
+            bulk = [weights, later, data] if self._turn % _WEIGHTS_TURN**2 else [later, weights, data]
         return next(filter(None, (control, *bulk, background)), None)
 
     def _rest(self) -> None:

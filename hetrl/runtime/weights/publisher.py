@@ -79,7 +79,7 @@ class Publisher:
                 self._receivers.remove(receiver)
                 self._left_out.append(receiver)
                 cause = f"the link to {wire.site_of(receiver)} is out"
-                self._member.abandon(receiver, wire.Priority.WEIGHTS, cause)
+                self._member.abandon(receiver, self._channel, cause)
 
         with self._member.links.told(look):
             look()
@@ -146,6 +146,10 @@ class Publisher:
             changed=self._changed / self._words if self._holders and self._words else None,
             repaired=self._repaired,
         )
+
+    @property
+    def _channel(self) -> wire.Priority:
+        return wire.priority_of(wire.WeightsBegin(version=self._request.version, gives_way=self._request.gives_way))
 
     @property
     def _bytes(self) -> int:
@@ -216,7 +220,10 @@ class Publisher:
         Returns why it refused it. That it applied it, or failed, is noted.
         """
         version, tensors = self._request.version, len({name for name, _ in self._kept.pieces})
-        end = wire.WeightsEnd(version=version, tensors=tensors, bytes=self._bytes, digest=self._digest)
+        behind = self._request.gives_way
+        end = wire.WeightsEnd(
+            version=version, tensors=tensors, bytes=self._bytes, digest=self._digest, gives_way=behind
+        )
         doing = f"apply weight version {version}"
         try:
             if again:
@@ -234,9 +241,11 @@ class Publisher:
                 return None
         return _refusal(reply.message, version, self._digest)
 
-    async def _send(self, receivers: Sequence[str], message: wire.Message, buffers: Sequence[Buffer] = ()) -> None:
+    async def _send(
+        self, receivers: Sequence[str], message: wire.TravellingWeights, buffers: Sequence[Buffer] = ()
+    ) -> None:
         if to := [one for one in receivers if one in self._receivers]:
-            await self._member.send(to, message, buffers)
+            await self._member.send(to, structs.replace(message, gives_way=self._request.gives_way), buffers)
 
 
 def _bytes_of(tensor: torch.Tensor | NDArray[Any]) -> memoryview:

@@ -79,6 +79,7 @@ from hetrl.runtime.wire.versions import (
     Publish as Publish,
     Published as Published,
     TensorSpec as TensorSpec,
+    TravellingWeights as TravellingWeights,
     WeightMessage,
     WeightsApplied as WeightsApplied,
     WeightsBegin as WeightsBegin,
@@ -111,7 +112,7 @@ from hetrl.runtime.wire.work import (
 
 Message = ControlMessage | WorkMessage | WeightMessage | GroupMessage | CopyMessage
 
-# The channel of each type that is not control; messages of one channel arrive in the order in which they were sent.
+# The channel of each type that is neither control nor weights; messages of one channel arrive in order.
 _PRIORITIES: dict[type[Tagged], Priority] = {
     Ballast: Priority.DATA,
     Generate: Priority.DATA,
@@ -124,9 +125,6 @@ _PRIORITIES: dict[type[Tagged], Priority] = {
     Save: Priority.DATA,
     Restored: Priority.DATA,
     WanPiece: Priority.DATA,
-    WeightsBegin: Priority.WEIGHTS,
-    WeightsTensor: Priority.WEIGHTS,
-    WeightsEnd: Priority.WEIGHTS,
     CheckpointRead: Priority.BACKGROUND,
 }
 
@@ -177,6 +175,8 @@ def _read(decoder: msgspec.msgpack.Decoder[_Read], frame: bytes | memoryview, mo
 
 def priority_of(message: Message) -> Priority:
     """Return the channel that a message travels in."""
+    if isinstance(message, TravellingWeights):
+        return Priority.LATER_WEIGHTS if message.gives_way else Priority.WEIGHTS
     return _PRIORITIES.get(type(message), Priority.CONTROL)
 
 

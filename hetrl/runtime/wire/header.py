@@ -16,7 +16,8 @@ class Priority(enum.IntEnum):
     CONTROL = 0
     DATA = 1
     WEIGHTS = 2
-    BACKGROUND = 3
+    LATER_WEIGHTS = 3
+    BACKGROUND = 4
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,13 +21,14 @@ class Publish(Tagged, frozen=True, tag=True):
 
     Answered by `Exported` as soon as the trainer may go on; what came of it answers `FinishPublish`. Receivers whose
     link is out are left out as long as `quorum` others are not; None: nobody is. With `encoding` delta, those that are
-    known to have the version before get what changed since.
+    known to have the version before get what changed since. A version that `gives_way` travels behind other weights.
     """
 
     version: int
     receivers: tuple[str, ...]
     quorum: int | None = None
     encoding: str = "full"  # full | delta
+    gives_way: bool = False
 
 
 class Exported(Tagged, frozen=True, tag=True):
@@ -49,6 +50,7 @@ class WeightsBegin(Tagged, frozen=True, tag=True):
     encoding: str = "full"  # full | delta
     base_version: int | None = None
     base_digest: str | None = None
+    gives_way: bool = False
 
 
 class WeightsTensor(Tagged, frozen=True, tag=True):
@@ -63,6 +65,7 @@ class WeightsTensor(Tagged, frozen=True, tag=True):
     bytes: int
     digest: str
     changes: bool = False
+    gives_way: bool = False
 
 
 class WeightsEnd(Tagged, frozen=True, tag=True):
@@ -72,6 +75,7 @@ class WeightsEnd(Tagged, frozen=True, tag=True):
     tensors: int
     bytes: int
     digest: str
+    gives_way: bool = False
 
 
 class WeightsApplied(Tagged, frozen=True, tag=True):
@@ -108,14 +112,7 @@ class Published(Tagged, frozen=True, tag=True):
     repaired: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-WeightMessage = (
-    Publish
-    | Exported
-    | FinishPublish
-    | WeightsBegin
-    | WeightsTensor
-    | WeightsEnd
-    | WeightsApplied
-    | WeightsRejected
-    | Published
-)
+# What a version consists of on its way, all of it in one channel: behind other weights if it `gives_way`.
+TravellingWeights = WeightsBegin | WeightsTensor | WeightsEnd
+
+WeightMessage = Publish | Exported | FinishPublish | TravellingWeights | WeightsApplied | WeightsRejected | Published

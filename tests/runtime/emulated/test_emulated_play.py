@@ -14,6 +14,7 @@ from hetrl.errors import HetrlError
 from hetrl.plan.plan import Replica, Stage, TaskPlan
 from hetrl.runtime.emulated import play
 from hetrl.runtime.emulated.costs import COSTS, read_costs, write_costs
+from hetrl.workload import architecture
 from tests.plan.plan_cases import FIRST
 from tests.runtime.emulated.emulated_cases import MODEL, PLAN
 
@@ -66,15 +67,18 @@ def test_only_what_is_offloaded_takes_the_way_over_pcie() -> None:
     assert play.switch_seconds("actor_training", replace(TRAINING, idle_state="offload"), MODEL) > 0.1
 
 
-def test_a_version_of_the_critic_gives_way_to_the_actors_on_a_link_that_both_take() -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_version_of_the_critic_gives_way_in_mode_sync_on_a_link_that_both_take(mode: str) -> None:
     critic = {
         "critic_training": TaskPlan("megatron", (Replica(64, (Stage(FIRST, (0, 28)),)),)),
         "critic_inference": TaskPlan("megatron", (Replica(64, (Stage(("jsc/l40s-1/0",), (0, 28)),)),)),
     }
-    model = replace(MODEL, workload=replace(MODEL.workload, algorithm="ppo", critic=MODEL.workload.actor))
+    workload = replace(MODEL.workload, algorithm="ppo", critic=architecture("qwen3-0.6b"), mode=mode, max_staleness=1)
+    model = replace(MODEL, workload=workload)
     plan = replace(PLAN, tasks=PLAN.tasks | critic, weight_sync=weight_routes(PLAN.tasks | critic))
     costs = {name: weight_sync_cost(plan.weight_sync, plan.tasks, model, name) for name in ("actor", "critic")}
     behind = critic_behind(costs, model.topology).transfer_seconds
     assert behind > 1.5 * costs["critic"].transfer_seconds
-    assert play.version(plan, "critic", model).seconds == pytest.approx(behind, rel=0.1)
+    sharing = 2 * costs["critic"].transfer_seconds
+    assert play.version(plan, "critic", model).seconds == pytest.approx(behind if mode == "sync" else sharing, rel=0.1)
     assert play.version(plan, "actor", model).seconds == pytest.approx(costs["actor"].transfer_seconds, rel=0.1)

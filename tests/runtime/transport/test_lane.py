@@ -46,6 +46,24 @@ def test_control_goes_first_and_weights_are_not_starved() -> None:
     asyncio.run(scenario())
 
 
+def test_weights_that_give_way_go_behind_others_and_are_not_starved() -> None:
+    async def scenario() -> None:
+        wire_ = _Wire()
+        lane = Lane(wire_.attempt)
+        for number in range(100):
+            for priority in (Priority.BACKGROUND, Priority.LATER_WEIGHTS, Priority.WEIGHTS, Priority.DATA):
+                assert lane.offer(_parcel(priority, number))
+        wire_.open = True
+        assert lane.pump() is Attempt.SENT
+        both = [one for one in wire_.sent if one in (Priority.WEIGHTS, Priority.LATER_WEIGHTS)]
+        ahead = both[: both.index(Priority.WEIGHTS, both.index(Priority.LATER_WEIGHTS) + 1)]
+        assert Priority.LATER_WEIGHTS in ahead, "while other weights wait"
+        assert both[:80].count(Priority.LATER_WEIGHTS) <= 10
+        assert wire_.sent[-100:] == [Priority.BACKGROUND] * 100
+
+    asyncio.run(scenario())
+
+
 def test_a_full_lane_takes_nothing_more_and_counts_what_it_holds() -> None:
     async def scenario() -> None:
         lane = Lane(_Wire().attempt, limit_bytes=25)

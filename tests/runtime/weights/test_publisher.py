@@ -25,16 +25,18 @@ class Receivers:
         self._answers = answers
         self.links = Links()
         self.sent: list[tuple[tuple[str, ...], wire.Message]] = []
+        self.given_up = set[wire.Priority]()
         self.abandoned: dict[str, asyncio.Event] = {to: asyncio.Event() for to in answers}
 
     async def send(self, to: Sequence[str], message: wire.Message, buffers: object = ()) -> None:
         self.sent.append((tuple(to), message))
 
     def abandon(self, address: str, priority: wire.Priority, cause: str) -> None:
-        assert priority is wire.Priority.WEIGHTS
+        self.given_up.add(priority)
         self.abandoned[address].set()
 
     async def request(self, to: str, end: wire.WeightsEnd, **_: Any) -> Envelope:
+        self.sent.append(((to,), end))
         answer = self._answers[to]
         if self.links.are_out(to):
             await self.abandoned[to].wait()
@@ -107,9 +109,32 @@ def test_who_is_behind_a_link_that_is_out_is_left_out(
     assert found.left_out == left_out
     assert set(found.apply_seconds) == {"a/x/0", "b/x/0"} - set(left_out)
     assert found.failed == {}
+    assert receivers.given_up == {wire.Priority.WEIGHTS}
     tensors = [to for to, message in receivers.sent if isinstance(message, wire.WeightsTensor)]
     everybody = when == "at the end"
     assert tensors == ([("a/x/0", "b/x/0")] if everybody else [("a/x/0",)] if quorum else [])
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_all_of_a_version_gives_way_or_nothing_of_it(gives_way: bool) -> None:
+    refusal = wire.WeightsRejected(version=4, cause="wrong base")
+    receivers = Receivers({"a/x/0": None, "b/x/0": refusal, "c/x/0": None})
+    channel = wire.Priority.LATER_WEIGHTS if gives_way else wire.Priority.WEIGHTS
+
+    async def run() -> wire.Published:
+        request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0", "c/x/0"), quorum=1, gives_way=gives_way)
+        publisher = Publisher(cast(Member, receivers), request, Kept())
+        receivers.links.lost("c")
+        with publisher.leaving_out():
+            await asyncio.to_thread(publisher.take, [("w", torch.ones(3))])
+            await publisher.send()
+            return await publisher.finish()
+
+    assert asyncio.run(run()).repaired == {"b/x/0": "refused weight version 4: wrong base"}
+    kinds = [type(message) for to, message in receivers.sent if "b/x/0" in to]
+    assert kinds == [wire.WeightsBegin, wire.WeightsTensor, wire.WeightsEnd] * 2
+    assert {wire.priority_of(message) for _, message in receivers.sent} == {channel}
+    assert receivers.given_up == {channel}
 
 
 def test_a_quorum_is_waited_for() -> None:

@@ -119,6 +119,18 @@ def test_what_carries_tensors_or_samples_is_not_control() -> None:
     assert priorities == [wire.Priority.CONTROL, wire.Priority.DATA, wire.Priority.WEIGHTS]
 
 
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_all_of_a_version_travels_in_one_channel(gives_way: bool) -> None:
+    spec = wire.TensorSpec(name="w", dtype="float32", shape=(1,), bytes=4)
+    parts = (
+        wire.WeightsBegin(version=1, gives_way=gives_way),
+        wire.WeightsTensor(version=1, tensor=spec, offset=0, bytes=4, digest="0", gives_way=gives_way),
+        wire.WeightsEnd(version=1, tensors=1, bytes=4, digest="0", gives_way=gives_way),
+    )
+    channel = wire.Priority.LATER_WEIGHTS if gives_way else wire.Priority.WEIGHTS
+    assert {wire.priority_of(part) for part in parts} == {channel}
+
+
 def test_receivers_are_grouped_by_site_in_order() -> None:
     members = [wire.address("beta", "actor_generation", 1), wire.address("alpha", "controller"), "beta/critic/0"]
     assert wire.by_site(members) == {
