@@ -27,13 +27,14 @@ class Started:
     """What was started at a site: a process (local) or a job (Slurm), its role, and what messages call it.
 
     A process is GATEWAY, CONTROLLER, or of a task of the plan; a job is CONTROLLER where it holds that, else GANG or
-    ARRAY.
+    ARRAY. A run that has begun can go on without what is `spare`: it has but replicas of generation.
     """
 
     site: str
     name: str
     role: str
     spoken: str
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,13 @@ class Exit:
 class Executor(Protocol):
     """Starts a run's processes somewhere; `lag_seconds` is how old what `poll` returns may be.
 
-    What it started goes on without this process where `outlives`.
+    What it started goes on without this process where `outlives`. The run `begins_without` what is spare where its
+    experiment says so.
     """
 
     lag_seconds: float
     outlives: bool
+    begins_without: bool
 
     @property
     def elsewhere(self) -> str:

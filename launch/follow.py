@@ -7,7 +7,8 @@ repeat:
     the controller says finished            -> finished, once the members left or had time to
     the controller says failed              -> failed, likewise
     the controller is gone without a word   -> failed
-    a member exited with an error           -> failed, unless the controller says why within a moment
+    a member exited with an error           -> failed, unless the controller says why within a moment, or goes on
+                                               without it
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,34 +52,46 @@ class Outcome:
 
 @dataclass
 class Watched:
-    """What the follower has seen so far; times are those of the monotonic clock, infinite before they come."""
+    """What the follower has seen so far; times are those of the monotonic clock, infinite before they come.
 
-    exits: list[Exit]
-    failed_at: float = math.inf
-    leaderless_at: float = math.inf
+    `goes_on` says that the run goes on without what is spare.
+    """
+
+    exits: list[tuple[Exit, float]] = field(default_factory=list)
     ended_at: float = math.inf
+    goes_on: bool = False
 
-    def add(self, exits: Sequence[Exit], state: State) -> None:
-        """Note exits and when the first error and the end came."""
-        self.exits += exits
+    def add(self, exits: Sequence[Exit], state: State, begins_without: bool = False) -> None:
+        """Note exits and when they and the end came."""
         now = time.monotonic()
-        if self.bad_exit is not None:
-            self.failed_at = min(self.failed_at, now)
-        if self.leading_exit is not None:
-            self.leaderless_at = min(self.leaderless_at, now)
+        self.exits += [(gone, now) for gone in exits]
+        self.goes_on = state.phase == "running" or (state.phase == "starting" and begins_without)
         if state.ended:
             self.ended_at = min(self.ended_at, now)
 
     @property
     def bad_exit(self) -> Exit | None:
         """Return the first exit with an error, the controller's only where it is the only one."""
-        bad = sorted((gone for gone in self.exits if gone.code), key=_leads)
-        return bad[0] if bad else None
+        return next((gone for gone, _ in sorted(self._bad, key=lambda each: _leads(each[0]))), None)
+
+    @property
+    def failed_at(self) -> float:
+        """Return when the first exit with an error came."""
+        return min((at for _, at in self._bad), default=math.inf)
 
     @property
     def leading_exit(self) -> Exit | None:
         """Return the exit of the controller, or of the job that it is in."""
-        return next((gone for gone in self.exits if _leads(gone)), None)
+        return next((gone for gone, _ in self.exits if _leads(gone)), None)
+
+    @property
+    def leaderless_at(self) -> float:
+        """Return when that came."""
+        return min((at for gone, at in self.exits if _leads(gone)), default=math.inf)
+
+    @property
+    def _bad(self) -> list[tuple[Exit, float]]:
+        return [(gone, at) for gone, at in self.exits if gone.code and not (gone.what.spare and self.goes_on)]
 
 
 def _leads(gone: Exit) -> bool:
@@ -90,13 +103,13 @@ def follow(
     run: Run, executor: Executor, collector: Collector, events: EventLog, interrupts: Interrupts, show: Show
 ) -> Outcome:
     """Watch until the run has ended or shall end, and return how; stopping its processes is the caller's."""
-    watched = Watched([])
+    watched = Watched()
     while True:
         exits = executor.poll()
         note_exits(events, exits)
         for event in collector.collect():
             show(event, collector.state)
-        watched.add(exits, collector.state)
+        watched.add(exits, collector.state, executor.begins_without)
         if number := interrupts.stop():
             return Outcome("cancelled", 128 + number, f"stopped by {signal.Signals(number).name}")
         if outcome := judge(run, watched, collector.state, executor, time.monotonic()):

@@ -76,7 +76,8 @@ def prepare_local(
     for site in plan.site_order if emulates else ():
         write_costs(run.site(site), problem.model)
     write_scripts(run, jobs)
-    return Prepared(run, partial(LocalExecutor, run, jobs))
+    begins_without = problem.experiment.launch.start_with != "all"
+    return Prepared(run, partial(LocalExecutor, run, jobs, begins_without=begins_without))
 
 
 class LocalExecutor:
@@ -90,8 +91,17 @@ class LocalExecutor:
     outlives = False
     elsewhere = ""
 
-    def __init__(self, run: Run, jobs: Sequence[Job[Command]], events: EventLog, state: Callable[[], State]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        jobs: Sequence[Job[Command]],
+        events: EventLog,
+        state: Callable[[], State],
+        *,
+        begins_without: bool = False,
+    ) -> None:
         """Nothing is started yet."""
+        self.begins_without = begins_without
         self._run, self._jobs, self._events, self._state = run, jobs, events, state
         self._running: dict[tuple[str, str], tuple[Command, subprocess.Popen[bytes]]] = {}
         self._leaders: list[psutil.Process] = []
@@ -142,7 +152,7 @@ class LocalExecutor:
                 remove_private(self._temporary.pop(process.pid))
                 remove_unheld()  # the weights of the last replica here
                 if not self._revived(key[0], command, code):
-                    exits.append(Exit(_started(key[0], command), code))
+                    exits.append(Exit(self._started(key[0], command), code))
         return exits
 
     def _revived(self, site: str, command: Command, code: int) -> bool:
@@ -165,7 +175,11 @@ class LocalExecutor:
 
     def alive(self) -> list[Started]:
         """Return the processes that were running at the last poll."""
-        return [_started(site, command) for (site, _), (command, _) in self._running.items()]
+        return [self._started(site, command) for (site, _), (command, _) in self._running.items()]
+
+    def _started(self, site: str, command: Command) -> Started:
+        process = command.process
+        return Started(site, process.name, process.role, process.spoken, (site, process.name) in self._revivable)
 
     def leave(self) -> None:
         """End every process of the run."""
@@ -178,11 +192,6 @@ class LocalExecutor:
         for path in self._temporary.values():
             remove_private(path)
         return []
-
-
-def _started(site: str, command: Command) -> Started:
-    process = command.process
-    return Started(site, process.name, process.role, process.spoken)
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from hetrl.errors import UsageError
 from hetrl.gpus import is_cpu
 from hetrl.plan.plan import Plan, TaskPlan, node_of, site_of, worlds
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
+from hetrl.workload import ACTOR_GENERATION
 
 EMULATED = "emulated"  # the role of the process that has all ranks and replicas of a site
 GANG = "gang"
@@ -176,12 +177,22 @@ def index_of(device: str) -> int:
     return int(device.rsplit("/", 1)[1])
 
 
-def check_startable(plan: Plan) -> None:
-    """Raise UsageError for a legal plan that cannot be started, since a site has no devices."""
+def check_startable(plan: Plan, start_with: int | str = "all") -> None:
+    """Raise UsageError for a legal plan that cannot be started: a site without devices, too few rollouts to begin."""
     used = {site_of(device) for task in plan.tasks.values() for device in task.devices}
     for site in plan.site_order:
         if site not in used:
             raise UsageError(f'plan: site_order names "{site}", but no task has a device there; take it out')
+    if start_with == "all":
+        return
+    replicas = len(plan.tasks[ACTOR_GENERATION].replicas)
+    if isinstance(start_with, int) and start_with > replicas:
+        raise UsageError(f"launch.start_with: {start_with} rollouts, but the plan has {replicas}; say fewer, or all")
+    if any(ACTOR_GENERATION in group.tasks and len(group.tasks) > 1 for group in plan.groups):
+        raise UsageError(
+            "launch.start_with: in this plan generation takes turns with other tasks on their devices, so that all "
+            "rollouts have to be there; set it to all, or give a plan whose rollouts have devices of their own"
+        )
 
 
 def _site_processes(plan: Plan, site: str) -> list[Process]:

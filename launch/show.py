@@ -83,6 +83,8 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
         case "replica_back":
             return f"{event['member']} was started again, and draws as soon as it has the newest weights"
+        case "replica_joined":
+            return f"{event['member']} is there, and draws as soon as it has the newest weights"
         case "refused":
             return f"refused: {refused_line(event['offences'])}; the logs of these sites' gateways say what"
         case "link_out":
@@ -93,7 +95,8 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['site']}: Slurm ends its job in some minutes; the run keeps step {event['step']} and ends"
         case "go":
             count = len(event["members"])
-            return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins"
+            absent = f", without {', '.join(absent)} as yet" if (absent := event.get("absent")) else ""
+            return f"GO: {count} member{'s are' if count > 1 else ' is'} ready, the run begins{absent}"
         case "prompts_left_out":
             return (
                 f"{event['left_out']} of {event['prompts']} prompts are longer than {event['limit']} tokens: left out"

@@ -84,7 +84,7 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             return replace(state, members={**state.members, event["member"]: "ready"})
         case "replica_lost":
             return replace(state, members={**state.members, event["member"]: "lost"})
-        case "replica_back":
+        case "replica_back" | "replica_joined":
             return replace(state, members={**state.members, event["member"]: "running"})
         case "refused":
             return replace(state, refused=event["offences"])

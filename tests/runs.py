@@ -128,6 +128,13 @@ def events_of(directory: Path, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, whole) if event["kind"] in kinds]
 
 
+def drew_again(directory: Path, replica: str, behind: int) -> int:
+    """Return the first step behind one in which a replica drew samples; 0 while there is none."""
+    lines = (directory / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
+    rows = (json.loads(line) for line in lines)
+    return next((row["step"] for row in rows if row["step"] > behind and replica in row["replicas"]), 0)
+
+
 def processes_of(directory: Path) -> list[psutil.Process]:
     """Return the processes of a run in this directory, or of a site of it."""
     found = []

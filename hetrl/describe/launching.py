@@ -37,12 +37,14 @@ class Launch(Strict):
     """How the run is started. Times are HH:MM:SS; `templates` is a directory with the user's own job scripts.
 
     Jobs that have their nodes wait `queue_timeout` for those of other sites; members may take `gang_timeout` to get
-    ready once all are there. `patience` is how long a link between sites may be out before what needs it fails;
-    `link_patience` has those of single links, by their sites as "alpha-beta". After `orphan_timeout` without a word
-    of the controller what it left behind ends. One thing that a rank or a server is asked for may take
-    `hang_timeout`, then it counts as dead. A launcher that follows takes a run that failed, or whose time was up, up
-    again, up to `restarts` times. `poll_seconds` is how often a Slurm site is looked at. Engines that are `emulated`
-    wait as long as the cost model says that real ones compute (`hetrl.runtime.emulated`).
+    ready once all are there. The run begins with `start_with`: all, or all but replicas of generation, of which so
+    many are enough, and the others come when they can. `patience` is how long a link between sites may be out
+    before what needs it fails; `link_patience` has those of single links, by their sites as "alpha-beta". After
+    `orphan_timeout` without a word of the controller what it left behind ends. One thing that a rank or a server is
+    asked for may take `hang_timeout`, then it counts as dead. A launcher that follows takes a run that failed, or
+    whose time was up, up again, up to `restarts` times. `poll_seconds` is how often a Slurm site is looked at.
+    Engines that are `emulated` wait as long as the cost model says that real ones compute
+    (`hetrl.runtime.emulated`).
     """
 
     executor: Literal["auto", "local", "slurm"] = "auto"
@@ -51,6 +53,7 @@ class Launch(Strict):
     walltime: Clock = "08:00:00"
     queue_timeout: Clock = "00:10:00"
     gang_timeout: Clock = "00:10:00"
+    start_with: Literal["all"] | Annotated[int, Field(ge=1)] = "all"
     patience: Clock = "00:10:00"
     link_patience: Mapping[str, Clock] = {}
     orphan_timeout: Clock = "00:30:00"

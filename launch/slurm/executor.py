@@ -36,7 +36,7 @@ class SlurmExecutor:
 
     def __init__(self, run: Run, slurm: SlurmRun, events: EventLog, state: Callable[[], State]) -> None:
         """Look at nothing yet."""
-        self.lag_seconds = slurm.poll_seconds
+        self.lag_seconds, self.begins_without = slurm.poll_seconds, slurm.begins_without_spare
         self._run, self._slurm, self._events, self._state = run, slurm, events, state
         self._jobs: Jobs | None = None
         self._submitted = False

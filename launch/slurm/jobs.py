@@ -74,7 +74,7 @@ class Jobs:
     def _started(self, site: SlurmSite, job: SlurmJob) -> Started:
         """Return a job with its role: that of the lead site's gang is the controller's."""
         leads = job.kind == GANG and site == self.slurm.lead
-        return Started(site.name, job.name, CONTROLLER if leads else job.kind, job.name)
+        return Started(site.name, job.name, CONTROLLER if leads else job.kind, job.name, job.spare)
 
     def _write(self, site: SlurmSite, job: SlurmJob, found: Queued) -> None:
         start = None if found.start is None else round(found.start)
@@ -111,6 +111,8 @@ class Jobs:
         known = [each for each in self._known() if each[0].name not in self.silent]
         started = [found.start for *_, found in known if found.start is not None and found.state == "RUNNING"]
         waiting = [(site, job, found) for site, job, found in known if found.waiting]
+        if self.slurm.begins_without_spare:
+            waiting = [each for each in waiting if not each[1].spare]
         if not started or not waiting:
             return
         if time.time() - min(started) > timeout_seconds + START_MARGIN_SECONDS:

@@ -27,7 +27,7 @@ def prepare_slurm(problem: Problem, plan: Plan, config: Path, continues: Mapping
     Whether it shall be, the sites say, and then the user. Raises what `stage_slurm` does.
     """
     staged = stage_slurm(problem, plan, config, continues=continues)
-    slurm = describe(problem, staged, plan.site_order)
+    slurm = describe(problem, plan, staged)
 
     def agree(console: Console, always_yes: bool) -> bool:
         with console.status("asking every site"):

@@ -18,7 +18,10 @@ from launch.shell import Shell
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """One submission; Slurm knows it by `key`, its job name. `tasks` is the size of an array, 0 for a gang."""
+    """One submission; Slurm knows it by `key`, its job name. `tasks` is the size of an array, 0 for a gang.
+
+    One that is `spare` has but replicas of generation, and perhaps a gateway.
+    """
 
     name: str
     kind: str
@@ -26,6 +29,7 @@ class SlurmJob:
     nodes: int
     gpus: int
     tasks: int
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class SlurmRun:
     carried: tuple[Carried, ...]
     poll_seconds: float
     queue_timeout_seconds: float
+    begins_without_spare: bool = False
 
     @property
     def lead(self) -> SlurmSite:

@@ -14,13 +14,14 @@ from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import find
 from hetrl.errors import UsageError
 from hetrl.files import replace_json, replace_text
-from hetrl.plan.plan import Plan
+from hetrl.plan.plan import Plan, site_of
 from hetrl.problem import Problem, with_places
 from hetrl.runtime.emulated.costs import write_costs
 from hetrl.runtime.gateway.ways import SiteLinks, Way
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, peer_endpoint
 from hetrl.runtime.wire.keys import make_run_keys
 from launch.ports import LOOPBACK
+from launch.render import ARRAY
 from launch.run_directory import Run, create_run, stage, with_absolute_paths
 from launch.shell import LOCAL
 from launch.site_ways import links_of, relay_secrets
@@ -79,28 +80,35 @@ def stage_slurm(
     return Staged(run, scripts, directories, tuple(carried_files(links, directories)))
 
 
-def describe(problem: Problem, staged: Staged, site_order: Sequence[str]) -> SlurmRun:
+def describe(problem: Problem, plan: Plan, staged: Staged) -> SlurmRun:
     """Write `slurm.json` of a staged run and return what it says."""
+    launch = problem.experiment.launch
+    trainings = (task for task in plan.tasks.values() if task.engine == "megatron")
+    trains = {site_of(device) for task in trainings for device in task.devices}
+
+    def spare(script: SiteScript) -> bool:
+        return script.kind == ARRAY or script.site not in trains
+
     files = {site.name: site for site in problem.scenario.sites}
     sites = tuple(
         SlurmSite(
             name,
             files[name].ssh,
             staged.directories[name],
-            tuple(job_of(script) for script in staged.scripts if script.site == name),
+            tuple(job_of(script, spare(script)) for script in staged.scripts if script.site == name),
             files[name].cluster,
         )
-        for name in site_order
+        for name in plan.site_order
     )
-    launch = problem.experiment.launch
-    described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.queue_timeout_seconds)
+    begins_without_spare = launch.start_with != "all"
+    described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.queue_timeout_seconds, begins_without_spare)
     replace_json(staged.run.slurm, asdict(described))
     return described
 
 
-def job_of(script: SiteScript) -> SlurmJob:
+def job_of(script: SiteScript, spare: bool = False) -> SlurmJob:
     """Return the job that a script becomes."""
-    return SlurmJob(script.name, script.kind, script.key, script.nodes, script.gpus, script.array_tasks)
+    return SlurmJob(script.name, script.kind, script.key, script.nodes, script.gpus, script.array_tasks, spare)
 
 
 def scratch_of(site: SiteFile, dry_run: bool) -> str:

@@ -34,7 +34,7 @@ def rehearse_command(arguments: argparse.Namespace) -> int:
     """Run the experiment with emulated engines, print predicted and rehearsed seconds; returns the run's exit code."""
     problem = problem_at(arguments.config)
     plan = given_plan(arguments.plan, problem) if arguments.plan else solve_problem(problem)
-    check_startable(plan)
+    check_startable(plan, problem.experiment.launch.start_with)
     settings = settings_of(plan, problem, arguments.steps, arguments.speed, arguments.noise, arguments.bytes_share)
     executor = _executor(problem) if arguments.at_sites else HERE
     talk, began = Console(stderr=True), time.monotonic()

@@ -177,7 +177,7 @@ def _go_on(run: Run, slurm: SlurmRun | None, wanted: _Wanted, console: Console) 
     plan = solve_problem(problem) if replans else given_plan(given, problem)
     taken = _taken_up(run, plan, wanted.without)
     print_plan(console, plan, problem)
-    check_startable(plan)
+    check_startable(plan, problem.experiment.launch.start_with)
     say(console, f"going on from {run.id}{taken}")
     sites = [site for site in plan.site_order if site not in wanted.without]
     continues = directories_of(run, slurm, sites)

@@ -26,7 +26,7 @@ def submit_command(arguments: argparse.Namespace) -> int:
     print_sites(console, problem)
     plan = given_plan(arguments.plan, problem) if arguments.plan else solve_problem(problem)
     print_plan(console, plan, problem)
-    check_startable(plan)
+    check_startable(plan, problem.experiment.launch.start_with)
     if executor == SLURM and arguments.dry_run:
         from launch.slurm.prepare import dry_run
 

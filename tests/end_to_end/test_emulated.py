@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from hetrl.errors import TimeUpError
 from hetrl.runtime.transport.notice import ENDING
 from lab.lab import ROOT
-from tests.runs import Finished, events_of, processes_of, started, submit, submitted
+from tests.runs import Finished, Submitted, drew_again, events_of, processes_of, started, submit, submitted
 
 STEPS = 4
+LATE = "gamma/actor_generation/1"
 
 
 def experiment(name: str, work: Path, **launch: Any) -> Path:
@@ -58,6 +62,37 @@ def test_an_asynchronous_run_is_as_stale_as_it_may_be(tmp_path: Path) -> None:
     run = submit(experiment("quickstart-async", tmp_path), tmp_path)
     assert run.code == 0, run.stderr
     assert {row["staleness"] for row in run.rows()} == {0, 1}
+
+
+def test_a_run_begins_without_a_site_that_comes_late(tmp_path: Path) -> None:
+    config = experiment("quickstart", tmp_path, start_with=1)
+    document = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(document | {"steps": 1000}))
+    with submitted(config, tmp_path) as run:
+        while not (late := emulated(run)):
+            time.sleep(0.05)
+        late.suspend()
+        run.until("step", 2)
+        assert not run.events("replica_joined")
+        late.resume()
+        run.until("replica_joined", 1)
+        joined = len(run.events("step"))
+        while not (drew := drew_again(run.directory, LATE, joined)):
+            run.until("step", len(run.events("step")) + 1)
+        run.interrupt()
+        rows = run.finish().rows()
+    (go,) = run.events("go")
+    assert go["absent"] == [LATE]
+    assert not any(LATE in row["replicas"] for row in rows[:2]) and drew
+    assert not run.events("replica_lost")
+
+
+def emulated(run: Submitted) -> psutil.Process | None:
+    """Return the process that has the ranks and replicas of gamma, before it is ready."""
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied, AssertionError, IndexError):
+        found = processes_of(run.directory / "sites" / "gamma")
+        return next((one for one in found if "hetrl.runtime.emulated.site" in one.cmdline()), None)
+    return None
 
 
 def test_a_run_goes_on_where_another_one_was_cancelled(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from lab.quickstart import QUICKSTART, changed
-from tests.runs import Finished, started, submit, submitted
+from tests.runs import Finished, drew_again, started, submit, submitted
 
 STEPS = 8  # of the runs that are compared with it
 REPLICA = "gamma/actor_generation/1"
@@ -104,13 +104,6 @@ def test_a_replica_whose_server_is_killed_is_started_again_and_draws_again(run: 
     published = {one["version"]: one["digest"] for one in going.events("weights_published")}
     assert len(common := served.keys() & published.keys()) > 2
     assert all(served[version] == published[version] for version in common)
-
-
-def drew_again(directory: Path, replica: str, behind: int) -> int:
-    """Return the first step behind one in which a replica drew samples; 0 while there is none."""
-    lines = (directory / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
-    rows = (json.loads(line) for line in lines)
-    return next((row["step"] for row in rows if row["step"] > behind and replica in row["replicas"]), 0)
 
 
 def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one(run: Finished, tmp_path: Path) -> None:

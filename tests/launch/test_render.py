@@ -8,7 +8,7 @@ import pytest
 
 from hetrl.errors import UsageError
 from hetrl.plan.plan import Group, Replica, Stage, TaskPlan
-from launch.render import Process, commands, render
+from launch.render import Process, check_startable, commands, render
 from tests.launch.launch_cases import quick_gpus, quick_plan
 from tests.plan import plan_cases
 
@@ -99,6 +99,19 @@ def test_each_site_starts_its_ranks_of_a_training_that_spans_sites():
 def test_site_without_a_device_is_refused():
     with pytest.raises(UsageError, match='"delta"'):
         rendered(replace(quick_plan(), site_order=("alpha", "beta", "gamma", "delta")), quick_gpus(quick_plan()))
+
+
+def test_too_few_rollouts_to_begin_with_or_rollouts_that_take_turns_are_refused():
+    plan = quick_plan()
+    check_startable(plan, len(plan.tasks["actor_generation"].replicas))
+    with pytest.raises(UsageError, match="launch.start_with: 3 rollouts, but the plan has 2"):
+        check_startable(plan, 3)
+    tasks = ("actor_training", "actor_generation")
+    devices = tuple(device for name in tasks for device in plan.tasks[name].devices)
+    shared = replace(plan, groups=(Group(tasks, devices),))
+    check_startable(shared, "all")
+    with pytest.raises(UsageError, match="launch.start_with: in this plan generation takes turns"):
+        check_startable(shared, 1)
 
 
 NODE = "alpha/alpha-0"

@@ -108,6 +108,13 @@ def test_prompts_that_were_left_out_are_told():
     assert Lines().line(event) == "12 of 7473 prompts are longer than 512 tokens: left out"
 
 
+def test_who_comes_late_is_told_at_the_start_and_when_it_is_there():
+    go = {"kind": "go", "members": ["alpha/actor_training/0"], "absent": ["beta/actor_generation/0"]}
+    assert Lines().line(go) == "GO: 1 member is ready, the run begins, without beta/actor_generation/0 as yet"
+    joined = {"kind": "replica_joined", "member": "beta/actor_generation/0"}
+    assert Lines().line(joined) == "beta/actor_generation/0 is there, and draws as soon as it has the newest weights"
+
+
 def test_links_that_are_out_and_back_are_told():
     assert Lines().line({"kind": "link_out", "link": "alpha-beta"}) == (
         "alpha-beta: the link is out; what does not need it goes on"

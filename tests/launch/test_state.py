@@ -150,6 +150,11 @@ def test_links_that_are_out_are_part_of_the_state_until_they_are_back():
     assert fold([PLANNED, *out, event("link_back", link="alpha-beta")]).links_out == ("alpha-gamma",)
 
 
+def test_a_replica_that_comes_late_is_part_of_the_state_from_then_on():
+    joined = event("replica_joined", member="beta/actor_generation/0")
+    assert fold([PLANNED, GO, joined]).members["beta/actor_generation/0"] == "running"
+
+
 def test_a_lost_replica_and_refused_messages_are_part_of_the_state():
     lost = event("replica_lost", member="beta/actor_generation/0", cause="out of memory")
     state = fold([PLANNED, GO, lost, event("refused", offences={"alpha": {"beta": 8}})])

@@ -7,7 +7,9 @@ one wants a second factor, and the Slurm of one knows of no GPUs.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +20,10 @@ import yaml
 
 from lab.available import skip_unless_available
 from lab.lab import ROOT, Lab
-from lab.processes import wait_until
+from lab.processes import only_child_of, wait_until
 from lab.shape import JOB_USER, RUN_SITES as SITES
 from lab.submission import CHECKOUT, SITE_FILES, log_in
+from tests.runs import drew_again, events_of
 
 CONFIG, ACROSS = f"{CHECKOUT}/configs/lab.yaml", f"{CHECKOUT}/configs/lab-training.yaml"
 STEPS = 12
@@ -116,6 +119,36 @@ def test_a_rehearsal_at_the_sites_is_a_job_of_a_core_at_each(lab: Lab) -> None:
     wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
 
 
+def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_when_they_are_free(lab: Lab) -> None:
+    """Nothing is computed: what begins, waits and joins is the same."""
+    home = lab.home("alpha")
+    assert (home / "plan.json").exists(), "the run over three clusters plans first"
+    experiment = with_paths(yaml.safe_load((ROOT / "configs/lab.yaml").read_text()))
+    launch = {**experiment["launch"], "engines": "emulated", "start_with": 1}
+    del experiment["warm_start"]
+    (home / "late.yaml").write_text(yaml.safe_dump({**experiment, "steps": 1000, "launch": launch}))
+    before = newest_run(home)
+    filling = ["sbatch", "--parsable", "--exclusive", "--time=30", "--output=/dev/null", "--wrap=sleep 1800"]
+    taken = lab.run("gamma", filling).stdout.strip()
+    with lab.popen("alpha", ["venv/bin/hetrl", "submit", "late.yaml", "--plan", "plan.json", "--yes"]) as following:
+        wait_until(lambda: newest_run(home) != before, RUN_SECONDS, lambda: "no run")
+        wait_until(lambda: len(events(home, "step")) > 2, RUN_SECONDS, lambda: logs(home))
+        ((go,), joined) = events(home, "go"), events(home, "replica_joined")
+        assert (go["absent"], joined) == (["gamma/actor_generation/1"], [])
+        lab.run("gamma", ["scancel", taken])
+        wait_until(lambda: drew_again(newest_run(home), go["absent"][0], 0), RUN_SECONDS, lambda: logs(home))
+        os.kill(only_child_of(following.pid), signal.SIGTERM)
+        assert following.wait(RUN_SECONDS) == 128 + signal.SIGTERM
+    assert [event["member"] for event in events(home, "replica_joined")] == go["absent"]
+    assert not events(home, "replica_lost")
+    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+
+
+def events(home: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the events of a kind of the newest run so far."""
+    return events_of(newest_run(home), kind)
+
+
 def test_tasks_that_share_devices_take_turns_in_one_job(lab: Lab) -> None:
     """Generation, reference and training on the two devices of alpha, each gone while another one computes."""
     home = lab.home("alpha")
@@ -178,10 +211,8 @@ def write_shared(home: Path) -> None:
     """Write an experiment with a reference model, and a plan for it that uses alpha alone."""
     site = yaml.safe_load((ROOT / "topology/sites/lab-alpha.yaml").read_text())
     (home / "alpha.yaml").write_text(yaml.safe_dump({**site, "engines": ["megatron", "vllm"]}))
-    experiment = yaml.safe_load((ROOT / "configs/lab.yaml").read_text())
-    topology = experiment["topology"]
-    topology["sites"] = ["alpha.yaml", *SITE_FILES[1:]]
-    topology["links"] = f"checkout/{topology['links']}"
+    experiment = with_paths(yaml.safe_load((ROOT / "configs/lab.yaml").read_text()))
+    experiment["topology"]["sites"] = ["alpha.yaml", *SITE_FILES[1:]]
     experiment["steps"], experiment["algorithm"]["kl_coefficient"] = 2, 0.05
     (home / "shared.yaml").write_text(yaml.safe_dump(experiment))
     plan = json.loads((home / "plan.json").read_text())
@@ -197,6 +228,16 @@ def write_shared(home: Path) -> None:
     plan["groups"] = [{"tasks": [*plan["tasks"]], "devices": devices_of(training), "job": "gang"}]
     plan["site_order"], plan["weight_sync"]["routes"] = ["alpha"], []
     (home / "shared.json").write_text(json.dumps(plan))
+
+
+def with_paths(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Return an experiment of the checkout for a file beside it."""
+    topology = {
+        **experiment["topology"],
+        "sites": [*SITE_FILES],
+        "links": f"checkout/{experiment['topology']['links']}",
+    }
+    return {**experiment, "topology": topology}
 
 
 def queued(lab: Lab) -> str:

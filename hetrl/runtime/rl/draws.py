@@ -160,8 +160,12 @@ class Draws:
             return
         self._go_on()
 
+    def begin_without(self, name: str) -> None:
+        """Draw nothing at a replica until it is there (`back`)."""
+        self._dispatch.lost(name)
+
     def back(self, name: str) -> None:
-        """Let a replica draw again that was started anew, once it has the newest weights (`behind`).
+        """Let a replica draw that was started anew, or came late, once it has the newest weights (`behind`).
 
         What it was asked for before is drawn elsewhere, or by itself.
         """

@@ -133,9 +133,15 @@ class Context:
         """Return the addresses of the generation replicas, in the plan's order."""
         return self.addresses(GENERATION)
 
+    @property
+    def start_with(self) -> int:
+        """Return how many generation replicas are enough for the run to begin."""
+        enough = self.experiment.launch.start_with
+        return len(self.replicas) if enough == "all" or self.takes_turns(GENERATION) else enough
+
     @cached_property
     def members(self) -> tuple[str, ...]:
-        """Return everyone that the controller waits for."""
+        """Return everyone that takes part in the run."""
         return tuple(address for task in self.plan.tasks for address in self.addresses(task))
 
     @cached_property

@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -57,10 +57,19 @@ WARM_START_PROMPTS, WARM_START_SAMPLES = 64, 256  # of each check, at least: a s
 
 
 class Run:
-    """One training run; the methods are its phases."""
+    """One training run; the methods are its phases. Replicas of generation that are `absent` at its start may come."""
 
-    def __init__(self, context: Context, member: Member, turns: Turns, record: Record, scorer: Scorer) -> None:
+    def __init__(
+        self,
+        context: Context,
+        member: Member,
+        turns: Turns,
+        record: Record,
+        scorer: Scorer,
+        absent: Collection[str] = (),
+    ) -> None:
         self.context, self.member, self.turns, self.record = context, member, turns, record
+        self.absent = {*absent}
         self.experiment = context.experiment
         self.versions = Versions()
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
@@ -98,7 +107,10 @@ class Run:
         replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
         capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
         dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, STRETCH_TOKENS)
-        return Draws(self.member, dispatch, self.lost, self.turns.timeline)
+        draws = Draws(self.member, dispatch, self.lost, self.turns.timeline)
+        for name in self.absent:
+            draws.begin_without(name)
+        return draws
 
     def _make_sampler(self, scorer: Scorer) -> Sampler:
         algorithm, batch = self.experiment.algorithm, self.experiment.batch
@@ -121,14 +133,17 @@ class Run:
         """Whether the run goes on without a member: it does without a replica of generation, as long as one is left."""
         if member in self.draws.replicas:
             self.draws.lost(member, error)
+        elif member in self.absent:
+            self.record.replica_lost(member, error)
         return member in self.context.replicas
 
     def back(self, member: str) -> bool:
-        """Whether a member that was started again takes part again: a replica of generation with devices of its own."""
+        """Whether a member that was started again, or comes late, takes part: a replica with devices of its own."""
         if member not in self.context.replicas or self.context.takes_turns(GENERATION):
             return False
         self.returned[member] = RETURN_TRIES
-        self.record.replica_back(member)
+        (self.record.replica_joined if member in self.absent else self.record.replica_back)(member)
+        self.absent.discard(member)
         self.draws.back(member)
         return True
 
@@ -309,10 +324,12 @@ async def control(context: Context) -> None:
             member.start_heartbeat(lambda: membership.living, WORD_SECONDS)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
             launch = context.experiment.launch
-            await membership.gather(launch.queue_timeout_seconds, launch.gang_timeout_seconds, turns)
-            record.events.append("go", members=context.members)
+            late = context.replicas if context.start_with < len(context.replicas) else ()
+            seconds = launch.queue_timeout_seconds, launch.gang_timeout_seconds
+            absent = await membership.gather(*seconds, turns, late, context.start_with)
+            record.events.append("go", members=[*membership.joined], absent=absent)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
-                run = Run(context, member, turns, record, scorer)
+                run = Run(context, member, turns, record, scorer, absent)
                 watching = membership.watch(run.spare, run.back, run.iterations.end_soon)
                 with member.links.told(run.link_changed):
                     await _first_to_end(run.train(), watching, run.catch_up(), run.kept.serve())

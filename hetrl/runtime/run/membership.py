@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hetrl.errors import GangTimeoutError, HetrlError, error_of
 from hetrl.runtime import wire
@@ -52,22 +52,25 @@ class Membership:
         self._returned: dict[str, float] = {}  # who was started again, and when it was READY
         self._on_ending: Callable[[str], None] = lambda site: None
         self._on_back: Callable[[str], bool] = lambda member: False
+        self._begun, self._failed = False, set[str]()
         self._checked = time.monotonic()
         self._connected = {name: asyncio.Event() for name in expected}
         self.joined: dict[str, wire.Join] = {}
 
-    async def gather(self, queue_seconds: float, ready_seconds: float, turns: Turns) -> None:
-        """Wait until everyone is READY, then send GO.
+    async def gather(
+        self, queue_seconds: float, ready_seconds: float, turns: Turns, late: Collection[str] = (), enough: int = 0
+    ) -> tuple[str, ...]:
+        """Wait until everyone is READY, but of those that may come `late` only so many; then send GO.
 
-        Raises GangTimeoutError naming those that said nothing for `queue_seconds`, as members do whose job waits in a
-        queue, or those that are not ready so long after the last one did. Tasks that share devices start one after the
-        other.
+        Returns those that are not there; they are not watched until they are. Raises GangTimeoutError naming those that
+        said nothing for `queue_seconds`, as members do whose job waits in a queue, or those that are not ready so long
+        after the last one did. Tasks that share devices start one after the other.
         """
         began = time.monotonic()
         starting = asyncio.ensure_future(turns.start(self.connected, queue_seconds + ready_seconds))
         heard: float | None = None  # when the last one said something
         try:
-            while (missing := [name for name in self._expected if name not in self.joined]) or not starting.done():
+            while (missing := self._missing(late, enough)) or not starting.done():
                 absent = [name for name in missing if not self._connected[name].is_set()]
                 now = time.monotonic()
                 if absent and now > began + queue_seconds + LAST_WORD_SECONDS:
@@ -81,15 +84,36 @@ class Membership:
                         f"{', '.join(missing)}: not ready within {ready_seconds:g} s; look into their logs, "
                         "or raise launch.gang_timeout"
                     )
-                await self._hear()
+                await self._hear_of_start(late, enough)
                 if starting.done():
                     starting.result()
-        except _MemberLost as lost:
-            raise lost.error from None
         finally:
             starting.cancel()
+        late_yet = tuple(name for name in self._expected if name not in self.joined)
         self._last_seen |= dict.fromkeys(self._ranks, time.monotonic())
-        await self._member.send(self._expected, wire.Go())
+        for name in late_yet:
+            del self._last_seen[name]
+        self._begun = True
+        await self._member.send(tuple(self.joined), wire.Go())
+        return late_yet
+
+    def _missing(self, late: Collection[str], enough: int) -> list[str]:
+        """Return those that the run cannot begin without, of the `late` all as long as too few are there."""
+        missing = [name for name in self._expected if name not in self.joined]
+        if sum(name in self.joined for name in late) < enough:
+            return missing
+        return [name for name in missing if name not in late]
+
+    async def _hear_of_start(self, late: Collection[str], enough: int) -> None:
+        """Take one message; that one of the `late` failed is no matter as long as enough others may come."""
+        try:
+            await self._hear()
+        except _MemberLost as lost:
+            self._failed.add(lost.member)
+            self.joined.pop(lost.member, None)
+            if lost.member not in late or len({*late} - self._failed) < enough:
+                raise lost.error from None
+        self._failed -= self.joined.keys()
 
     @property
     def living(self) -> tuple[str, ...]:
@@ -177,9 +201,9 @@ class Membership:
                     self._ending[site] = None
                     self._on_ending(site)
             case wire.Join() as join if source in self._expected:
-                again, self.joined[source] = source in self.joined, join
+                self.joined[source] = join
                 self._on_ready(source, join)
-                if again and self._on_back(source):
+                if self._begun and self._on_back(source):
                     self._last_seen[source] = self._returned[source] = time.monotonic()
                     await self._member.send((source,), wire.Go())
             case wire.Failed(cause=cause, exit_code=exit_code):

@@ -69,6 +69,10 @@ class Record:
         """Note a replica of generation that was started again."""
         self.events.append("replica_back", member=replica)
 
+    def replica_joined(self, replica: str) -> None:
+        """Note a replica of generation that the run has begun without."""
+        self.events.append("replica_joined", member=replica)
+
     def link_changed(self, site: str, *, out: bool) -> None:
         """Note that the link from here to a site is out, or is back."""
         if out != (site in self._links_out):

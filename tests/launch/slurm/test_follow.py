@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -149,6 +150,45 @@ def test_nobody_is_given_up_while_all_wait(clusters, run, monkeypatch):
     jobs.note(slurm.site("beta"), look_at(run, slurm.site("beta")))
     with pytest.raises(GangTimeoutError, match="alpha: gang still waits"):
         jobs.check_start(0.0)
+
+
+def test_a_job_that_a_run_can_begin_without_may_wait_for_longer(clusters, run, monkeypatch):
+    monkeypatch.setattr(slurm_jobs, "START_MARGIN_SECONDS", -1e12)
+    described = json.loads(run.slurm.read_text())
+    assert [[job["spare"] for job in site["jobs"]] for site in described["sites"]] == [[False], [True, True], [True]]
+    run.slurm.write_text(json.dumps({**described, "begins_without_spare": True}))
+    slurm = read_slurm_run(run)
+    clusters.turn("gamma", "PENDING")
+    jobs = slurm_jobs.jobs_of(slurm, EventLog(run.events, "test"), refresh(run, slurm, "test"))
+    for site in slurm.sites:
+        jobs.note(site, look_at(run, site))
+    jobs.check_start(0.0)
+    clusters.turn("alpha", "PENDING")
+    jobs.note(slurm.site("alpha"), look_at(run, slurm.site("alpha")))
+    with pytest.raises(GangTimeoutError, match="^alpha: gang still waits"):
+        jobs.check_start(0.0)
+
+
+def test_a_run_that_has_begun_goes_on_without_jobs_that_have_but_rollouts(clusters, run, capsys):
+    clusters.control(run, "go", members=["alpha/actor_training/0"])
+    clusters.turn("beta", "CANCELLED")
+    clusters.turn("gamma", "FAILED")
+    phases: list[str] = []
+
+    def finish() -> None:
+        def states() -> set[str]:
+            return {job["state"] for job in json.loads(run.state.read_text())["jobs"]}
+
+        until(lambda: states() >= {"FAILED", "CANCELLED"}, "the jobs that ended")
+        time.sleep(10 * follow.WORD_SECONDS)
+        phases.append(phase(run))
+        clusters.finish(run)
+
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    assert main(["resume"]) == 0
+    finishing.join()
+    assert phases == ["running"]
 
 
 @pytest.mark.parametrize("silence", ["ssh", "slurm"])

@@ -20,9 +20,11 @@ from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.gateway.ways import SiteLinks, Way, open_ways
 from hetrl.runtime.run.context import read_context
 from launch import cli
+from launch.slurm.run import read_slurm_run
 from launch.slurm.stage import (
     Carried,
     carried_files,
+    describe,
     dry_run_text,
     settings_lines,
     stage_slurm,
@@ -51,6 +53,19 @@ def two_sites(**changes: object):
     first = {"name": "a", "ssh": "a-login", "allocation": "gpu", "nodes": nodes}
     second = {"name": "b", "allocation": "gpu", "nodes": nodes, **changes}
     return problem(*open_to_all(first, second)), plan(["a/n/0"], [["b/n/1"]])
+
+
+@pytest.mark.parametrize("start_with", ["all", 1])
+def test_jobs_that_have_but_rollouts_are_spare(start_with, tmp_path):
+    asked, given = two_sites()
+    experiment = asked.experiment.model_copy(update={"launch": Launch(start_with=start_with)})
+    asked = replace(asked, files=replace(asked.files, experiment=experiment))
+    staged = stage_slurm(asked, given, tmp_path / "config.yaml")
+    described = describe(asked, given, staged)
+    assert [(job.kind, job.spare) for job in described.site("a").jobs] == [("gang", False)]
+    assert [(job.kind, job.spare) for job in described.site("b").jobs] == [("gang", True), ("array", True)]
+    assert described.begins_without_spare == (start_with == 1)
+    assert read_slurm_run(staged.run) == described
 
 
 # --- the run directory ------------------------------------------------------------------------------------------------

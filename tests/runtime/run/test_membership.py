@@ -44,11 +44,14 @@ class _Turns:
 
 
 def _gathered(
-    *heard: tuple[str, wire.Message], queue_seconds: float = 60.0, seconds: float = 60.0
+    *heard: tuple[str, wire.Message], queue_seconds: float = 60.0, seconds: float = 60.0, enough: int | None = None
 ) -> tuple[Membership, _Member]:
+    """Gather, all or, where so many are `enough`, without some replicas."""
     member = _Member([*heard])
     found = Membership(member, MEMBERS, lambda name, join: None)  # type: ignore[arg-type]
-    asyncio.run(found.gather(queue_seconds, seconds, _Turns()))  # type: ignore[arg-type]
+    late = ((), 0) if enough is None else (MEMBERS[1:], enough)
+    absent = asyncio.run(found.gather(queue_seconds, seconds, _Turns(), *late))  # type: ignore[arg-type]
+    assert absent == tuple(name for name in MEMBERS if name not in found.joined)
     return found, member
 
 
@@ -92,6 +95,63 @@ def test_whoever_comes_late_from_the_queue_has_its_time_to_get_ready(monkeypatch
 def test_everyone_hears_go_when_all_are_ready() -> None:
     _, member = _gathered(*((name, JOIN) for name in MEMBERS))
     assert member.sent == [(MEMBERS, wire.Go())]
+
+
+def test_a_run_begins_as_soon_as_enough_replicas_are_there_and_takes_the_others_when_they_come() -> None:
+    found, member = _gathered((OTHER, wire.Heartbeat()), (REPLICA, JOIN), (TRAINER, JOIN), enough=1)
+    assert member.sent == [((REPLICA, TRAINER), wire.Go())]
+    assert found.living == (TRAINER, REPLICA)
+    member.heard = [(OTHER, JOIN), (TRAINER, wire.Failed(cause="the end"))]
+    came: list[str] = []
+
+    def back(name: str) -> bool:
+        came.append(name)
+        return True
+
+    with pytest.raises(HetrlError, match="the end"):
+        asyncio.run(found.watch(lambda name, error: False, back))
+    assert came == [OTHER]
+    assert member.sent[1:] == [((OTHER,), wire.Go())]
+    assert found.living == MEMBERS
+
+
+def test_nobody_watches_a_replica_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(membership, "CHECK_SECONDS", 0.0)
+    found, member = _gathered((REPLICA, JOIN), (TRAINER, JOIN), enough=1)
+
+    async def watch() -> None:
+        watching = asyncio.ensure_future(found.watch(lambda name, error: False))
+        for _ in range(10):
+            member.heard += [(REPLICA, wire.Heartbeat()), (TRAINER, wire.Heartbeat())]
+            await asyncio.sleep(0.05)
+        assert not watching.done()
+        with pytest.raises(HetrlError, match="has been silent for 0.2 s"):
+            await watching
+
+    asyncio.run(watch())
+
+
+def test_the_trainer_and_enough_replicas_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "LAST_WORD_SECONDS", 0.0)
+    with pytest.raises(GangTimeoutError, match=f"{TRAINER}, {OTHER}: no word"):
+        _gathered((REPLICA, JOIN), queue_seconds=0.01, enough=2)
+    with pytest.raises(GangTimeoutError, match=f"^{TRAINER}: no word"):
+        _gathered((REPLICA, JOIN), queue_seconds=0.01, enough=1)
+    with pytest.raises(GangTimeoutError, match=f"^{TRAINER}: not ready"):
+        _gathered((REPLICA, JOIN), (TRAINER, wire.Heartbeat()), seconds=0.01, enough=1)
+
+
+def test_a_replica_that_fails_at_its_start_is_no_matter_as_long_as_enough_others_may_come() -> None:
+    failed = wire.Failed(cause="no such model")
+    found, _ = _gathered((OTHER, JOIN), (OTHER, failed), (REPLICA, JOIN), (TRAINER, JOIN), enough=1)
+    assert found.living == (TRAINER, REPLICA)
+    found, _ = _gathered((OTHER, failed), (OTHER, JOIN), (REPLICA, failed), (TRAINER, JOIN), enough=1)
+    assert found.living == (TRAINER, OTHER), "started again"
+    with pytest.raises(HetrlError, match=f"{REPLICA}: no such model"):
+        _gathered((OTHER, failed), (REPLICA, failed), (TRAINER, JOIN), enough=1)
+    with pytest.raises(HetrlError, match=f"{TRAINER}: no such model"):
+        _gathered((OTHER, JOIN), (REPLICA, JOIN), (TRAINER, failed), enough=1)
 
 
 def test_who_fails_before_go_ends_the_run() -> None:
