@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="hetrl", description="One RL post-training of an LLM over several sites.")
     top.add_argument("--version", action="version", version=f"hetrl {_version()}")
     verbs = top.add_subparsers(metavar="VERB", required=True)
-    for add in (_add_planning, _add_measuring, _add_reading, _add_starting, _add_running):
+    for add in (_add_planning, _add_measuring, _add_reading, _add_starting, _add_running, _add_changing, _add_kept):
         add(verbs)
     return top
 
@@ -229,6 +229,9 @@ def _add_running(verbs: _Verbs) -> None:
     relay.add_argument("--connections", type=_count, default=512, help="of gateways, at once (default %(default)s)")
     relay.add_argument("--per-address", type=_count, default=128, help="of them from one address (default %(default)s)")
 
+
+def _add_changing(verbs: _Verbs) -> None:
+    """Add the verbs that change what runs."""
     resume = _verb(
         verbs, "resume", "launch.verbs.resume:resume_command", "follow a run again, or go on where one ended"
     )
@@ -245,6 +248,20 @@ def _add_running(verbs: _Verbs) -> None:
     resume.add_argument("--yes", action="store_true", help="ask nothing")
     resume.add_argument("--detach", action="store_true", help="submit what is missing, and follow nothing")
 
+    for name, text in (
+        ("release", "give the GPUs of a site's rollouts back; the run goes on without"),
+        ("add", "submit a site's rollouts again, once they have ended; they join the run"),
+    ):
+        verb = _verb(verbs, name, f"launch.verbs.elastic:{name}_command", text)
+        verb.add_argument("site", metavar="SITE", help="of the run's")
+        _add_run(verb)
+
+    cancel = _verb(verbs, "cancel", "launch.verbs.runs:cancel_command", "end a run and all its processes")
+    _add_run(cancel)
+
+
+def _add_kept(verbs: _Verbs) -> None:
+    """Add the verbs for checkpoints."""
     checkpoints = _verb(
         verbs, "checkpoints", "launch.verbs.checkpoints:checkpoints_command", "which checkpoints of a run are where"
     )
@@ -260,9 +277,6 @@ def _add_running(verbs: _Verbs) -> None:
     export.add_argument("run", metavar="RUN", help="id or directory of a run")
     export.add_argument("--step", metavar="N", type=_count, help="of which step (default: the last)")
     export.add_argument("directory", metavar="DIR", help="a directory that is not there yet")
-
-    cancel = _verb(verbs, "cancel", "launch.verbs.runs:cancel_command", "end a run and all its processes")
-    _add_run(cancel)
 
 
 def _verb(verbs: _Verbs, name: str, command: str, text: str) -> argparse.ArgumentParser:

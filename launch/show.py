@@ -83,6 +83,8 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
         case "replica_back":
             return f"{event['member']} was started again, and draws as soon as it has the newest weights"
+        case "released":
+            return f"{event['site']}: its rollouts are given back; the run goes on without them"
         case "replica_joined":
             return f"{event['member']} is there, and draws as soon as it has the newest weights"
         case "refused":

@@ -2,7 +2,7 @@
 # Submit the jobs that are not there yet, and say what is there afterwards; run twice, it does nothing twice.
 #
 # A job is there if the site wrote its id down, or if Slurm lists its key. One that sbatch was asked for and did not
-# answer about is looked up and never asked for again: it may still come.
+# answer about is looked up and never asked for again: it may still come. With `again` a job that has ended is none.
 #
 # absent | damaged | busy | silent    why it ended before the first sbatch
 # refused JOB                         what sbatch said, and its exit code; this ended the submission
@@ -15,6 +15,8 @@ declare lock_seconds sbatch_seconds
 declare unanswered # the exit code of timeout(1)
 declare unsure     # a pattern: sbatch lost its controller, which may have taken the job all the same
 declare -a jobs    # JOB KEY ...
+declare again      # yes: what has ended is submitted once more
+declare -a ended   # the states of jobs that neither wait nor run
 
 cd "$directory" 2>/dev/null || { part absent true; exit; }
 sha256sum --quiet --check "$manifest" >.damage 2>&1 || { part damaged head -n 3 .damage; exit; }
@@ -27,6 +29,23 @@ flock --wait "$lock_seconds" 9 2>/dev/null || [ $? -ne 1 ] || { part busy true; 
 
 mkdir -p jobs
 before=$(listed 9>&-) || { part silent echo "$before"; exit; }
+
+living() {
+  local row state
+  while read -r row; do
+    state=$(cut -d '|' -f 3 <<<"$row")
+    if [ -n "$state" ] && [[ " ${ended[*]} " != *" $state "* ]]; then echo "$row"; fi
+  done <<<"$before"
+}
+
+# Forget the ids of jobs that have ended, and what their tasks left for the gateway.
+if [ -n "$again" ]; then
+  before=$(living)
+  for ((i = 0; i < ${#jobs[@]}; i += 2)); do
+    case "$before" in *"|${jobs[i + 1]}|"*) continue ;; esac
+    if [ -s "jobs/${jobs[i]}" ]; then rm -f "jobs/${jobs[i]}" "jobs/${jobs[i]}.asked" "ended/${jobs[i]}".*; fi
+  done
+fi
 
 # submit JOB KEY
 submit() {

@@ -69,8 +69,11 @@ def about_jobs(site: SlurmSite) -> dict[str, str | int | Sequence[str]]:
     return {"directory": site.directory, "keys": keys, "ask_seconds": ASK_SECONDS, "at": of_cluster(site.cluster)}
 
 
-def submit_script(site: SlurmSite) -> str:
-    """Submit the jobs that are not there yet, and say what is there afterwards; run twice, it does nothing twice."""
+def submit_script(site: SlurmSite, *, again: bool = False) -> str:
+    """Submit the jobs that are not there yet, and say what is there afterwards; run twice, it does nothing twice.
+
+    Those that have ended are not there if they are wanted `again`.
+    """
     return script(
         *("jobs", "submit"),
         **about_jobs(site),
@@ -80,6 +83,8 @@ def submit_script(site: SlurmSite) -> str:
         unanswered=UNANSWERED,
         unsure=_UNSURE,
         jobs=[word for job in site.jobs for word in (job.name, job.key)],
+        again="yes" if again else "",
+        ended=sorted(ENDED),
     )
 
 
@@ -92,13 +97,16 @@ class Taken:
     unreachable: bool = False  # the problem is that somebody did not answer, rather than a refusal
 
 
-def parse_submitted(text: str, site: SlurmSite) -> Taken:
-    """Read what `submit_script` printed; a job that Slurm lists was taken, whatever sbatch said."""
+def parse_submitted(text: str, site: SlurmSite, *, again: bool = False) -> Taken:
+    """Read what `submit_script` printed; a job that Slurm lists was taken, whatever sbatch said.
+
+    Where jobs are wanted `again`, one that is listed as ended may be that of before, unless its id was written down.
+    """
     parts = parse(text)
     listed = parts.get("listed", Part())
     if listed.code is None:
         return Taken({}, *_stopped(parts, text, site))
-    known = dict(parse_rows(listed.text))
+    known = {key: job for key, job in queued(parse_rows(listed.text)).items() if not (again and job.ended)}
     recorded = dict(line.split() for line in parts.get("recorded", Part()).text.splitlines() if len(line.split()) == 2)
     jobs = {}
     for job in site.jobs:
@@ -182,11 +190,18 @@ def _seconds(text: str) -> float | None:
 
 
 def queued(rows: Iterable[tuple[str, Queued]]) -> dict[str, Queued]:
-    """Return each job by its key, from the rows of its elements: alive while one of them is."""
-    by_key: dict[str, list[Queued]] = {}
+    """Return each job by its key, from the rows of its elements: alive while one of them is.
+
+    Of one that was submitted again once it had ended, that is the last.
+    """
+    by_key: dict[str, dict[str, list[Queued]]] = {}
     for key, element in rows:
-        by_key.setdefault(key, []).append(element)
-    return {key: _whole(elements) for key, elements in by_key.items()}
+        by_key.setdefault(key, {}).setdefault(element.job_id, []).append(element)
+    return {key: _whole(max(jobs.values(), key=_submission)) for key, jobs in by_key.items()}
+
+
+def _submission(elements: Sequence[Queued]) -> tuple[str, int]:
+    return elements[0].submitted, int(elements[0].job_id)
 
 
 def _whole(elements: Sequence[Queued]) -> Queued:

@@ -10,7 +10,7 @@ all accepted -> events; else cancel at every site what was, remove the directori
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from hetrl.errors import HetrlError, SiteUnreachableError
@@ -20,7 +20,7 @@ from launch.slurm.commands import ASK_SECONDS, LOCK_SECONDS, SBATCH_SECONDS, Tak
 from launch.slurm.discover import at_every_site
 from launch.slurm.files import pack, send
 from launch.slurm.run import SlurmRun, SlurmSite
-from launch.slurm.watch import cancel_everywhere
+from launch.slurm.watch import cancel_at, cancel_everywhere
 from launch.state import State
 
 AGAIN_SECONDS = 2.0  # before a second look at what a controller that did not answer in time has done
@@ -58,38 +58,61 @@ def submit_everywhere(
     raise (SiteUnreachableError if unreachable else HetrlError)("\n".join(lines))
 
 
-def submit_at(directory: Path, site: SlurmSite) -> Taken:
+def submit_again(run: Run, site: SlurmSite, events: EventLog) -> int:
+    """Submit those jobs of a site once more that have ended; return how many are there.
+
+    Raises SiteUnreachableError where the site or its Slurm did not answer, HetrlError where it refused a job; what it
+    had accepted is cancelled by then.
+    """
+    for job in site.jobs:
+        events.append("submitting", site=site.name, job=job.name, key=job.key)
+    taken = submit_at(run.site(site.name), site, again=True)
+    _note_jobs(site, taken, events)
+    if taken.problem:
+        _, remains = cancel_at(site, remove=False)
+        problem = f"{taken.problem}\n{remains}" if remains else taken.problem
+        raise (SiteUnreachableError if taken.unreachable else HetrlError)(problem)
+    return len(taken.jobs)
+
+
+def submit_at(directory: Path, site: SlurmSite, *, again: bool = False) -> Taken:
     """Copy a site's directory and submit its jobs; after no answer look again: what was asked for may have happened."""
     send(directory, site)
-    taken = _ask(site)
+    taken = _ask(site, again)
     while taken.unreachable:
         time.sleep(AGAIN_SECONDS)
-        before, taken = taken, _ask(site)
+        before, taken = taken, _ask(site, again)
         if len(taken.jobs) <= len(before.jobs):  # more of them is progress: each time it goes on with what is left
             break
     return taken
 
 
-def _ask(site: SlurmSite) -> Taken:
+def _ask(site: SlurmSite, again: bool) -> Taken:
     # Longer than all deadlines inside the script together: Slurm that hangs is an answer, and no lost connection.
     deadline = LOCK_SECONDS + 2 * ASK_SECONDS + SBATCH_SECONDS * len(site.jobs) + 10.0
     try:
-        done = site.shell.run(["bash", "-lc", submit_script(site)], timeout_seconds=deadline)
+        done = site.shell.run(["bash", "-lc", submit_script(site, again=again)], timeout_seconds=deadline)
     except SiteUnreachableError as error:
         return Taken({}, str(error), unreachable=True)
-    return parse_submitted(done.stdout, site)
+    return parse_submitted(done.stdout, site, again=again)
 
 
 def _note_taken(
-    slurm: SlurmRun, events: EventLog, answers: Mapping[str, Taken], accepted: set[tuple[str, str]]
+    slurm: SlurmRun, events: EventLog, answers: Mapping[str, Taken], accepted: Collection[tuple[str, str]]
 ) -> None:
     for site in slurm.sites:
-        taken = answers[site.name].jobs if site.name in answers else {}
-        for job in site.jobs:
-            if job.name in taken and (site.name, job.name) not in accepted:
-                job_id, submit_time = taken[job.name]
-                identity = {"job_id": job_id, "submit_time": submit_time, "key": job.key}
-                events.append("submitted", site=site.name, job=job.name, job_kind=job.kind, **identity)
+        if site.name in answers:
+            _note_jobs(site, answers[site.name], events, accepted)
+
+
+def _note_jobs(
+    site: SlurmSite, taken: Taken, events: EventLog, accepted: Collection[tuple[str, str]] = frozenset()
+) -> None:
+    for job in site.jobs:
+        if job.name in taken.jobs and (site.name, job.name) not in accepted:
+            job_id, submit_time = taken.jobs[job.name]
+            identity = {"job_id": job_id, "submit_time": submit_time, "key": job.key}
+            events.append("submitted", site=site.name, job=job.name, job_kind=job.kind, **identity)
 
 
 def _withdraw(slurm: SlurmRun, events: EventLog) -> list[str]:

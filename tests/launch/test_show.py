@@ -108,9 +108,11 @@ def test_prompts_that_were_left_out_are_told():
     assert Lines().line(event) == "12 of 7473 prompts are longer than 512 tokens: left out"
 
 
-def test_who_comes_late_is_told_at_the_start_and_when_it_is_there():
+def test_who_comes_late_or_is_given_back_is_told():
     go = {"kind": "go", "members": ["alpha/actor_training/0"], "absent": ["beta/actor_generation/0"]}
     assert Lines().line(go) == "GO: 1 member is ready, the run begins, without beta/actor_generation/0 as yet"
+    released = {"kind": "released", "site": "beta"}
+    assert Lines().line(released) == "beta: its rollouts are given back; the run goes on without them"
     joined = {"kind": "replica_joined", "member": "beta/actor_generation/0"}
     assert Lines().line(joined) == "beta/actor_generation/0 is there, and draws as soon as it has the newest weights"
 

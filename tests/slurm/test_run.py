@@ -136,12 +136,26 @@ def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_wh
         ((go,), joined) = events(home, "go"), events(home, "replica_joined")
         assert (go["absent"], joined) == (["gamma/actor_generation/1"], [])
         lab.run("gamma", ["scancel", taken])
-        wait_until(lambda: drew_again(newest_run(home), go["absent"][0], 0), RUN_SECONDS, lambda: logs(home))
+        draws(home, go["absent"][0], 0)
+        released = hetrl(lab, "release", "gamma")
+        assert released.returncode == 0, released.stderr
+        assert "gamma: 1 job cancelled" in released.stdout
+        without = len(events(home, "step")) + 3
+        wait_until(lambda: len(events(home, "step")) > without, RUN_SECONDS, lambda: logs(home))
+        wait_until(lambda: not queued_at(lab, "gamma"), RUN_SECONDS, lambda: queued(lab))
+        added = hetrl(lab, "add", "gamma")
+        assert added.returncode == 0, added.stderr
+        draws(home, go["absent"][0], len(events(home, "step")))
         os.kill(only_child_of(following.pid), signal.SIGTERM)
         assert following.wait(RUN_SECONDS) == 128 + signal.SIGTERM
     assert [event["member"] for event in events(home, "replica_joined")] == go["absent"]
-    assert not events(home, "replica_lost")
+    assert events(home, "replica_back")
     wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+
+
+def draws(home: Path, replica: str, behind: int) -> None:
+    """Wait until a replica draws behind a step of the newest run."""
+    wait_until(lambda: drew_again(newest_run(home), replica, behind), RUN_SECONDS, lambda: logs(home))
 
 
 def events(home: Path, kind: str) -> list[dict[str, Any]]:
@@ -242,7 +256,11 @@ def with_paths(experiment: dict[str, Any]) -> dict[str, Any]:
 
 def queued(lab: Lab) -> str:
     """Return the jobs that any of the clusters still has."""
-    return "".join(lab.run(site, ["squeue", "--local", "--noheader", f"--user={JOB_USER}"]).stdout for site in SITES)
+    return "".join(queued_at(lab, site) for site in SITES)
+
+
+def queued_at(lab: Lab, site: str) -> str:
+    return lab.run(site, ["squeue", "--local", "--noheader", f"--user={JOB_USER}"]).stdout
 
 
 def devices_of(task: dict[str, Any]) -> list[str]:
