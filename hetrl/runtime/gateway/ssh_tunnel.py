@@ -8,7 +8,8 @@ import logging
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from hetrl.errors import UsageError
 from hetrl.runtime.gateway.link_report import LinkReport
@@ -30,6 +31,8 @@ _NEXT = {
     "cannot listen to port": "another process has the port; it is tried again",
 }
 
+_ENDPOINT = "tcp://"
+_REFUSED = ": open failed: "  # `channel 2: open failed: connect failed: Connection refused`: ssh goes on
 _log = logging.getLogger(__name__)
 
 
@@ -76,14 +79,42 @@ def require_ssh(site: str, peer: str) -> None:
 async def keep_tunnel_to(ask: list[str], tunnel: Callable[..., list[str]], report: LinkReport) -> None:
     """Ask, until there is an answer, where the other gateway listens; then keep the tunnel there open until cancelled.
 
+    When nobody takes connections there any more, ask again: its job may have been started anew, on another node.
     `tunnel` takes the `endpoint` (host:port) and returns the command of `keep_tunnel`.
     """
     while True:
         answer, last_line = await _ask(ask)
-        if answer.startswith("tcp://"):
-            return await keep_tunnel(tunnel(endpoint=answer.removeprefix("tcp://")), report)
+        if answer.startswith(_ENDPOINT):
+            refused = asyncio.Event()
+            keeping = keep_tunnel(tunnel(endpoint=answer.removeprefix(_ENDPOINT)), report, refused.set)
+            await _first(keeping, _moved(ask, answer, refused))
+            continue
         report.down(f"the other gateway is not up yet: {last_line or 'ssh ended without a word'}")
         await asyncio.sleep(ASK_PAUSE_SECONDS)
+
+
+async def _moved(ask: list[str], before: str, refused: asyncio.Event) -> None:
+    """Return once connections are refused where the other gateway was, and it listens elsewhere."""
+    while True:
+        await refused.wait()
+        answer, _ = await _ask(ask)
+        if answer.startswith(_ENDPOINT) and answer != before:
+            return
+        refused.clear()
+        await asyncio.sleep(ASK_PAUSE_SECONDS)
+
+
+async def _first(*works: Coroutine[Any, Any, None]) -> None:
+    """Do all until the first has ended, or failed."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ask(command: list[str]) -> tuple[str, str]:
@@ -99,13 +130,16 @@ async def _ask(command: list[str]) -> tuple[str, str]:
     return answer.decode(errors="replace").strip(), lines[-1] if lines else ""
 
 
-async def keep_tunnel(command: list[str], report: LinkReport) -> None:
-    """Keep a tunnel open until cancelled; what ssh says goes to the log, and why it ends to the report."""
+async def keep_tunnel(command: list[str], report: LinkReport, refused: Callable[[], None] = lambda: None) -> None:
+    """Keep a tunnel open until cancelled; what ssh says goes to the log, and why it ends to the report.
+
+    `refused` is told each time that a connection through it comes to nothing.
+    """
     pause_seconds = FIRST_PAUSE_SECONDS
     said: deque[str] = deque(maxlen=20)
     while True:
         try:
-            stood, last_line = await _one_tunnel(command, report, said)
+            stood, last_line = await _one_tunnel(command, report, said, refused)
         except OSError as error:  # no memory for a process, or the file system of ssh is away
             stood, last_line = False, f"cannot start: {error.strerror}"
         remedy = next((f"; {todo}" for sign, todo in _NEXT.items() if sign in last_line), "")
@@ -114,10 +148,12 @@ async def keep_tunnel(command: list[str], report: LinkReport) -> None:
         await asyncio.sleep(pause_seconds)
 
 
-async def _one_tunnel(command: list[str], report: LinkReport, said: deque[str]) -> tuple[bool, str]:
+async def _one_tunnel(
+    command: list[str], report: LinkReport, said: deque[str], refused: Callable[[], None]
+) -> tuple[bool, str]:
     """Run ssh to its end; return whether the tunnel ever stood, and ssh's last line."""
     process = await _start(command, stdout=asyncio.subprocess.DEVNULL)
-    listening = asyncio.create_task(_listen_to(process, report, said))
+    listening = asyncio.create_task(_listen_to(process, report, said, refused))
     stood = False
     try:
         try:
@@ -142,12 +178,16 @@ async def _start(command: list[str], stdout: int) -> asyncio.subprocess.Process:
     )
 
 
-async def _listen_to(process: asyncio.subprocess.Process, report: LinkReport, said: deque[str]) -> str:
+async def _listen_to(
+    process: asyncio.subprocess.Process, report: LinkReport, said: deque[str], refused: Callable[[], None]
+) -> str:
     """Log each line of ssh that it did not say lately; return its last one when it ends."""
     assert process.stderr is not None
     last_line = ""
     async for raw in process.stderr:
         last_line = raw.decode(errors="replace").strip() or last_line
+        if _REFUSED in last_line:
+            refused()
         if last_line not in said:
             said.append(last_line)
             _log.info("%s: ssh: %s", report.link, last_line)

@@ -293,6 +293,31 @@ def test_a_tunnel_asks_until_the_other_gateway_is_up(tmp_path, monkeypatch):
     assert opened.read_text() == "10.0.0.7:4711\n"
 
 
+def test_a_tunnel_follows_a_gateway_that_is_started_again_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(ssh_tunnel, "ASK_PAUSE_SECONDS", 0.02)
+    file, asked, opened = (tmp_path / name for name in ("gateway.endpoint", "asked", "opened"))
+    ask = ["bash", "-c", f"echo x >> {asked}; cat {file}"]
+    file.write_text("tcp://10.0.0.7:4711\n")
+
+    def tunnel(endpoint: str) -> list[str]:
+        refusals = "echo 'channel 2: open failed: connect failed: Connection refused' >&2; sleep 0.05"
+        return ["bash", "-c", f"echo {endpoint} >> {opened}; while true; do {refusals}; done"]
+
+    async def scenario() -> None:
+        keeping = asyncio.create_task(ssh_tunnel.keep_tunnel_to(ask, tunnel, LinkReport("alpha -> beta")))
+        while not (asked.exists() and len(asked.read_text()) >= 8):  # refused, and still said to be there
+            await asyncio.sleep(0.01)
+        assert opened.read_text() == "10.0.0.7:4711\n"
+        file.write_text("tcp://10.0.0.8:4712\n")
+        while "10.0.0.8" not in opened.read_text():
+            await asyncio.sleep(0.01)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert opened.read_text() == "10.0.0.7:4711\n10.0.0.8:4712\n"
+
+
 def test_the_question_for_an_address_is_one_quoted_word():
     command = ssh_tunnel.ask_command("ada@login.b", "/scratch/a b/gateway.endpoint", None)
     assert command[-3:] == ["--", "ada@login.b", "cat '/scratch/a b/gateway.endpoint'"]
