@@ -1,4 +1,4 @@
-"""The quickstart with a reference model, and the ways in which a run can fail to start."""
+"""The ways in which a run can fail to start."""
 
 from __future__ import annotations
 
@@ -9,17 +9,6 @@ from lab.quickstart import changed
 from tests.runs import submit
 
 FAST = {"budget_seconds": 1}
-
-
-def test_a_reference_model_joins_the_run(tmp_path: Path) -> None:
-    config = changed(tmp_path, algorithm={"kl_coefficient": 0.05, "minibatches": 2}, steps=3, planner=FAST)
-    run = submit(config, tmp_path)
-    assert run.code == 0, run.stderr
-    rows = run.rows()
-    assert len(rows) == 3
-    assert all(row["kl"] >= 0 for row in rows)
-    assert rows[-1]["kl"] > 0
-    assert "reference_inference" in run.summary()["tasks"]
 
 
 def test_a_rollout_server_that_never_gets_healthy_ends_the_run(tmp_path: Path) -> None:
