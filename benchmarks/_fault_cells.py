@@ -17,8 +17,10 @@ import psutil
 import yaml
 from _results import ROOT
 
-from hetrl.files import parse_lines
+from hetrl.files import read_lines
 from hetrl.workload import ITERATION
+from launch.local import carrying, stop_processes
+from launch.run_directory import Run
 
 STEPS, AT_STEP = 12, 4  # faults are behind the step that the second number says
 END_SECONDS, PHASE_SECONDS = 300.0, 180.0
@@ -113,7 +115,7 @@ def play(cell: Cell, work: Path, plain: Undisturbed) -> Found:
     if code:
         cause = next((line for line in said.splitlines() if line.startswith("error: ")), said[-200:])
         return Found(cell, f"ends with code {code}: {cause.removeprefix('error: ').split('; see ')[0]}", finished=False)
-    events = [event for run in _runs(work) for event in _events(run)]
+    events = [event for run in _runs(work) for event in read_lines(run.events)]
     after = [event["time"] - hit for event in events if event["kind"] == "step" and event["time"] > hit]
     resumed = [event["step"] for event in events if event["kind"] == "resumed"]
     rewards = [row["reward"] for row in _rows(_runs(work)[-1])]
@@ -167,25 +169,17 @@ def _following(work: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def _resumed(work: Path) -> tuple[int, str]:
     """Go on as the user does whose launcher was killed."""
-    with _following(work, "resume", _runs(work)[-1].name, "--yes") as process:
+    with _following(work, "resume", _runs(work)[-1].id, "--yes") as process:
         _, said = process.communicate(timeout=END_SECONDS)
     return process.returncode, said
 
 
-def _runs(work: Path) -> list[Path]:
-    return sorted((work / "runs").glob("*"))
+def _runs(work: Path) -> list[Run]:
+    return [Run(path) for path in sorted((work / "runs").resolve().glob("*"))]
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [*parse_lines(path.read_bytes())] if path.exists() else []
-
-
-def _events(run: Path) -> list[dict[str, Any]]:
-    return _lines(run / "events.jsonl")
-
-
-def _rows(run: Path) -> list[dict[str, Any]]:
-    return _lines(run / "metrics.jsonl")
+def _rows(run: Run) -> list[dict[str, Any]]:
+    return [*read_lines(run.metrics)]
 
 
 def _last_step(work: Path) -> int:
@@ -203,7 +197,7 @@ def _until_phase(cell: Cell, work: Path, process: subprocess.Popen[str], plain: 
         return
     if cell.phase == CHECKPOINT:
         pattern = f"sites/alpha/checkpoints/*/step-{AT_STEP:08d}*"
-        _until(lambda: any((_runs(work) or [work])[-1].glob(pattern)), process)
+        _until(lambda: any(path for run in _runs(work)[-1:] for path in run.path.glob(pattern)), process)
         return
     _until(lambda: _runs(work) and any(row["step"] >= AT_STEP for row in _rows(_runs(work)[-1])), process)
     generation, whole = plain.seconds["generation_wait"], plain.iteration_seconds
@@ -221,14 +215,11 @@ def _until(condition: Callable[[], object], process: subprocess.Popen[str]) -> N
 
 
 def _processes(work: Path, site: str, module: str) -> list[psutil.Process]:
-    """Return the processes of a run at a site that run a module, or all."""
+    """Return the processes of a run at a site that run a module, or all of the site's."""
     found = []
-    where = (work / "runs").resolve()
-    for process in psutil.process_iter():
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            directory = process.environ().get("HETRL_SITE_DIRECTORY", "")
-            here = Path(directory).is_relative_to(where) and (not site or Path(directory).name == site)
-            if here and (not module or module in process.cmdline()):
+    for process in (one for run in _runs(work) for one in carrying(run)):
+        with suppress(psutil.Error):
+            if Path(process.cwd()).name == site and (not module or module in process.cmdline()):
                 found.append(process)
     return found
 
@@ -248,6 +239,5 @@ def _hit(cell: Cell, work: Path, launcher: subprocess.Popen[str]) -> int:
 
 def _end(work: Path) -> None:
     """Leave no process behind."""
-    for process in _processes(work, "", ""):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    for run in _runs(work):
+        stop_processes(run, ())

@@ -76,7 +76,7 @@ def prepare_local(
     for site in plan.site_order if emulates else ():
         write_costs(run.site(site), problem.model)
     write_scripts(run, jobs)
-    begins_without = problem.experiment.launch.start_with != "all"
+    begins_without = problem.experiment.launch.begins_without
     return Prepared(run, partial(LocalExecutor, run, jobs, begins_without=begins_without))
 
 

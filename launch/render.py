@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from hetrl.errors import UsageError
 from hetrl.gpus import is_cpu
@@ -177,7 +177,7 @@ def index_of(device: str) -> int:
     return int(device.rsplit("/", 1)[1])
 
 
-def check_startable(plan: Plan, start_with: int | str = "all") -> None:
+def check_startable(plan: Plan, start_with: Literal["all"] | int = "all") -> None:
     """Raise UsageError for a legal plan that cannot be started: a site without devices, too few rollouts to begin."""
     used = {site_of(device) for task in plan.tasks.values() for device in task.devices}
     for site in plan.site_order:
@@ -186,7 +186,7 @@ def check_startable(plan: Plan, start_with: int | str = "all") -> None:
     if start_with == "all":
         return
     replicas = len(plan.tasks[ACTOR_GENERATION].replicas)
-    if isinstance(start_with, int) and start_with > replicas:
+    if start_with > replicas:
         raise UsageError(f"launch.start_with: {start_with} rollouts, but the plan has {replicas}; say fewer, or all")
     if any(ACTOR_GENERATION in group.tasks and len(group.tasks) > 1 for group in plan.groups):
         raise UsageError(

@@ -58,6 +58,10 @@ def step_line(event: Mapping[str, Any], version: int | None) -> str:
 
 
 def _line(event: Mapping[str, Any]) -> str | None:
+    return _line_of_a_job(event) or _line_of_a_member(event) or _line_of_the_run(event)
+
+
+def _line_of_a_job(event: Mapping[str, Any]) -> str | None:
     match event["kind"]:
         case "submitted" if "job_id" in event:
             return f"{event['site']}: {event['job']} is job {event['job_id']}"
@@ -72,13 +76,14 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['site']}: UNKNOWN, its jobs go on: {event['cause']}"
         case "site_answers":
             return f"{event['site']}: answers again"
+    return None
+
+
+def _line_of_a_member(event: Mapping[str, Any]) -> str | None:
+    match event["kind"]:
         case "member_ready":
             engines = ", ".join(f"{name} {version}" for name, version in event.get("engines", {}).items())
             return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
-        case "checkpoint_copied":
-            return f"checkpoint of {event['task']} after step {event['step']} is at {event['site']}, too"
-        case "checkpoint_not_copied":
-            return f"checkpoint of {event['task']} after step {event['step']} has no copy: {event['cause']}"
         case "replica_lost":
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
         case "replica_back":
@@ -87,6 +92,15 @@ def _line(event: Mapping[str, Any]) -> str | None:
             return f"{event['site']}: its rollouts are given back; the run goes on without them"
         case "replica_joined":
             return f"{event['member']} is there, and draws as soon as it has the newest weights"
+    return None
+
+
+def _line_of_the_run(event: Mapping[str, Any]) -> str | None:
+    match event["kind"]:
+        case "checkpoint_copied":
+            return f"checkpoint of {event['task']} after step {event['step']} is at {event['site']}, too"
+        case "checkpoint_not_copied":
+            return f"checkpoint of {event['task']} after step {event['step']} has no copy: {event['cause']}"
         case "refused":
             return f"refused: {refused_line(event['offences'])}; the logs of these sites' gateways say what"
         case "link_out":

@@ -63,6 +63,11 @@ class Launch(Strict):
     poll_seconds: Annotated[float, Field(ge=1)] = 30.0
 
     @property
+    def begins_without(self) -> bool:
+        """Return whether the run may begin before all rollouts are there."""
+        return self.start_with != "all"
+
+    @property
     def walltime_seconds(self) -> int:
         """Return how long a job may run."""
         return seconds_of(self.walltime)

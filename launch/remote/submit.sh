@@ -16,7 +16,6 @@ declare unanswered # the exit code of timeout(1)
 declare unsure     # a pattern: sbatch lost its controller, which may have taken the job all the same
 declare -a jobs    # JOB KEY ...
 declare again      # yes: what has ended is submitted once more
-declare -a ended   # the states of jobs that neither wait nor run
 
 cd "$directory" 2>/dev/null || { part absent true; exit; }
 sha256sum --quiet --check "$manifest" >.damage 2>&1 || { part damaged head -n 3 .damage; exit; }
@@ -30,17 +29,9 @@ flock --wait "$lock_seconds" 9 2>/dev/null || [ $? -ne 1 ] || { part busy true; 
 mkdir -p jobs
 before=$(listed 9>&-) || { part silent echo "$before"; exit; }
 
-living() {
-  local row state
-  while read -r row; do
-    state=$(cut -d '|' -f 3 <<<"$row")
-    if [ -n "$state" ] && [[ " ${ended[*]} " != *" $state "* ]]; then echo "$row"; fi
-  done <<<"$before"
-}
-
 # Forget the ids of jobs that have ended, and what their tasks left for the gateway.
 if [ -n "$again" ]; then
-  before=$(living)
+  before=$(living <<<"$before")
   for ((i = 0; i < ${#jobs[@]}; i += 2)); do
     case "$before" in *"|${jobs[i + 1]}|"*) continue ;; esac
     if [ -s "jobs/${jobs[i]}" ]; then rm -f "jobs/${jobs[i]}" "jobs/${jobs[i]}.asked" "ended/${jobs[i]}".*; fi

@@ -75,7 +75,7 @@ def submit_script(site: SlurmSite, *, again: bool = False) -> str:
     Those that have ended are not there if they are wanted `again`.
     """
     return script(
-        *("jobs", "submit"),
+        *("jobs", "living", "submit"),
         **about_jobs(site),
         manifest=MANIFEST,
         lock_seconds=LOCK_SECONDS,
@@ -145,7 +145,7 @@ def cancel_script(site: SlurmSite, remove: bool) -> str:
 
     A job that Slurm takes up late (a controller that hung during sbatch) then finds nothing and ends at once.
     """
-    return script("jobs", "cancel", **about_jobs(site), removes="yes" if remove else "", ended=sorted(ENDED))
+    return script("jobs", "living", "cancel", **about_jobs(site), removes="yes" if remove else "", ended=sorted(ENDED))
 
 
 def parse_cancelled(text: str, site: SlurmSite) -> tuple[int, str]:

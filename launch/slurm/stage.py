@@ -100,8 +100,8 @@ def describe(problem: Problem, plan: Plan, staged: Staged) -> SlurmRun:
         )
         for name in plan.site_order
     )
-    begins_without_spare = launch.start_with != "all"
-    described = SlurmRun(sites, staged.carried, launch.poll_seconds, launch.queue_timeout_seconds, begins_without_spare)
+    seconds = launch.poll_seconds, launch.queue_timeout_seconds
+    described = SlurmRun(sites, staged.carried, *seconds, launch.begins_without)
     replace_json(staged.run.slurm, asdict(described))
     return described
 

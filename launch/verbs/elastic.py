@@ -23,8 +23,7 @@ def release_command(arguments: argparse.Namespace) -> int:
     run, site, state = _asked(arguments, "release")
     if not _generates_elsewhere(run, site.name, state):
         raise UsageError(f"{site.name}: the only rollouts that the run has left are there; `hetrl cancel` ends the run")
-    # The rollouts before their gateway, over which they say that they end.
-    count, remains = cancel_at(replace(site, jobs=site.jobs[::-1]), remove=False)
+    count, remains = cancel_at(site, remove=False)
     if remains:
         raise PartialError(remains)
     EventLog(run.events, "release").append("released", site=site.name)

@@ -8,12 +8,12 @@ import logging
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from hetrl.errors import UsageError
 from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.parent_death import end_with_parent
+from hetrl.runtime.side_by_side import first_to_end
 
 CONNECT_SECONDS = 10
 UP_SECONDS = 15.0  # an ssh that outlives its ConnectTimeout has logged in and listens
@@ -87,7 +87,7 @@ async def keep_tunnel_to(ask: list[str], tunnel: Callable[..., list[str]], repor
         if answer.startswith(_ENDPOINT):
             refused = asyncio.Event()
             keeping = keep_tunnel(tunnel(endpoint=answer.removeprefix(_ENDPOINT)), report, refused.set)
-            await _first(keeping, _moved(ask, answer, refused))
+            await first_to_end(keeping, _moved(ask, answer, refused))
             continue
         report.down(f"the other gateway is not up yet: {last_line or 'ssh ended without a word'}")
         await asyncio.sleep(ASK_PAUSE_SECONDS)
@@ -102,19 +102,6 @@ async def _moved(ask: list[str], before: str, refused: asyncio.Event) -> None:
             return
         refused.clear()
         await asyncio.sleep(ASK_PAUSE_SECONDS)
-
-
-async def _first(*works: Coroutine[Any, Any, None]) -> None:
-    """Do all until the first has ended, or failed."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _ask(command: list[str]) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import argparse
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from hetrl.runtime.run.record import Record
 from hetrl.runtime.run.samples import SampleFiles
 from hetrl.runtime.run.tasks import tasks_of
 from hetrl.runtime.run.warm_start import warm_start
+from hetrl.runtime.side_by_side import first_to_end
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
 from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, architecture
@@ -324,33 +325,19 @@ async def control(context: Context) -> None:
             member.start_heartbeat(lambda: membership.living, WORD_SECONDS)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
             launch = context.experiment.launch
-            late = context.replicas if context.start_with < len(context.replicas) else ()
             seconds = launch.queue_timeout_seconds, launch.gang_timeout_seconds
-            absent = await membership.gather(*seconds, turns, late, context.start_with)
+            absent = await membership.gather(*seconds, turns, context.replicas, context.start_with)
             record.events.append("go", members=[*membership.joined], absent=absent)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer, absent)
                 watching = membership.watch(run.spare, run.back, run.iterations.end_soon)
                 with member.links.told(run.link_changed):
-                    await _first_to_end(run.train(), watching, run.catch_up(), run.kept.serve())
+                    await first_to_end(run.train(), watching, run.catch_up(), run.kept.serve())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)
             await member.send((*context.members, *context.ranks), wire.Abort(cause=str(error)))
             raise
-
-
-async def _first_to_end(*works: Awaitable[None]) -> None:
-    """Run all side by side; end with the first, or with its error."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> int:

@@ -137,17 +137,28 @@ def test_lead_that_never_starts_is_given_up_by_the_launcher(clusters, run, monke
     assert clusters.states() == {"alpha": ["CANCELLED"], "beta": ["CANCELLED"] * 2, "gamma": ["CANCELLED"]}
 
 
+def looked_at(run: Run) -> slurm_jobs.Jobs:
+    """Return the jobs of a run after a look at every site."""
+    slurm = read_slurm_run(run)
+    jobs = slurm_jobs.jobs_of(slurm, EventLog(run.events, "test"), refresh(run, slurm, "test"))
+    for site in SITES:
+        look_again(jobs, run, site)
+    return jobs
+
+
+def look_again(jobs: slurm_jobs.Jobs, run: Run, name: str) -> None:
+    site = jobs.slurm.site(name)
+    jobs.note(site, look_at(run, site))
+
+
 def test_nobody_is_given_up_while_all_wait(clusters, run, monkeypatch):
     monkeypatch.setattr(slurm_jobs, "START_MARGIN_SECONDS", -1e12)
-    slurm = read_slurm_run(run)
     for site in SITES:
         clusters.turn(site, "PENDING")
-    jobs = slurm_jobs.jobs_of(slurm, EventLog(run.events, "test"), refresh(run, slurm, "test"))
-    for site in slurm.sites:
-        jobs.note(site, look_at(run, site))
+    jobs = looked_at(run)
     jobs.check_start(0.0)
     clusters.turn("beta", "RUNNING")
-    jobs.note(slurm.site("beta"), look_at(run, slurm.site("beta")))
+    look_again(jobs, run, "beta")
     with pytest.raises(GangTimeoutError, match="alpha: gang still waits"):
         jobs.check_start(0.0)
 
@@ -157,14 +168,11 @@ def test_a_job_that_a_run_can_begin_without_may_wait_for_longer(clusters, run, m
     described = json.loads(run.slurm.read_text())
     assert [[job["spare"] for job in site["jobs"]] for site in described["sites"]] == [[False], [True, True], [True]]
     run.slurm.write_text(json.dumps({**described, "begins_without_spare": True}))
-    slurm = read_slurm_run(run)
     clusters.turn("gamma", "PENDING")
-    jobs = slurm_jobs.jobs_of(slurm, EventLog(run.events, "test"), refresh(run, slurm, "test"))
-    for site in slurm.sites:
-        jobs.note(site, look_at(run, site))
+    jobs = looked_at(run)
     jobs.check_start(0.0)
     clusters.turn("alpha", "PENDING")
-    jobs.note(slurm.site("alpha"), look_at(run, slurm.site("alpha")))
+    look_again(jobs, run, "alpha")
     with pytest.raises(GangTimeoutError, match="^alpha: gang still waits"):
         jobs.check_start(0.0)
 
