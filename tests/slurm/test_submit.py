@@ -59,12 +59,23 @@ def requests_of(lab: Lab, site: str) -> int:
 def test_job_that_fails_ends_the_others(launcher: Launcher) -> None:
     follower = launcher.start()
     launcher.until(follower, "go")
-    launcher.tell("gamma", "fail")
+    launcher.tell("alpha", "fail")
     _, stderr = follower.communicate()
     assert follower.returncode == 1
-    assert "gamma: gang (job" in stderr
+    assert "alpha: gang (job" in stderr
     assert "RuntimeError: told to fail" in stderr
     until_jobs(launcher.lab, NOTHING)
+
+
+def test_job_that_has_but_rollouts_fails_and_the_others_go_on(launcher: Launcher) -> None:
+    follower = launcher.start()
+    launcher.until(follower, "go")
+    launcher.tell("gamma", "fail")
+    launcher.until(follower, "process_exited")
+    until_jobs(launcher.lab, {**ALL_RUN, "gamma": []})
+    launcher.end(follower)
+    states = {(job["site"], job["state"]) for job in launcher.state()["jobs"]}
+    assert states == {("alpha", "COMPLETED"), ("beta", "COMPLETED"), ("gamma", "FAILED")}
 
 
 @pytest.mark.parametrize("program", ["sha256sum", "sbatch", None], ids=["copied", "at-sbatch", "submitted"])
