@@ -5,7 +5,8 @@ for each scenario, model and algorithm
 all GPUs over those of one type alone; each plan also played by the simulator
 a cell of the paper (ratio, scenario): the mean of the ratios over models and algorithms, inside its range or not
 
-The knobs are in `paper.yaml`. Without FULL=1 (or --full) only its `sample` runs, some minutes.
+The knobs are in `paper.yaml`. Without FULL=1 (or --full) only its `sample` runs, some minutes. A run that is stopped
+goes on where it was with the same --kept, as long as neither knobs nor planner change.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -55,6 +57,19 @@ def again(knobs: Knobs, name: str, full: bool) -> str:
     return table
 
 
+def all_made(wanted: Sequence[Asked], knobs: Knobs, jobs: int, kept: Path | None) -> dict[Asked, Made]:
+    """Make the plans that the file does not have, adding each to it, and return all of those wanted."""
+    lines = kept.read_text().splitlines() if kept and kept.exists() else []
+    found = {one.asked: one for one in map(recorded, map(json.loads, lines))}
+    left = [one for one in wanted if one not in found]
+    with ProcessPoolExecutor(jobs) as pool, (kept or Path(os.devnull)).open("a") as file:
+        for made in pool.map(partial(make, knobs=knobs), left):
+            found[made.asked] = made
+            print(json.dumps(record(made)), file=file, flush=True)
+            print(f"{len(found)} of {len(wanted)}: {shown(made)}", file=sys.stderr, flush=True)
+    return {one: found[one] for one in wanted}
+
+
 def main() -> None:
     """Run all, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -62,6 +77,7 @@ def main() -> None:
     parser.add_argument("--scenario", action="append", help="only this one (may be repeated); nothing is written")
     parser.add_argument("--evaluations", type=int, help="of each search of the planner; nothing is written")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="plans made at the same time (all cores)")
+    parser.add_argument("--kept", type=Path, help="a file for the plans as they are made, for a run that is stopped")
     parser.add_argument("--again", action="store_true", help="make the page of the last result anew, plan nothing")
     if os.environ.get("FULL") == "1" and "--full" not in sys.argv:
         sys.argv.append("--full")  # so that the result names the whole command
@@ -76,11 +92,7 @@ def main() -> None:
     wanted = [
         one for one in asked(knobs, arguments.full) if one.case.scenario in (arguments.scenario or knobs.scenarios)
     ]
-    plans: dict[Asked, Made] = {}
-    with ProcessPoolExecutor(arguments.jobs) as pool:
-        for made in pool.map(partial(make, knobs=knobs), wanted):
-            plans[made.asked] = made
-            print(shown(made), file=sys.stderr, flush=True)
+    plans = all_made(wanted, knobs, arguments.jobs, arguments.kept)
     table, figures = paged(knobs, plans, arguments.full)
     if not (arguments.scenario or arguments.evaluations):
         kept = [record(made) for made in plans.values()]
