@@ -44,11 +44,13 @@ PARTS: Mapping[str, tuple[str, str]] = {
 START, GENERATION, TRAINING, PUBLICATION, CHECKPOINT = "start", "generation", "training", "publication", "checkpoint"
 PHASES = (START, GENERATION, TRAINING, PUBLICATION, CHECKPOINT)
 STANDS = ("trainer", "rollout", "rollout's vLLM", "controller")  # those that may stand still
+PAUSES = ("gateway", "lead's gateway")  # those that may do so for a while, as if their links were out
+PAUSED = {f"{STOP} for {seconds} s": seconds for seconds in (5, 30)}  # less than the run's patience, and more
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A fault: the part, the signal that all of its processes get, and the phase in which they do."""
+    """A fault: the part, the signal that all of its processes get (perhaps for a while), the phase in which they do."""
 
     part: str
     fault: str
@@ -58,6 +60,7 @@ class Cell:
 CELLS = (
     *(Cell(part, KILL, phase) for part in PARTS for phase in PHASES),
     *(Cell(part, STOP, GENERATION) for part in STANDS),
+    *(Cell(part, fault, phase) for part in PAUSES for fault in PAUSED for phase in (GENERATION, PUBLICATION)),
 )
 
 
@@ -225,16 +228,23 @@ def _processes(work: Path, site: str, module: str) -> list[psutil.Process]:
 
 
 def _hit(cell: Cell, work: Path, launcher: subprocess.Popen[str]) -> int:
-    """Send the signal; return how many processes got it."""
-    number = signal.Signals[cell.fault]
+    """Send the signal, for a while where the cell says so; return how many processes got it."""
+    number = signal.Signals[cell.fault.split()[0]]
     if cell.part == LAUNCHER:
         launcher.send_signal(number)
         return 1
     hit = _processes(work, *PARTS[cell.part])
-    for process in hit:
+    _send(hit, number)
+    if seconds := PAUSED.get(cell.fault):
+        time.sleep(seconds)
+        _send(hit, signal.SIGCONT)
+    return len(hit)
+
+
+def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-    return len(hit)
 
 
 def _end(work: Path) -> None:

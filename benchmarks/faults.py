@@ -1,7 +1,7 @@
 """What comes of a fault: each part of a run is killed, or stands still, in each phase of it, with real engines.
 
 an undisturbed run of a dozen steps over three sites; then, for each cell of the matrix:
-    the same run until it is in the phase; SIGKILL or SIGSTOP to every process of the part
+    the same run until it is in the phase; SIGKILL or SIGSTOP, perhaps for a while, to every process of the part
     what came of it by itself (a launcher follows, with `launch.restarts`), how long until the next step was done,
     how many steps were taken again, and whether all rewards are those of the undisturbed run
 A launcher that is killed is followed by `hetrl resume`, as its user would do.
