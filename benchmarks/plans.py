@@ -83,7 +83,9 @@ def main() -> None:
     rows = json.loads(kept.read_text())["runs"] if arguments.only else [{} for _ in range(arguments.plans)]
     with tempfile.TemporaryDirectory() as work:
         weights = make_weights(Path(work) / "weights")
-        runs = {mode: PlannedRuns(Path(work) / mode, mode, weights, arguments.kind) for mode in modes}
+        sync = PlannedRuns(Path(work) / "sync", "sync", weights, arguments.kind)
+        beside = PlannedRuns(Path(work) / "async", "async", weights, arguments.kind, sync.reference)
+        runs = dict(zip(modes, (sync, beside), strict=True))
         for seed in arguments.only or range(arguments.plans):
             mode = modes[seed % 2]
             rows[seed] = row_of(runs[mode], mode, seed, again=mode == "sync" and seed // 2 < AGAIN)

@@ -44,14 +44,18 @@ class Ran:
 
 
 class PlannedRuns:
-    """Runs of one experiment in one mode, all from the same weights."""
+    """Runs of one experiment in one mode, all from the same weights.
 
-    def __init__(self, work: Path, mode: str, weights: Path, kind: str = "grpo") -> None:
-        """Write the experiment into `work` and run the plan on one device, which the others are held against."""
+    They are held against a run of the plan on one device. One in sync mode does for async mode, too: what is compared
+    there are the samples of the first version, which are the same in both.
+    """
+
+    def __init__(self, work: Path, mode: str, weights: Path, kind: str = "grpo", reference: Ran | None = None) -> None:
+        """Write the experiment into `work`, and run the plan on one device where no such run is given."""
         self._sync = mode == "sync"
         self._work, self._config = work, write_experiment(work, mode, weights, kind)
         self.problem: Problem = read_problem(self._config)
-        self.reference = self.run(plan_on_one_device(self.problem))
+        self.reference = reference or self.run(plan_on_one_device(self.problem))
 
     def random_plan(self, seed: int, servers: int | None = None) -> Plan:
         """Return a random plan, of at most so many generation servers, which take the longest to start."""

@@ -19,7 +19,8 @@ SERVERS = 2  # they take the longest to start
 def runs(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], PlannedRuns]:
     @cache
     def runs_of(kind: str, mode: str) -> PlannedRuns:
-        return PlannedRuns(tmp_path_factory.mktemp(f"{kind}-{mode}"), mode, weights, kind)
+        reference = None if mode == "sync" else runs_of(kind, "sync").reference
+        return PlannedRuns(tmp_path_factory.mktemp(f"{kind}-{mode}"), mode, weights, kind, reference)
 
     return runs_of
 

@@ -214,6 +214,21 @@ def test_one_training_over_two_clusters_learns_as_over_one(lab: Lab) -> None:
     assert lab.stats()["beta", "alpha"].bytes - came_before > 1_000_000, "gradients come back"
 
 
+def test_one_pipeline_over_two_clusters_trains(lab: Lab) -> None:
+    """A stage at alpha and one at beta: activations cross for every micro-batch, gradients come back."""
+    home = lab.home("alpha")
+    assert (home / "across.json").exists(), "the training over two clusters is planned first"
+    write_pipeline(home)
+    before = lab.stats()
+    done = hetrl(lab, "submit", "pipeline.yaml", "--plan", "pipeline.json", "--yes")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(home)
+    rows = lines(newest_run(home) / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(0 < row["reward"] < 1 and row["grad_norm"] > 0 for row in rows)
+    for pair in (("alpha", "beta"), ("beta", "alpha")):
+        assert lab.stats()[pair].bytes - before[pair].bytes > 500_000, pair
+
+
 def newest_run(home: Path) -> Path:
     """Return the run that was started last; rehearsals have another name."""
     return max((home / "runs").iterdir(), key=lambda run: run.name[-len("20261231-235959") :])
@@ -240,6 +255,25 @@ def write_shared(home: Path) -> None:
     plan["groups"] = [{"tasks": [*plan["tasks"]], "devices": devices_of(training), "job": "gang"}]
     plan["site_order"], plan["weight_sync"]["routes"] = ["alpha"], []
     (home / "shared.json").write_text(json.dumps(plan))
+
+
+def write_pipeline(home: Path) -> None:
+    """Write an experiment of two steps, and a plan for it whose training is a pipeline over alpha and beta."""
+    experiment = with_paths(yaml.safe_load((ROOT / "configs/lab-training.yaml").read_text()))
+    experiment["topology"]["sites"][1] = "checkout/topology/sites/lab-beta-trains.yaml"
+    experiment["warm_start"]["reward"] = [0.1, 0.5]
+    (home / "pipeline.yaml").write_text(yaml.safe_dump({**experiment, "steps": 2}))
+    plan = json.loads((home / "across.json").read_text())
+    training = plan["tasks"]["actor_training"]
+    (_, layers), devices = training["replicas"][0]["stages"][0]["layers"], ("alpha/cpu/0", "beta/cpu/0")
+    parts = ([0, layers // 2], [layers // 2, layers])
+    stages = [{"devices": [device], "layers": part} for device, part in zip(devices, parts, strict=True)]
+    samples = sum(replica["samples"] for replica in training["replicas"])
+    training["replicas"], training["micro_batch"] = [{"samples": samples, "stages": stages}], 32
+    (group,) = (each for each in plan["groups"] if "actor_training" in each["tasks"])
+    group["devices"] = [*devices]
+    plan["weight_sync"]["routes"] = [{"from": site, "to": "gamma"} for site in ("alpha", "beta")]
+    (home / "pipeline.json").write_text(json.dumps(plan))
 
 
 def with_paths(experiment: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,235 @@
+"""Runs in which processes are killed and sites cut off at random: how much of the time goes into steps that count.
+
+for the quickstart with real engines, and 64 emulated ranks at three sites:
+    a run without faults
+    the same with faults, from a seed: in every 10 minutes a tenth of its processes is killed, at random moments;
+    every 5 minutes all links of a site are out for up to 15 s (its gateway stands still)
+    goodput as its summary says; whether all steps trained on the prompts, and had the rewards, of the run without
+A launcher follows, and takes the run up where it fails (`launch.restarts`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from _fault_runs import (
+    GATEWAY,
+    following,
+    leave_nothing,
+    processes_of,
+    rows_of,
+    runs_of,
+    stand_still,
+    until,
+    write_config,
+)
+from _results import write_result
+
+from hetrl.files import read_lines
+from launch.local import carrying
+
+GOAL = 0.9
+RATE, PERIOD_SECONDS = 0.1, 600.0  # of the processes, killed in so many seconds
+CUT_EVERY_SECONDS, CUT_SECONDS = 300.0, (2.0, 15.0)
+SITES = ("alpha", "beta", "gamma")
+END_SECONDS = 3600.0
+EMULATED = {"alpha": (24, "megatron"), "beta": (20, "vllm"), "gamma": (20, "vllm")}  # ranks
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happened when, in seconds since the first step."""
+
+    at_seconds: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run trained on: of each step its reward and its prompts in alphabetical order."""
+
+    rewards: Sequence[float]
+    prompts: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run with faults beside the one without."""
+
+    name: str
+    processes: int
+    steps: int
+    seconds: float
+    goodput: float
+    attempts: int
+    faults: Sequence[Fault]
+    same_prompts: bool
+    same_rewards: bool
+
+
+def experiments(work: Path) -> Mapping[str, dict[str, Any]]:
+    """Return the changes to the quickstart that make each of the runs."""
+    sites = []
+    for site, (ranks, engine) in EMULATED.items():
+        nodes = [{"name": f"{site}-{n}", "gpu": "cpu", "gpus": 4, "host_memory_gb": 8} for n in range(ranks // 4)]
+        sites.append(str(work / f"{site}.yaml"))
+        Path(sites[-1]).write_text(yaml.safe_dump({"name": site, "engines": [engine], "nodes": nodes}))
+    return {
+        "quickstart": {"steps": 300},
+        "64 emulated ranks": {
+            "steps": 300,
+            "topology": {"sites": sites, "links": "topology/quickstart-links.yaml"},
+            "batch": {"samples": 1280, "prompt_tokens": 4, "response_tokens": 3},
+        },
+    }
+
+
+def trained(work: Path) -> Trained:
+    """Return what the runs of a directory trained on: of a step that was taken again, its last time."""
+    rewards: dict[int, float] = {}
+    prompts: dict[int, list[str]] = {}
+    for run in runs_of(work):
+        for row in rows_of(run):
+            rewards[row["step"]] = row["reward"]
+        for path in run.path.glob("sites/*/rollouts/step-*.jsonl"):
+            prompts[int(path.stem.removeprefix("step-"))] = sorted(row["prompt"] for row in read_lines(path))
+    steps = sorted(rewards)
+    return Trained([rewards[step] for step in steps], [prompts.get(step, []) for step in steps])
+
+
+def schedule(rng: random.Random, processes: int) -> Iterator[tuple[float, bool]]:
+    """Yield for ever how long to wait for the next fault, and whether it is a cut and no kill."""
+    kills, cuts = RATE * processes / PERIOD_SECONDS, 1 / CUT_EVERY_SECONDS
+    while True:
+        yield rng.expovariate(kills + cuts), rng.random() < cuts / (kills + cuts)
+
+
+def disturb(work: Path, process: subprocess.Popen[str], rng: random.Random) -> tuple[int, list[Fault]]:
+    """Kill processes and cut sites off until the run is over; return how many it had, and what was done."""
+    until(lambda: runs_of(work) and rows_of(runs_of(work)[-1]), process)
+    start, count, faults = time.monotonic(), len([*carrying(runs_of(work)[-1])]), list[Fault]()
+    for seconds, is_cut in schedule(rng, count):
+        try:
+            process.wait(timeout=seconds)
+            return count, faults
+        except subprocess.TimeoutExpired:
+            what = cut(work, rng) if is_cut else kill(work, rng)
+            faults.append(Fault(time.monotonic() - start, what))
+            print(f"{faults[-1].at_seconds:.0f} s: {what}", file=sys.stderr, flush=True)
+    raise AssertionError
+
+
+def kill(work: Path, rng: random.Random) -> str:
+    """Kill a process of the run that goes on."""
+    alive = sorted(carrying(runs_of(work)[-1]), key=lambda one: one.pid)
+    if not alive:
+        return "nothing to kill"
+    victim = rng.choice(alive)
+    try:
+        site, words = Path(victim.cwd()).name, victim.cmdline()
+        victim.kill()
+    except psutil.Error:
+        return "nothing to kill"
+    module = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
+    return f"SIGKILL to {module} at {site}"
+
+
+def cut(work: Path, rng: random.Random) -> str:
+    """Let all links of a site be out for a while."""
+    site, seconds = rng.choice(SITES), rng.uniform(*CUT_SECONDS)
+    stand_still(processes_of(work, site, GATEWAY), seconds)
+    return f"{site} cut off for {seconds:.0f} s"
+
+
+def follow_to_the_end(work: Path, config: Path, rng: random.Random | None) -> tuple[int, list[Fault]]:
+    """Run an experiment, with faults where there is a generator for them; raises RuntimeError where it fails."""
+    words = ["submit", str(config), "--yes"]
+    with following(work, *words) as process:
+        try:
+            disturbed = disturb(work, process, rng) if rng else (0, [])
+            _, said = process.communicate(timeout=END_SECONDS)
+        finally:
+            leave_nothing(work)
+    if process.returncode:
+        raise RuntimeError(f"the run ended with code {process.returncode}: {said[-2000:]}")
+    return disturbed
+
+
+def measure(name: str, changes: Mapping[str, Any], work: Path, seed: int) -> Measured:
+    """Run without faults, and with them."""
+    emulated = {"engines": "emulated"} if "topology" in changes else {}
+    kept = {**changes, "rollouts": {"kept": True}}
+    plain = work / "plain"
+    follow_to_the_end(plain, write_config(plain, kept, emulated), None)
+    disturbed = work / "disturbed"
+    config = write_config(disturbed, kept, {**emulated, "restarts": 20})
+    processes, faults = follow_to_the_end(disturbed, config, random.Random(seed))
+    runs, expected, found = runs_of(disturbed), trained(plain), trained(disturbed)
+    summary = json.loads(runs[-1].summary.read_text())
+    return Measured(
+        name,
+        processes,
+        len(found.rewards),
+        summary["elapsed_seconds"],
+        summary["goodput"],
+        len(runs),
+        faults,
+        found.prompts == expected.prompts and all(found.prompts),
+        found.rewards == expected.rewards,
+    )
+
+
+def page(measured: Sequence[Measured]) -> str:
+    """Return the benchmark's part of the page."""
+    yes = {True: "yes", False: "NO"}
+    rows = [
+        f"| {one.name} | {one.processes} | {one.steps} | {one.seconds:.0f} s | {len(one.faults)} | {one.attempts} | "
+        f"{one.goodput:.1%} | {yes[one.same_prompts]} | {yes[one.same_rewards]} |"
+        for one in measured
+    ]
+    faults = [f"- {one.name}: {'; '.join(f'{f.at_seconds:.0f} s, {f.what}' for f in one.faults)}" for one in measured]
+    head = (
+        f"Runs in which {RATE:.0%} of all processes are killed in {PERIOD_SECONDS / 60:.0f} minutes and a site is "
+        f"cut off for {CUT_SECONDS[0]:.0f} to {CUT_SECONDS[1]:.0f} s every {CUT_EVERY_SECONDS / 60:.0f} minutes, at "
+        f"random; a checkpoint every second step. Goodput: the share of the time that went into steps that count (to "
+        f"reach: {GOAL:.0%}). Same: every step trained on the prompts, and had the reward, of a run without faults."
+    )
+    columns = "| run | processes | steps | took | faults | attempts | goodput | same prompts | same rewards |"
+    return "\n".join([head, "", columns, "|" + " --- |" * 9, *rows, "", *faults])
+
+
+def main() -> None:
+    """Run all, write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=0, help="of the faults")
+    parser.add_argument("--only", help="the run of this name; nothing is written")
+    parser.add_argument("--steps", type=int, help="of each run; nothing is written")
+    arguments = parser.parse_args()
+    measured = []
+    with tempfile.TemporaryDirectory(prefix="hetrl-goodput-") as directory:
+        for number, (name, changes) in enumerate(experiments(Path(directory)).items()):
+            if arguments.only in (None, name):
+                steps = {"steps": arguments.steps} if arguments.steps else {}
+                work = Path(directory) / str(number)
+                work.mkdir()
+                measured.append(measure(name, {**changes, **steps}, work, arguments.seed))
+    table = page(measured)
+    if not (arguments.only or arguments.steps):
+        write_result("goodput", {"seed": arguments.seed, "runs": [asdict(one) for one in measured]}, table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
