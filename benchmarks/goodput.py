@@ -4,7 +4,7 @@ for the quickstart with real engines, and 64 emulated ranks at three sites:
     a run without faults
     the same with faults, from a seed: in every 10 minutes a tenth of its processes is killed, at random moments;
     every 5 minutes all links of a site are out for up to 15 s (its gateway stands still)
-    goodput as its summary says; whether all steps trained on the prompts, and had the rewards, of the run without
+    goodput as its summary says; whether all steps trained on the samples, and had the rewards, of the run without
 A launcher follows, and takes the run up where it fails (`launch.restarts`).
 """
 
@@ -58,10 +58,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run trained on: of each step its reward and its prompts in alphabetical order."""
+    """What a run trained on: of each step its reward and its samples, prompts and responses in alphabetical order."""
 
     rewards: Sequence[float]
-    prompts: Sequence[Sequence[str]]
+    samples: Sequence[Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Measured:
     goodput: float
     attempts: int
     faults: Sequence[Fault]
-    same_prompts: bool
+    same_samples: bool
     same_rewards: bool
 
 
@@ -99,14 +99,15 @@ def experiments(work: Path) -> Mapping[str, dict[str, Any]]:
 def trained(work: Path) -> Trained:
     """Return what the runs of a directory trained on: of a step that was taken again, its last time."""
     rewards: dict[int, float] = {}
-    prompts: dict[int, list[str]] = {}
+    samples: dict[int, list[tuple[str, str]]] = {}
     for run in runs_of(work):
         for row in rows_of(run):
             rewards[row["step"]] = row["reward"]
         for path in run.path.glob("sites/*/rollouts/step-*.jsonl"):
-            prompts[int(path.stem.removeprefix("step-"))] = sorted(row["prompt"] for row in read_lines(path))
+            step = int(path.stem.removeprefix("step-"))
+            samples[step] = sorted((row["prompt"], row["response"]) for row in read_lines(path))
     steps = sorted(rewards)
-    return Trained([rewards[step] for step in steps], [prompts.get(step, []) for step in steps])
+    return Trained([rewards[step] for step in steps], [samples.get(step, []) for step in steps])
 
 
 def schedule(rng: random.Random, processes: int) -> Iterator[tuple[float, bool]]:
@@ -186,7 +187,7 @@ def measure(name: str, changes: Mapping[str, Any], work: Path, seed: int) -> Mea
         summary["goodput"],
         len(runs),
         faults,
-        found.prompts == expected.prompts and all(found.prompts),
+        found.samples == expected.samples and all(found.samples),
         found.rewards == expected.rewards,
     )
 
@@ -196,7 +197,7 @@ def page(measured: Sequence[Measured]) -> str:
     yes = {True: "yes", False: "NO"}
     rows = [
         f"| {one.name} | {one.processes} | {one.steps} | {one.seconds:.0f} s | {len(one.faults)} | {one.attempts} | "
-        f"{one.goodput:.1%} | {yes[one.same_prompts]} | {yes[one.same_rewards]} |"
+        f"{one.goodput:.1%} | {yes[one.same_samples]} | {yes[one.same_rewards]} |"
         for one in measured
     ]
     faults = [f"- {one.name}: {'; '.join(f'{f.at_seconds:.0f} s, {f.what}' for f in one.faults)}" for one in measured]
@@ -204,9 +205,9 @@ def page(measured: Sequence[Measured]) -> str:
         f"Runs in which {RATE:.0%} of all processes are killed in {PERIOD_SECONDS / 60:.0f} minutes and a site is "
         f"cut off for {CUT_SECONDS[0]:.0f} to {CUT_SECONDS[1]:.0f} s every {CUT_EVERY_SECONDS / 60:.0f} minutes, at "
         f"random; a checkpoint every second step. Goodput: the share of the time that went into steps that count (to "
-        f"reach: {GOAL:.0%}). Same: every step trained on the prompts, and had the reward, of a run without faults."
+        f"reach: {GOAL:.0%}). Same: every step trained on the samples, and had the reward, of a run without faults."
     )
-    columns = "| run | processes | steps | took | faults | attempts | goodput | same prompts | same rewards |"
+    columns = "| run | processes | steps | took | faults | attempts | goodput | same samples | same rewards |"
     return "\n".join([head, "", columns, "|" + " --- |" * 9, *rows, "", *faults])
 
 
