@@ -164,7 +164,7 @@ def _until_phase(cell: Cell, work: Path, process: subprocess.Popen[str], plain: 
         time.sleep(1.0)
         return
     if cell.phase == CHECKPOINT:
-        pattern = f"sites/alpha/checkpoints/*/step-{AT_STEP:08d}*"
+        pattern = f"sites/alpha/checkpoints/step-{AT_STEP:08d}*"
         until(lambda: any(path for run in runs_of(work)[-1:] for path in run.path.glob(pattern)), process)
         return
     until(lambda: runs_of(work) and any(row["step"] >= AT_STEP for row in rows_of(runs_of(work)[-1])), process)

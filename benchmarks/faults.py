@@ -4,7 +4,8 @@ an undisturbed run of a dozen steps over three sites; then, for each cell of the
     the same run until it is in the phase; SIGKILL or SIGSTOP, perhaps for a while, to every process of the part
     what came of it by itself (a launcher follows, with `launch.restarts`), how long until the next step was done,
     how many steps were taken again, and whether all rewards are those of the undisturbed run
-A launcher that is killed is followed by `hetrl resume`, as its user would do.
+A launcher that is killed is followed by `hetrl resume`, as its user would do. A bench that is stopped goes on where it
+was with the same --kept.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from _fault_cells import CELLS, STEPS, Cell, Found, Undisturbed, play, undisturbed
 from _results import write_result
+
+from hetrl.files import append_line, read_lines
 
 
 def row_of(found: Found) -> str:
@@ -50,10 +53,17 @@ def page(found: list[Found], plain: Undisturbed) -> tuple[str, dict[str, object]
     return "\n".join(lines), figures
 
 
+def kept(path: Path | None) -> list[Found]:
+    """Return what a bench that was stopped has found."""
+    rows = read_lines(path) if path and path.exists() else []
+    return [Found(**{**row, "cell": Cell(**row["cell"])}) for row in rows]
+
+
 def main() -> None:
     """Play all cells, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--part", action="append", help="only this one (may be repeated); nothing is written")
+    parser.add_argument("--kept", type=Path, help="a file for what is found, for a bench that is stopped")
     parser.add_argument("--phase", action="append", help="only this one (may be repeated); nothing is written")
     arguments = parser.parse_args()
 
@@ -62,13 +72,16 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="hetrl-faults-") as work:
         plain = undisturbed(Path(work) / "undisturbed")
+        before = {one.cell: one for one in kept(arguments.kept)}
         found = []
         for number, cell in enumerate(filter(asked, CELLS)):
-            found.append(play(cell, Path(work) / str(number), plain))
+            found.append(before.get(cell) or play(cell, Path(work) / str(number), plain))
             print(row_of(found[-1]), flush=True)
+            if arguments.kept and cell not in before:
+                append_line(arguments.kept, asdict(found[-1]))
     table, figures = page(found, plain)
     if not (arguments.part or arguments.phase):
-        rows = [{**asdict(one.cell), **asdict(one), "cell": None} for one in found]
+        rows = [asdict(one) for one in found]
         write_result("faults", {**figures, "iteration_seconds": plain.iteration_seconds, "faults": rows}, table)
     print(table)
 

@@ -28,7 +28,7 @@ __all__ = ["VllmServer", "VllmSettings"]
 
 # unix(7): sun_path holds 108 bytes; vLLM's own sockets are named by a uuid of 36 characters.
 DIRECTORY_BYTES = 108 - 1 - 37
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 CONTROL_SECONDS = 60.0
 
 
