@@ -7,22 +7,9 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from _fault_runs import (
-    CONTROLLER,
-    GATEWAY,
-    following,
-    leave_nothing,
-    processes_of,
-    rows_of,
-    runs_of,
-    send,
-    stand_still,
-    until,
-    write_config,
-)
+from _fault_runs import CONTROLLER, GATEWAY, Place, kill_session, send, stand_still, until
 
 from hetrl.files import read_lines
 from hetrl.workload import ITERATION
@@ -60,6 +47,20 @@ class Cell:
     phase: str
 
 
+MAIN = (
+    Cell("trainer", KILL, GENERATION),
+    Cell("trainer", KILL, TRAINING),
+    Cell("trainer", STOP, GENERATION),
+    Cell("rollout", KILL, GENERATION),
+    Cell("rollout's vLLM", KILL, GENERATION),
+    Cell("rollout's vLLM", STOP, GENERATION),
+    Cell("gateway", KILL, GENERATION),
+    Cell("lead's gateway", KILL, PUBLICATION),
+    Cell("controller", KILL, GENERATION),
+    Cell("all of a site", KILL, GENERATION),
+    Cell("all of the lead site", KILL, GENERATION),
+    Cell(LAUNCHER, KILL, TRAINING),
+)
 CELLS = (
     *(Cell(part, KILL, phase) for part in PARTS for phase in PHASES),
     *(Cell(part, STOP, GENERATION) for part in STANDS),
@@ -88,47 +89,51 @@ class Found:
     same: bool | None = None
 
 
-def undisturbed(work: Path) -> Undisturbed:
+def undisturbed(place: Place, changes: Mapping[str, Any]) -> Undisturbed:
     """Run without a fault."""
-    with following(work, "submit", str(write_config(work, {"steps": STEPS}, {"restarts": 3})), "--yes") as process:
+    with place.submitting({**changes, "steps": STEPS}) as process:
         _, said = process.communicate(timeout=END_SECONDS)
     if process.returncode:
         raise RuntimeError(f"the run without faults ended with code {process.returncode}: {said}")
-    rows = rows_of(runs_of(work)[-1])
+    rows = place.rows()
     last = rows[-1]["seconds"]
     return Undisturbed([row["reward"] for row in rows], last[ITERATION], last)
 
 
-def play(cell: Cell, work: Path, plain: Undisturbed) -> Found:
+def play(cell: Cell, place: Place, changes: Mapping[str, Any], plain: Undisturbed) -> Found:
     """Run until the phase, do what the cell says, and see what comes of it."""
-    with following(work, "submit", str(write_config(work, {"steps": STEPS}, {"restarts": 3})), "--yes") as process:
+    with place.submitting({**changes, "steps": STEPS}, {"restarts": 3}) as process:
         try:
-            _until_phase(cell, work, process, plain)
-            hit, before = time.time(), _last_step(work)
-            count = _hit(cell, work, process)
+            _until_phase(cell, place, process, plain)
+            hit, before = time.time(), _last_step(place)
+            count = _hit(cell, place, process)
             if cell.part == LAUNCHER:
                 process.wait()
-                code, said = _resumed(work)
+                code, said = _resumed(place)
             else:
                 _, said = process.communicate(timeout=END_SECONDS)
                 code = process.returncode
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             return Found(cell, f"hangs: {error}", finished=False)
         finally:
-            leave_nothing(work)
+            place.leave_nothing()
     if not count:
         return Found(cell, "not hit: no such process", finished=False)
     if code:
         cause = next((line for line in said.splitlines() if line.startswith("error: ")), said[-200:])
         return Found(cell, f"ends with code {code}: {cause.removeprefix('error: ').split('; see ')[0]}", finished=False)
-    events = [event for run in runs_of(work) for event in read_lines(run.events)]
+    return _judged(cell, place, plain, hit, before)
+
+
+def _judged(cell: Cell, place: Place, plain: Undisturbed, hit: float, before: int) -> Found:
+    """Return what came of a fault in a run that came to its end; `before` is the last step before it."""
+    runs = place.runs()
+    events = [event for run in runs for event in read_lines(run.events)]
     after = [event["time"] - hit for event in events if event["kind"] == "step" and event["time"] > hit]
     resumed = [event["step"] for event in events if event["kind"] == "resumed"]
-    rewards = [row["reward"] for row in rows_of(runs_of(work)[-1])]
     again = max(before - min(resumed), 0) if resumed else 0
-    return Found(
-        cell, _outcome(events, len(runs_of(work))), True, min(after, default=None), again, rewards == plain.rewards
-    )
+    same = [row["reward"] for row in place.rows()] == plain.rewards
+    return Found(cell, _outcome(events, len(runs)), True, min(after, default=None), again, same)
 
 
 def _outcome(events: Sequence[Mapping[str, Any]], runs: int) -> str:
@@ -143,46 +148,45 @@ def _outcome(events: Sequence[Mapping[str, Any]], runs: int) -> str:
     return "started again" if "restarted" in kinds else "ridden out"
 
 
-def _resumed(work: Path) -> tuple[int, str]:
+def _resumed(place: Place) -> tuple[int, str]:
     """Go on as the user does whose launcher was killed."""
-    with following(work, "resume", runs_of(work)[-1].id, "--yes") as process:
+    with place.following("resume", place.runs()[-1].id) as process:
         _, said = process.communicate(timeout=END_SECONDS)
     return process.returncode, said
 
 
-def _last_step(work: Path) -> int:
-    rows = rows_of(runs_of(work)[-1])
+def _last_step(place: Place) -> int:
+    rows = place.rows()
     return rows[-1]["step"] if rows else 0
 
 
 # --- phases and faults ------------------------------------------------------------------------------------------------
 
 
-def _until_phase(cell: Cell, work: Path, process: subprocess.Popen[str], plain: Undisturbed) -> None:
+def _until_phase(cell: Cell, place: Place, process: subprocess.Popen[str], plain: Undisturbed) -> None:
     if cell.phase == START:
-        until(lambda: processes_of(work, *PARTS[cell.part]) or (cell.part == LAUNCHER and runs_of(work)), process)
+        until(lambda: place.runs() if cell.part == LAUNCHER else place.processes(*PARTS[cell.part]), process)
         time.sleep(1.0)
         return
     if cell.phase == CHECKPOINT:
         pattern = f"sites/alpha/checkpoints/step-{AT_STEP:08d}*"
-        until(lambda: any(path for run in runs_of(work)[-1:] for path in run.path.glob(pattern)), process)
+        until(lambda: any(path for run in place.runs()[-1:] for path in run.path.glob(pattern)), process)
         return
-    until(lambda: runs_of(work) and any(row["step"] >= AT_STEP for row in rows_of(runs_of(work)[-1])), process)
+    until(lambda: _last_step(place) >= AT_STEP, process)
     generation, whole = plain.seconds["generation_wait"], plain.iteration_seconds
     published = plain.seconds.get("publish", plain.seconds.get("weight_sync", 0.0))
     trained = max(whole - generation - published, 0.0)
     time.sleep({GENERATION: generation / 2, TRAINING: generation + trained / 2}.get(cell.phase, whole - published / 2))
 
 
-def _hit(cell: Cell, work: Path, launcher: subprocess.Popen[str]) -> int:
+def _hit(cell: Cell, place: Place, launcher: subprocess.Popen[str]) -> int:
     """Send the signal, for a while where the cell says so; return how many processes got it."""
-    number = signal.Signals[cell.fault.split()[0]]
     if cell.part == LAUNCHER:
-        launcher.send_signal(number)
+        kill_session(launcher)
         return 1
-    hit = processes_of(work, *PARTS[cell.part])
+    hit = place.processes(*PARTS[cell.part])
     if seconds := PAUSED.get(cell.fault):
         stand_still(hit, seconds)
     else:
-        send(hit, number)
+        send(hit, signal.Signals[cell.fault])
     return len(hit)

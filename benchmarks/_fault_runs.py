@@ -17,58 +17,158 @@ import yaml
 from _results import ROOT
 
 from hetrl.files import read_lines
-from launch.local import carrying, stop_processes
+from lab.lab import Lab
+from lab.planned.runs import make_weights
+from lab.shape import RUN_SITES
+from lab.submission import CHECKOUT, HETRL, LAUNCHER, SITE_FILES, log_in
+from launch.local import stop_processes
 from launch.run_directory import Run
 
 PHASE_SECONDS = 180.0
 GATEWAY, CONTROLLER = "hetrl.runtime.gateway.gateway_process", "hetrl.runtime.run.controller"
-PATIENCE, HANG, ORPHAN = "00:00:10", "00:00:30", "00:01:00"
+LAUNCH = {"patience": "00:00:10", "hang_timeout": "00:00:30", "orphan_timeout": "00:01:00"}
+CHECKPOINTS = {"every_steps": 2}
 
 
-def write_config(work: Path, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> Path:
-    """Write the quickstart without a warm start, taken up again by itself where it fails, with changes."""
-    document = yaml.safe_load((ROOT / "configs" / "quickstart.yaml").read_text())
-    del document["warm_start"]
-    document |= {"planner": {"solver": "streamrl"}, "checkpoints": {"every_steps": 2}, **changes}
-    document["launch"] |= {"patience": PATIENCE, "hang_timeout": HANG, "orphan_timeout": ORPHAN, **launch}
-    work.mkdir(parents=True)
-    (work / "topology").symlink_to(ROOT / "topology")
-    path = work / "faults.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
+class Place:
+    """Where a run takes place: groups of processes on this machine. `work` is a directory of its own, with its runs."""
 
+    config = "quickstart"
+    plan: Mapping[str, Any] = {"planner": {"solver": "streamrl"}}
+    words: Sequence[str] = ()
 
-@contextmanager
-def following(work: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a verb that follows a run."""
-    command = [sys.executable, "-m", "launch.cli", *words]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=work, env=environment, text=True, **pipes) as process:
+    def __init__(self, work: Path) -> None:
+        work.mkdir(parents=True)
+        self.work = work
+
+    def write_config(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> str:
+        """Write an experiment with changes; return its file, as who submits sees it."""
+        document = yaml.safe_load((ROOT / "configs" / f"{self.config}.yaml").read_text())
+        document |= {
+            "checkpoints": CHECKPOINTS,
+            "topology": self.topology(document["topology"]),
+            **self.plan,
+            **changes,
+        }
+        document["launch"] |= {**LAUNCH, **launch}
+        (self.work / "faults.yaml").write_text(yaml.safe_dump(document))
+        return "faults.yaml"
+
+    def topology(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the section with the files of this checkout."""
+        return {"sites": [str(ROOT / site) for site in section["sites"]], "links": str(ROOT / section["links"])}
+
+    def popen(self, words: Sequence[str], pipes: Mapping[str, Any]) -> subprocess.Popen[str]:
+        """Start `hetrl` in the directory, in a session of its own."""
+        command = [sys.executable, "-m", "launch.cli", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen(
+            command,
+            cwd=self.work,
+            env=environment,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            **pipes,
+        )
+
+    @contextmanager
+    def following(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a verb that follows a run."""
+        process = self.popen([*words, "--yes"], {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE})
         try:
             yield process
         finally:
-            process.kill()
+            kill_session(process)
+            process.communicate()
+
+    def submitting(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> Any:
+        """Submit an experiment with these changes, and follow it."""
+        return self.following("submit", self.write_config(changes, launch), *self.words)
+
+    def runs(self) -> list[Run]:
+        """Return the first run and those that took it up."""
+        return [Run(path) for path in sorted((self.work / "runs").resolve().glob("*"))]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the metrics of the steps of the run that goes on."""
+        return [row for run in self.runs()[-1:] for row in read_lines(run.metrics)]
+
+    def processes(self, site: str = "", module: str = "") -> list[psutil.Process]:
+        """Return the runs' processes, those at a site, and those that run a module."""
+        ids, found = {run.id for run in self.runs()}, []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get("HETRL_RUN") not in ids or process.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                if (not site or Path(process.cwd()).name == site) and (not module or module in process.cmdline()):
+                    found.append(process)
+        return found
+
+    def leave_nothing(self) -> None:
+        """End what is left of the runs."""
+        for run in self.runs():
+            stop_processes(run, ())
 
 
-def runs_of(work: Path) -> list[Run]:
-    """Return the runs of a directory, the first one and those that took it up."""
-    return [Run(path) for path in sorted((work / "runs").resolve().glob("*"))]
+class Clusters(Place):
+    """Three real Slurm clusters of a lab that is logged in, discovered and probed; `plan.json` is its job user's."""
+
+    config = "lab"
+    plan: Mapping[str, Any] = {}
+    words = ("--plan", "../plan.json")
+
+    def __init__(self, lab: Lab, name: str) -> None:
+        super().__init__(lab.home(LAUNCHER) / name)
+        self._lab, self._name = lab, name
+        self._own()
+
+    def write_config(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> str:
+        file = super().write_config(changes, launch)
+        self._own()
+        return file
+
+    def topology(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        links, home = section["links"], ".."
+        sites = [f"{home}/{file}" for file in SITE_FILES]
+        return {"sites": sites, "links": f"{home}/{CHECKOUT}/{links}", "measured": [f"{home}/topology/measured"]}
+
+    def popen(self, words: Sequence[str], pipes: Mapping[str, Any]) -> subprocess.Popen[str]:
+        inside = f'cd {self._name} && exec "$@"'
+        return self._lab.popen(LAUNCHER, ["sh", "-c", inside, "sh", f"../{HETRL}", *words], **pipes)
+
+    def leave_nothing(self) -> None:
+        for site in self._lab.sites:
+            self._lab.run(site, ["sh", "-c", "scancel --user=$USER"], check=False)
+
+    def _own(self) -> None:
+        status = self.work.parent.stat()
+        for path in (self.work, *self.work.rglob("*")):
+            os.chown(path, status.st_uid, status.st_gid)
 
 
-def rows_of(run: Run) -> list[dict[str, Any]]:
-    """Return the metrics of its steps."""
-    return [*read_lines(run.metrics)]
+def sometimes_right(work: Path) -> dict[str, Any]:
+    """Train a start whose samples are sometimes right; return the sections of an experiment that begins with it."""
+    weights = str(make_weights(work / "start"))
+    return {"model": {"architecture": weights, "weights": weights, "dtype": "fp32"}, "warm_start": None}
 
 
-def processes_of(work: Path, site: str, module: str = "") -> list[psutil.Process]:
-    """Return the processes of the runs at a site that run a module, or all of the site's."""
-    found = []
-    for process in (one for run in runs_of(work) for one in carrying(run)):
-        with suppress(psutil.Error):
-            if Path(process.cwd()).name == site and (not module or module in process.cmdline()):
-                found.append(process)
-    return found
+@contextmanager
+def three_clusters() -> Iterator[Lab]:
+    """Start the clusters of configs/lab.yaml, ready for runs of its plan."""
+    with Lab(RUN_SITES, slurm=True) as lab:
+        log_in(lab)
+        config = f"{CHECKOUT}/configs/lab.yaml"
+        quick = ("--seconds", "1", "--streams", "1", "--round-trips", "5")
+        for words in (["discover", *SITE_FILES], ["probe", config, *quick], ["plan", config, "--output", "plan.json"]):
+            lab.run(LAUNCHER, [HETRL, *words], timeout_seconds=PHASE_SECONDS)
+        yield lab
+
+
+def kill_session(process: subprocess.Popen[str]) -> None:
+    """Kill a launcher with what it started itself."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -92,9 +192,3 @@ def stand_still(processes: Sequence[psutil.Process], seconds: float) -> None:
     send(processes, signal.SIGSTOP)
     time.sleep(seconds)
     send(processes, signal.SIGCONT)
-
-
-def leave_nothing(work: Path) -> None:
-    """End what is left of the runs."""
-    for run in runs_of(work):
-        stop_processes(run, ())

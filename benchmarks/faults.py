@@ -13,10 +13,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from _fault_cells import CELLS, STEPS, Cell, Found, Undisturbed, play, undisturbed
+from _fault_cells import CELLS, MAIN, STEPS, Cell, Found, Undisturbed, play, undisturbed
+from _fault_runs import Clusters, Place, sometimes_right, three_clusters
 from _results import write_result
 
 from hetrl.files import append_line, read_lines
@@ -30,7 +35,7 @@ def row_of(found: Found) -> str:
     return f"| {cell.part} | {cell.fault} | {cell.phase} | {found.outcome} | {seconds} | {again} | {same} |"
 
 
-def page(found: list[Found], plain: Undisturbed) -> tuple[str, dict[str, object]]:
+def page(found: list[Found], plain: Undisturbed, clusters: bool) -> tuple[str, dict[str, object]]:
     """Return the benchmark's part of the page, and the figures."""
     finished = [one for one in found if one.finished]
     figures = {
@@ -39,9 +44,10 @@ def page(found: list[Found], plain: Undisturbed) -> tuple[str, dict[str, object]
         "same": sum(bool(one.same) for one in finished),
         "outcomes": dict(Counter(one.outcome for one in found)),
     }
+    where = "on three Slurm clusters" if clusters else "over three sites"
     lines = [
-        f"{len(found)} faults, each in a run of {STEPS} steps over three sites (the quickstart, one rank trains, two "
-        f"replicas draw, a checkpoint every second step; an iteration takes {plain.iteration_seconds:.1f} s): "
+        f"{len(found)} faults, each in a run of {STEPS} steps {where} (two replicas draw, a checkpoint "
+        f"every second step; an iteration takes {plain.iteration_seconds:.1f} s): "
         f"{len(finished)} of the runs come to their end by themselves, {figures['same']} of them with the rewards of a "
         "run without faults. A fault before the first step is told, and ends the run: nothing is lost with it. Next "
         "step: until it was done. Again: steps that were taken once more.",
@@ -59,30 +65,44 @@ def kept(path: Path | None) -> list[Found]:
     return [Found(**{**row, "cell": Cell(**row["cell"])}) for row in rows]
 
 
+@contextmanager
+def places(clusters: bool) -> Iterator[tuple[Callable[[str], Place], dict[str, Any]]]:
+    """Give what makes a place for a run of this name, and the sections of the experiments."""
+    if clusters:
+        with three_clusters() as lab:
+            yield partial(Clusters, lab), {}
+        return
+    with tempfile.TemporaryDirectory(prefix="hetrl-faults-") as work:
+        yield (lambda name: Place(Path(work) / name)), sometimes_right(Path(work))
+
+
 def main() -> None:
     """Play all cells, write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--clusters", action="store_true", help="the main ones, on three real Slurm clusters (root)")
     parser.add_argument("--part", action="append", help="only this one (may be repeated); nothing is written")
-    parser.add_argument("--kept", type=Path, help="a file for what is found, for a bench that is stopped")
     parser.add_argument("--phase", action="append", help="only this one (may be repeated); nothing is written")
+    parser.add_argument("--kept", type=Path, help="a file for what is found, for a bench that is stopped")
     arguments = parser.parse_args()
-
-    def asked(cell: Cell) -> bool:
-        return cell.part in (arguments.part or [cell.part]) and cell.phase in (arguments.phase or [cell.phase])
-
-    with tempfile.TemporaryDirectory(prefix="hetrl-faults-") as work:
-        plain = undisturbed(Path(work) / "undisturbed")
-        before = {one.cell: one for one in kept(arguments.kept)}
+    cells = [
+        cell
+        for cell in (MAIN if arguments.clusters else CELLS)
+        if cell.part in (arguments.part or [cell.part]) and cell.phase in (arguments.phase or [cell.phase])
+    ]
+    before = {one.cell: one for one in kept(arguments.kept)}
+    with places(arguments.clusters) as (place, changes):
+        plain = undisturbed(place("undisturbed"), changes)
         found = []
-        for number, cell in enumerate(filter(asked, CELLS)):
-            found.append(before.get(cell) or play(cell, Path(work) / str(number), plain))
+        for number, cell in enumerate(cells):
+            found.append(before.get(cell) or play(cell, place(f"cell-{number}"), changes, plain))
             print(row_of(found[-1]), flush=True)
             if arguments.kept and cell not in before:
                 append_line(arguments.kept, asdict(found[-1]))
-    table, figures = page(found, plain)
+    table, figures = page(found, plain, arguments.clusters)
     if not (arguments.part or arguments.phase):
         rows = [asdict(one) for one in found]
-        write_result("faults", {**figures, "iteration_seconds": plain.iteration_seconds, "faults": rows}, table)
+        name = "faults-clusters" if arguments.clusters else "faults"
+        write_result(name, {**figures, "iteration_seconds": plain.iteration_seconds, "faults": rows}, table)
     print(table)
 
 

@@ -24,21 +24,10 @@ from typing import Any
 
 import psutil
 import yaml
-from _fault_runs import (
-    GATEWAY,
-    following,
-    leave_nothing,
-    processes_of,
-    rows_of,
-    runs_of,
-    stand_still,
-    until,
-    write_config,
-)
-from _results import write_result
+from _fault_runs import GATEWAY, Place, sometimes_right, stand_still, until
+from _results import ROOT, write_result
 
 from hetrl.files import read_lines
-from launch.local import carrying
 
 GOAL = 0.9
 RATE, PERIOD_SECONDS = 0.1, 600.0  # of the processes, killed in so many seconds
@@ -87,21 +76,22 @@ def experiments(work: Path) -> Mapping[str, dict[str, Any]]:
         sites.append(str(work / f"{site}.yaml"))
         Path(sites[-1]).write_text(yaml.safe_dump({"name": site, "engines": [engine], "nodes": nodes}))
     return {
-        "quickstart": {"steps": 300},
+        "quickstart": {"steps": 300, **sometimes_right(work)},
         "64 emulated ranks": {
             "steps": 300,
-            "topology": {"sites": sites, "links": "topology/quickstart-links.yaml"},
+            "topology": {"sites": sites, "links": str(ROOT / "topology/quickstart-links.yaml")},
+            "warm_start": None,
             "batch": {"samples": 1280, "prompt_tokens": 4, "response_tokens": 3},
         },
     }
 
 
-def trained(work: Path) -> Trained:
-    """Return what the runs of a directory trained on: of a step that was taken again, its last time."""
+def trained(place: Place) -> Trained:
+    """Return what the runs of a place trained on: of a step that was taken again, its last time."""
     rewards: dict[int, float] = {}
     samples: dict[int, list[tuple[str, str]]] = {}
-    for run in runs_of(work):
-        for row in rows_of(run):
+    for run in place.runs():
+        for row in read_lines(run.metrics):
             rewards[row["step"]] = row["reward"]
         for path in run.path.glob("sites/*/rollouts/step-*.jsonl"):
             step = int(path.stem.removeprefix("step-"))
@@ -117,24 +107,24 @@ def schedule(rng: random.Random, processes: int) -> Iterator[tuple[float, bool]]
         yield rng.expovariate(kills + cuts), rng.random() < cuts / (kills + cuts)
 
 
-def disturb(work: Path, process: subprocess.Popen[str], rng: random.Random) -> tuple[int, list[Fault]]:
+def disturb(place: Place, process: subprocess.Popen[str], rng: random.Random) -> tuple[int, list[Fault]]:
     """Kill processes and cut sites off until the run is over; return how many it had, and what was done."""
-    until(lambda: runs_of(work) and rows_of(runs_of(work)[-1]), process)
-    start, count, faults = time.monotonic(), len([*carrying(runs_of(work)[-1])]), list[Fault]()
+    until(place.rows, process)
+    start, count, faults = time.monotonic(), len(place.processes()), list[Fault]()
     for seconds, is_cut in schedule(rng, count):
         try:
             process.wait(timeout=seconds)
             return count, faults
         except subprocess.TimeoutExpired:
-            what = cut(work, rng) if is_cut else kill(work, rng)
+            what = cut(place, rng) if is_cut else kill(place, rng)
             faults.append(Fault(time.monotonic() - start, what))
             print(f"{faults[-1].at_seconds:.0f} s: {what}", file=sys.stderr, flush=True)
     raise AssertionError
 
 
-def kill(work: Path, rng: random.Random) -> str:
+def kill(place: Place, rng: random.Random) -> str:
     """Kill a process of the run that goes on."""
-    alive = sorted(carrying(runs_of(work)[-1]), key=lambda one: one.pid)
+    alive = sorted(place.processes(), key=lambda one: one.pid)
     if not alive:
         return "nothing to kill"
     victim = rng.choice(alive)
@@ -147,22 +137,21 @@ def kill(work: Path, rng: random.Random) -> str:
     return f"SIGKILL to {module} at {site}"
 
 
-def cut(work: Path, rng: random.Random) -> str:
+def cut(place: Place, rng: random.Random) -> str:
     """Let all links of a site be out for a while."""
     site, seconds = rng.choice(SITES), rng.uniform(*CUT_SECONDS)
-    stand_still(processes_of(work, site, GATEWAY), seconds)
+    stand_still(place.processes(site, GATEWAY), seconds)
     return f"{site} cut off for {seconds:.0f} s"
 
 
-def follow_to_the_end(work: Path, config: Path, rng: random.Random | None) -> tuple[int, list[Fault]]:
+def to_the_end(place: Place, rng: random.Random | None, *sections: Mapping[str, Any]) -> tuple[int, list[Fault]]:
     """Run an experiment, with faults where there is a generator for them; raises RuntimeError where it fails."""
-    words = ["submit", str(config), "--yes"]
-    with following(work, *words) as process:
+    with place.submitting(*sections) as process:
         try:
-            disturbed = disturb(work, process, rng) if rng else (0, [])
+            disturbed = disturb(place, process, rng) if rng else (0, [])
             _, said = process.communicate(timeout=END_SECONDS)
         finally:
-            leave_nothing(work)
+            place.leave_nothing()
     if process.returncode:
         raise RuntimeError(f"the run ended with code {process.returncode}: {said[-2000:]}")
     return disturbed
@@ -172,20 +161,18 @@ def measure(name: str, changes: Mapping[str, Any], work: Path, seed: int) -> Mea
     """Run without faults, and with them."""
     emulated = {"engines": "emulated"} if "topology" in changes else {}
     kept = {**changes, "rollouts": {"kept": True}}
-    plain = work / "plain"
-    follow_to_the_end(plain, write_config(plain, kept, emulated), None)
-    disturbed = work / "disturbed"
-    config = write_config(disturbed, kept, {**emulated, "restarts": 20})
-    processes, faults = follow_to_the_end(disturbed, config, random.Random(seed))
-    runs, expected, found = runs_of(disturbed), trained(plain), trained(disturbed)
-    summary = json.loads(runs[-1].summary.read_text())
+    plain, disturbed = Place(work / "plain"), Place(work / "disturbed")
+    to_the_end(plain, None, kept, emulated)
+    processes, faults = to_the_end(disturbed, random.Random(seed), kept, {**emulated, "restarts": 20})
+    expected, found = trained(plain), trained(disturbed)
+    summary = json.loads(disturbed.runs()[-1].summary.read_text())
     return Measured(
         name,
         processes,
         len(found.rewards),
         summary["elapsed_seconds"],
         summary["goodput"],
-        len(runs),
+        len(disturbed.runs()),
         faults,
         found.samples == expected.samples and all(found.samples),
         found.rewards == expected.rewards,
@@ -223,9 +210,7 @@ def main() -> None:
         for number, (name, changes) in enumerate(experiments(Path(directory)).items()):
             if arguments.only in (None, name):
                 steps = {"steps": arguments.steps} if arguments.steps else {}
-                work = Path(directory) / str(number)
-                work.mkdir()
-                measured.append(measure(name, {**changes, **steps}, work, arguments.seed))
+                measured.append(measure(name, {**changes, **steps}, Path(directory) / str(number), arguments.seed))
     table = page(measured)
     if not (arguments.only or arguments.steps):
         write_result("goodput", {"seed": arguments.seed, "runs": [asdict(one) for one in measured]}, table)

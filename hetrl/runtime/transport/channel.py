@@ -144,6 +144,10 @@ class Outbound:
         """Whether something is under way and nothing went forward for longer than it should take."""
         return self.open_bytes > 0 and now - self._moved_seconds > self._stall_seconds
 
+    def idle(self, now: float, seconds: float) -> bool:
+        """Whether nothing is under way, nor was for so long."""
+        return self.open_bytes == 0 and now - self._moved_seconds > seconds
+
     def probe(self, now: float) -> tuple[Probe, int | None]:
         """Return a question for the receiver's state, and a message that waits for the answer.
 
@@ -152,7 +156,8 @@ class Outbound:
         self._probes += 1
         self._horizon = self._sequence
         self._moved_seconds = now
-        self._stall_seconds = min(2 * self._stall_seconds, max(LONGEST_STALL_SECONDS, self._patience_seconds))
+        if self.open_bytes:
+            self._stall_seconds = min(2 * self._stall_seconds, max(LONGEST_STALL_SECONDS, self._patience_seconds))
         waiting = next((sent.chunk.message for sent in self._sent.values()), self._newest)
         return Probe(stream=self.stream, number=self._probes), waiting
 

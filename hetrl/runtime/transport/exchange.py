@@ -7,7 +7,7 @@ member sends. A multicast is cut once: a chunk carries a place per receiver, and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -134,6 +134,16 @@ class Exchange:
         for (receiver, _), channel in list(self._outbound.items()):
             if channel.stalled(now):
                 self._probe(receiver, channel, now)
+
+    def ask_after(self, awaited: Mapping[str, int], now: float, seconds: float) -> None:
+        """Probe members that owe answers to messages and got nothing for so long.
+
+        One that was started again since shows so, and of one that is gone its gateway tells.
+        """
+        for (receiver, priority), channel in list(self._outbound.items()):
+            if receiver in awaited and channel.idle(now, seconds):
+                probe, _ = channel.probe(now)
+                self.tell(receiver, probe, priority=priority, id=awaited[receiver])
 
     def hasten(self, now: float, site: str | None = None) -> None:
         """Probe every channel with something under way to `site`, or to anybody: it may be lost."""

@@ -82,6 +82,10 @@ class Mailbox:
         """Return whom a request that waits went to."""
         return self._waiting[message][0] if message in self._waiting else None
 
+    def awaited(self) -> dict[str, int]:
+        """Return whose answers requests wait for, each with the newest of these requests."""
+        return {to: message for message, (to, _) in self._waiting.items()}
+
     def lose(self, receiver: str, messages: tuple[int, ...], cause: str) -> None:
         """Fail every request to a receiver, and tell of plain messages that were under way to it, as a gateway does."""
 

@@ -32,6 +32,7 @@ __all__ = ["DeadlineError", "Envelope", "Member", "RunAborted"]
 
 SEND_SECONDS = 600.0
 HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
+ASK_AFTER_SECONDS = 5.0  # a member that answers nothing for so long may be another process by now
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
 _LISTEN_SECONDS = 1.0
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
@@ -286,11 +287,14 @@ class Member:
         )
 
     async def _tick(self) -> None:
-        greeted = self._loop.time()
+        greeted = asked = self._loop.time()
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             now = self._loop.time()
             self._exchange.tick(now)
+            if now - asked > ASK_AFTER_SECONDS:
+                asked = now
+                self._exchange.ask_after(self._mailbox.awaited(), now, ASK_AFTER_SECONDS)
             self._moved.set()
             self._connection.pump()
             if now - greeted > HELLO_SECONDS:

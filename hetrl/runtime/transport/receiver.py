@@ -127,7 +127,7 @@ class Receiver:
         asked = self._mailbox.asked(answered)
         if answered is not None and asked is not None and wire.is_gateway(asked):
             self._mailbox.lose(receiver, (answered,), cause)
-        elif answered is None or self._exchange.under_way(answered, receiver):
+        elif answered is None or asked == receiver or self._exchange.under_way(answered, receiver):
             self._exchange.end(receiver, cause)
             self._moved()
             here = wire.site_of(self._exchange.address)

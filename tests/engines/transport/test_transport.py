@@ -19,9 +19,9 @@ import zmq
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.gateway import peer_link
+from hetrl.runtime.gateway import peer_link, seat
 from hetrl.runtime.gateway.peer_link import STREAMS
-from hetrl.runtime.transport import channel, exchange
+from hetrl.runtime.transport import channel, exchange, member as transport_member
 from hetrl.runtime.transport.member import DeadlineError, Envelope, Member
 from hetrl.runtime.transport.offences import MOST_OFFENCES
 from hetrl.runtime.transport.sockets import Port
@@ -199,6 +199,37 @@ def test_a_receiver_that_restarts_ends_what_was_under_way_to_it() -> None:
                 await trainer.send(CONTROLLER, wire.Done())
                 with pytest.raises(HetrlError, match=f"{TRAINER} cannot be reached .step 12.: {TRAINER} restarted"):
                     await asking
+
+    asyncio.run(scenario())
+
+
+def test_one_that_restarts_in_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its life before took the request, and the next one knows nothing of it."""
+    monkeypatch.setattr(transport_member, "ASK_AFTER_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
+            async with run.member(TRAINER) as trainer:
+                asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
+                await trainer.receive(20)
+            async with run.member(TRAINER):
+                with pytest.raises(HetrlError, match=f"{TRAINER} cannot be reached .step 12.: {TRAINER} restarted"):
+                    await asking
+
+    asyncio.run(scenario())
+
+
+def test_one_that_takes_a_request_and_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_member, "ASK_AFTER_SECONDS", 0.5)
+    monkeypatch.setattr(seat, "RECONNECT_SECONDS", 1.0)
+
+    async def scenario() -> None:
+        async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
+            async with run.member(TRAINER) as trainer:
+                asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
+                await trainer.receive(20)
+            with pytest.raises(HetrlError, match=f"{TRAINER} cannot be reached .*not been connected for 1 s"):
+                await asking
 
     asyncio.run(scenario())
 
