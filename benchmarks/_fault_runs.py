@@ -121,17 +121,17 @@ class Clusters(Place):
     def __init__(self, lab: Lab, name: str) -> None:
         super().__init__(lab.home(LAUNCHER) / name)
         self._lab, self._name = lab, name
-        self._own()
+        for shared in ("topology", CHECKOUT):  # site files name what was found relative to where `hetrl` runs
+            (self.work / shared).symlink_to(f"../{shared}")
+        self._own(self.work)
 
     def write_config(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> str:
         file = super().write_config(changes, launch)
-        self._own()
+        self._own(self.work / file)
         return file
 
     def topology(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        links, home = section["links"], ".."
-        sites = [f"{home}/{file}" for file in SITE_FILES]
-        return {"sites": sites, "links": f"{home}/{CHECKOUT}/{links}", "measured": [f"{home}/topology/measured"]}
+        return {**section, "sites": [*SITE_FILES], "links": f"{CHECKOUT}/{section['links']}"}
 
     def popen(self, words: Sequence[str], pipes: Mapping[str, Any]) -> subprocess.Popen[str]:
         inside = f'cd {self._name} && exec "$@"'
@@ -141,10 +141,9 @@ class Clusters(Place):
         for site in self._lab.sites:
             self._lab.run(site, ["sh", "-c", "scancel --user=$USER"], check=False)
 
-    def _own(self) -> None:
+    def _own(self, path: Path) -> None:
         status = self.work.parent.stat()
-        for path in (self.work, *self.work.rglob("*")):
-            os.chown(path, status.st_uid, status.st_gid)
+        os.chown(path, status.st_uid, status.st_gid)
 
 
 def sometimes_right(work: Path) -> dict[str, Any]:
