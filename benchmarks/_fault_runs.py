@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from hetrl.files import read_lines
 from lab.lab import Lab
 from lab.planned.runs import make_weights
 from lab.shape import RUN_SITES
-from lab.submission import CHECKOUT, HETRL, LAUNCHER, SITE_FILES, log_in
-from launch.local import stop_processes
+from lab.submission import CHECKOUT, HETRL, LAUNCHER, SITE_FILES, in_checkout, log_in
+from launch.local import alive, stop_processes
 from launch.run_directory import Run
 
 PHASE_SECONDS = 180.0
@@ -29,12 +29,14 @@ GATEWAY, CONTROLLER = "hetrl.runtime.gateway.gateway_process", "hetrl.runtime.ru
 LAUNCH = {"patience": "00:00:10", "hang_timeout": "00:00:30", "orphan_timeout": "00:01:00"}
 CHECKPOINTS = {"every_steps": 2}
 
+Following = AbstractContextManager[subprocess.Popen[str]]
+
 
 class Place:
     """Where a run takes place: groups of processes on this machine. `work` is a directory of its own, with its runs."""
 
     config = "quickstart"
-    plan: Mapping[str, Any] = {"planner": {"solver": "streamrl"}}
+    sections: Mapping[str, Any] = {"planner": {"solver": "streamrl"}}
     words: Sequence[str] = ()
 
     def __init__(self, work: Path) -> None:
@@ -47,7 +49,7 @@ class Place:
         document |= {
             "checkpoints": CHECKPOINTS,
             "topology": self.topology(document["topology"]),
-            **self.plan,
+            **self.sections,
             **changes,
         }
         document["launch"] |= {**LAUNCH, **launch}
@@ -82,7 +84,7 @@ class Place:
             kill_session(process)
             process.communicate()
 
-    def submitting(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> Any:
+    def submitting(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> Following:
         """Submit an experiment with these changes, and follow it."""
         return self.following("submit", self.write_config(changes, launch), *self.words)
 
@@ -99,7 +101,7 @@ class Place:
         ids, found = {run.id for run in self.runs()}, []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                if process.environ().get("HETRL_RUN") not in ids or process.status() == psutil.STATUS_ZOMBIE:
+                if process.environ().get("HETRL_RUN") not in ids or not alive(process):
                     continue
                 if (not site or Path(process.cwd()).name == site) and (not module or module in process.cmdline()):
                     found.append(process)
@@ -115,7 +117,7 @@ class Clusters(Place):
     """Three real Slurm clusters of a lab that is logged in, discovered and probed; `plan.json` is its job user's."""
 
     config = "lab"
-    plan: Mapping[str, Any] = {}
+    sections: Mapping[str, Any] = {}
     words = ("--plan", "../plan.json")
 
     def __init__(self, lab: Lab, name: str) -> None:
@@ -131,7 +133,7 @@ class Clusters(Place):
         return file
 
     def topology(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        return {**section, "sites": [*SITE_FILES], "links": f"{CHECKOUT}/{section['links']}"}
+        return in_checkout(section)
 
     def popen(self, words: Sequence[str], pipes: Mapping[str, Any]) -> subprocess.Popen[str]:
         inside = f'cd {self._name} && exec "$@"'

@@ -28,8 +28,9 @@ from _fault_runs import GATEWAY, Place, sometimes_right, stand_still, until
 from _results import ROOT, write_result
 
 from hetrl.files import read_lines
+from lab.planned.runs import samples_of
 
-GOAL = 0.9
+GOAL, STEPS = 0.9, 300
 RATE, PERIOD_SECONDS = 0.1, 600.0  # of the processes, killed in so many seconds
 CUT_EVERY_SECONDS, CUT_SECONDS = 300.0, (2.0, 15.0)
 SITES = ("alpha", "beta", "gamma")
@@ -43,14 +44,6 @@ class Fault:
 
     at_seconds: float
     what: str
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a run trained on: of each step its reward and its samples, prompts and responses in alphabetical order."""
-
-    rewards: Sequence[float]
-    samples: Sequence[Sequence[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -68,36 +61,35 @@ class Measured:
     same_rewards: bool
 
 
-def experiments(work: Path) -> Mapping[str, dict[str, Any]]:
-    """Return the changes to the quickstart that make each of the runs."""
+def experiments(work: Path) -> Mapping[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Return the changes to the quickstart, and to its section `launch`, that make each of the runs."""
     sites = []
     for site, (ranks, engine) in EMULATED.items():
         nodes = [{"name": f"{site}-{n}", "gpu": "cpu", "gpus": 4, "host_memory_gb": 8} for n in range(ranks // 4)]
         sites.append(str(work / f"{site}.yaml"))
         Path(sites[-1]).write_text(yaml.safe_dump({"name": site, "engines": [engine], "nodes": nodes}))
     return {
-        "quickstart": {"steps": 300, **sometimes_right(work)},
-        "64 emulated ranks": {
-            "steps": 300,
-            "topology": {"sites": sites, "links": str(ROOT / "topology/quickstart-links.yaml")},
-            "warm_start": None,
-            "batch": {"samples": 1280, "prompt_tokens": 4, "response_tokens": 3},
-        },
+        "quickstart": ({"steps": STEPS, **sometimes_right(work)}, {}),
+        "64 emulated ranks": (
+            {
+                "steps": STEPS,
+                "topology": {"sites": sites, "links": str(ROOT / "topology/quickstart-links.yaml")},
+                "warm_start": None,
+                "batch": {"samples": 1280, "prompt_tokens": 4, "response_tokens": 3},
+            },
+            {"engines": "emulated"},
+        ),
     }
 
 
-def trained(place: Place) -> Trained:
-    """Return what the runs of a place trained on: of a step that was taken again, its last time."""
-    rewards: dict[int, float] = {}
-    samples: dict[int, list[tuple[str, str]]] = {}
-    for run in place.runs():
-        for row in read_lines(run.metrics):
-            rewards[row["step"]] = row["reward"]
-        for path in run.path.glob("sites/*/rollouts/step-*.jsonl"):
-            step = int(path.stem.removeprefix("step-"))
-            samples[step] = sorted((row["prompt"], row["response"]) for row in read_lines(path))
-    steps = sorted(rewards)
-    return Trained([rewards[step] for step in steps], [samples.get(step, []) for step in steps])
+def rewards_of(place: Place) -> dict[int, float]:
+    """Return the reward of each step; of a step that was taken again, its last."""
+    return {row["step"]: row["reward"] for run in place.runs() for row in read_lines(run.metrics)}
+
+
+def samples(place: Place) -> dict[int, list[tuple[str, str]]]:
+    """Return the samples of each step, likewise."""
+    return samples_of(*(run.path for run in place.runs()))
 
 
 def schedule(rng: random.Random, processes: int) -> Iterator[tuple[float, bool]]:
@@ -157,25 +149,24 @@ def to_the_end(place: Place, rng: random.Random | None, *sections: Mapping[str, 
     return disturbed
 
 
-def measure(name: str, changes: Mapping[str, Any], work: Path, seed: int) -> Measured:
+def measure(name: str, changes: Mapping[str, Any], launch: Mapping[str, Any], work: Path, seed: int) -> Measured:
     """Run without faults, and with them."""
-    emulated = {"engines": "emulated"} if "topology" in changes else {}
     kept = {**changes, "rollouts": {"kept": True}}
     plain, disturbed = Place(work / "plain"), Place(work / "disturbed")
-    to_the_end(plain, None, kept, emulated)
-    processes, faults = to_the_end(disturbed, random.Random(seed), kept, {**emulated, "restarts": 20})
-    expected, found = trained(plain), trained(disturbed)
+    to_the_end(plain, None, kept, launch)
+    processes, faults = to_the_end(disturbed, random.Random(seed), kept, {**launch, "restarts": 20})
+    rewards, found = rewards_of(disturbed), samples(disturbed)
     summary = json.loads(disturbed.runs()[-1].summary.read_text())
     return Measured(
         name,
         processes,
-        len(found.rewards),
+        len(rewards),
         summary["elapsed_seconds"],
         summary["goodput"],
         len(disturbed.runs()),
         faults,
-        found.samples == expected.samples and all(found.samples),
-        found.rewards == expected.rewards,
+        found == samples(plain) and found.keys() == rewards.keys(),
+        rewards == rewards_of(plain),
     )
 
 
@@ -207,10 +198,11 @@ def main() -> None:
     arguments = parser.parse_args()
     measured = []
     with tempfile.TemporaryDirectory(prefix="hetrl-goodput-") as directory:
-        for number, (name, changes) in enumerate(experiments(Path(directory)).items()):
+        for number, (name, (changes, launch)) in enumerate(experiments(Path(directory)).items()):
             if arguments.only in (None, name):
                 steps = {"steps": arguments.steps} if arguments.steps else {}
-                measured.append(measure(name, {**changes, **steps}, Path(directory) / str(number), arguments.seed))
+                work = Path(directory) / str(number)
+                measured.append(measure(name, {**changes, **steps}, launch, work, arguments.seed))
     table = page(measured)
     if not (arguments.only or arguments.steps):
         write_result("goodput", {"seed": arguments.seed, "runs": [asdict(one) for one in measured]}, table)

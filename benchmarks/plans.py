@@ -84,8 +84,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         weights = make_weights(Path(work) / "weights")
         sync = PlannedRuns(Path(work) / "sync", "sync", weights, arguments.kind)
-        beside = PlannedRuns(Path(work) / "async", "async", weights, arguments.kind, sync.reference)
-        runs = dict(zip(modes, (sync, beside), strict=True))
+        runs = {
+            "sync": sync,
+            "async": PlannedRuns(Path(work) / "async", "async", weights, arguments.kind, sync.reference),
+        }
         for seed in arguments.only or range(arguments.plans):
             mode = modes[seed % 2]
             rows[seed] = row_of(runs[mode], mode, seed, again=mode == "sync" and seed // 2 < AGAIN)

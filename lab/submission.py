@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lab import ssh
 from lab.lab import Lab
@@ -36,6 +37,12 @@ def submit(lab: Lab, config: str, arguments: Sequence[str], terminal: Mapping[st
     print(f"what it writes is under {lab.home(LAUNCHER)} of this machine", flush=True)
     print("hetrl submit", config, *arguments, flush=True)
     os.execvpe(command[0], [*command, HETRL, "submit", config, *arguments], environment)
+
+
+def in_checkout(topology: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the section of an experiment of this directory for a file beside the checkout."""
+    sites, links = topology["sites"], topology["links"]
+    return {**topology, "sites": [f"{CHECKOUT}/{site}" for site in sites], "links": f"{CHECKOUT}/{links}"}
 
 
 def log_in(lab: Lab) -> None:

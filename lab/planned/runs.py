@@ -145,6 +145,15 @@ def digests(ran: Ran) -> list[str]:
     return [str(row["digest"]) for row in summary["weight_versions"]]
 
 
+def samples_of(*runs: Path) -> dict[int, list[tuple[str, str]]]:
+    """Return the prompts and responses of each step, where runs keep them; of one taken again, its last."""
+    files = [file for run in runs for file in run.glob("sites/*/rollouts/step-*.jsonl")]
+    return {
+        int(file.stem.removeprefix("step-")): sorted((row["prompt"], row["response"]) for row in read_lines(file))
+        for file in files
+    }
+
+
 def _first_rewards(ran: Ran) -> dict[str, list[float]]:
     """Return by prompt the rewards of its samples, of those prompts of which all are of the first version alone."""
     found, later = dict[str, list[float]](), set[str]()

@@ -1,4 +1,4 @@
-"""A training that spans sites ends soon, and says why, when one of its ranks stands still."""
+"""A training that spans sites ends soon, and says why, when one of its ranks stands still or dies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
+import pytest
 import yaml
 
 from hetrl.problem import read_problem
@@ -15,17 +16,25 @@ from lab.planned.random_plans import write_experiment
 from tests.runs import submitted
 
 
-def test_the_rank_that_stands_still_is_named_by_all_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (signal.SIGSTOP, "beta: beta/actor_training.rank/1 has been silent for 12 s (its last word: in "),
+        (signal.SIGKILL, "beta: actor_training rank 1 was ended by SIGKILL"),
+    ],
+)
+def test_the_rank_that_is_gone_is_named_by_all_others(number: signal.Signals, said: str, tmp_path: Path) -> None:
     config = endless(write_experiment(tmp_path / "experiment", "sync"))
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(plan_across(read_problem(config), "data").to_json()))
     with submitted(config, tmp_path, "--plan", str(plan), "--yes") as run:
         run.until("weights_published", 2)
-        rank(run.directory / "sites" / "beta", 1).send_signal(signal.SIGSTOP)
+        rank(run.directory / "sites" / "beta", 1).send_signal(number)
         ended = run.finish()
     assert ended.code == 1
-    assert "beta: beta/actor_training.rank/1 has been silent for 12 s (its last word: in " in ended.stderr
-    assert "beta/actor_training.rank/1" in (ended.directory / "logs/alpha/actor_training-0.log").read_text()
+    assert said in ended.stderr
+    if number == signal.SIGSTOP:
+        assert "beta/actor_training.rank/1" in (ended.directory / "logs/alpha/actor_training-0.log").read_text()
 
 
 def endless(config: Path) -> Path:

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from hetrl.files import read_lines
 from lab.lab import Lab
+from lab.planned.runs import samples_of
 from lab.quickstart import SITES, Relay, over_lab, over_relay, over_ssh, relay_at
 from tests.runs import Finished, Submitted, submit, submitted
 
-STEPS = 16  # enough of them for KILLS, and for links that are cut and healed
+STEPS = 20  # enough of them for KILLS, and for links that are cut and healed
 FEW_STEPS = 6
-KILLS = 16
+KILLS = 20
 PATIENCE_SECONDS = 15
 BETA = "beta/actor_generation/0"
 
@@ -47,7 +47,8 @@ def undisturbed(_lab: Lab, relay: Relay, tmp_path_factory: pytest.TempPathFactor
 def assert_same(run: Finished, undisturbed: Finished, steps: int) -> None:
     """The run has all steps and versions, with the batches and the weights of the undisturbed one."""
     assert run.code == 0, run.stderr
-    assert samples_of(run) == {step: of for step, of in samples_of(undisturbed).items() if step <= steps}
+    expected = samples_of(undisturbed.directory)
+    assert samples_of(run.directory) == {step: of for step, of in expected.items() if step <= steps}
     assert run.digests() == undisturbed.digests()[: steps + 1]
     rows, summary = run.rows(), run.summary()
     assert [row["step"] for row in rows] == list(range(1, steps + 1))
@@ -62,18 +63,9 @@ def emulated(**launch: str) -> dict[str, Any]:
     return {"warm_start": None, "rollouts": {"kept": True}, "launch": {"engines": "emulated", **launch}}
 
 
-def samples_of(run: Finished) -> dict[int, list[tuple[str, str]]]:
-    """Return the prompts and the responses of each step."""
-    found: dict[int, list[tuple[str, str]]] = {}
-    for path in run.directory.glob("sites/*/rollouts/step-*.jsonl"):
-        for row in read_lines(path):
-            found.setdefault(row["step"], []).append((row["prompt"], row["response"]))
-    return {step: sorted(of) for step, of in found.items()}
-
-
 def test_over_a_relay(undisturbed: Finished, lab: Lab) -> None:
     assert_same(undisturbed, undisturbed, STEPS)
-    assert len({tuple(of) for of in samples_of(undisturbed).values()}) == STEPS
+    assert len({tuple(of) for of in samples_of(undisturbed.directory).values()}) == STEPS
     moved_bytes = undisturbed.summary()["bytes_per_link"]
     for site in ("beta", "gamma"):
         assert lab.bytes_between("alpha", site) > moved_bytes[f"alpha-{site}"] > 1_000_000
@@ -145,7 +137,7 @@ def test_links_may_lose_packets_and_be_cut_for_a_while_and_a_site_that_is_out_is
 
 
 def test_a_run_goes_on_without_a_site_that_stays_cut_off_and_ends_where_no_other_generates(
-    lab: Lab, relay: Relay, tmp_path: Path
+    lab: Lab, relay: Relay, undisturbed: Finished, tmp_path: Path
 ) -> None:
     config = over_lab(lab, tmp_path, over_relay(relay, tmp_path), steps=1000, **emulated(patience="00:00:15"))
     with submitted(config, tmp_path) as submission:
@@ -161,3 +153,6 @@ def test_a_run_goes_on_without_a_site_that_stays_cut_off_and_ends_where_no_other
     assert run.code == 1
     assert "no replica is left to draw samples" in run.stderr
     assert f"no connection for {PATIENCE_SECONDS} s" in run.stderr
+    published = [event["digest"] for event in submission.events("weights_published")]
+    common = min(len(published), len(undisturbed.digests()))
+    assert published[:common] == undisturbed.digests()[:common]

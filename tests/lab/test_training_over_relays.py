@@ -35,7 +35,7 @@ def test_a_pipeline_over_two_sites_trains_through_a_relay_only(lab: Lab, tmp_pat
     with relay_at(lab, "alpha") as relay:
         ways = over_relay(relay, tmp_path)
         ways["beta"]["engines"] = ["megatron"]
-        config = over_lab(lab, tmp_path, ways, steps=STEPS, warm_start={"reward": [0.1, 0.5]})
+        config = over_lab(lab, tmp_path, ways, steps=STEPS)
         plan = tmp_path / "plan.json"
         plan.write_text(json.dumps(pipeline_over_two_sites(read_problem(config)).to_json()))
         before = lab.stats()
@@ -43,6 +43,6 @@ def test_a_pipeline_over_two_sites_trains_through_a_relay_only(lab: Lab, tmp_pat
     assert run.code == 0, run.stderr
     rows = run.rows()
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
-    assert all(0.05 < row["reward"] < 1 and row["grad_norm"] > 0 for row in rows)
+    assert all(0.1 < row["reward"] < 1 and row["grad_norm"] > 0 for row in rows)
     crossed = {pair: traffic.bytes - before[pair].bytes for pair, traffic in lab.stats().items()}
     assert min(crossed["alpha", "beta"], crossed["beta", "alpha"]) > 1_000_000, "activations go, gradients come back"

@@ -20,7 +20,7 @@ from lab.available import skip_unless_available
 from lab.lab import ROOT, Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, RUN_SITES as SITES
-from lab.submission import CHECKOUT, SITE_FILES, log_in
+from lab.submission import CHECKOUT, SITE_FILES, in_checkout, log_in
 from tests.runs import drew_again, events_of
 
 CONFIG, ACROSS = f"{CHECKOUT}/configs/lab.yaml", f"{CHECKOUT}/configs/lab-training.yaml"
@@ -260,7 +260,6 @@ def write_shared(home: Path) -> None:
 def write_pipeline(home: Path) -> None:
     """Write an experiment of two steps, and a plan for it whose training is a pipeline over alpha and beta."""
     experiment = with_paths(yaml.safe_load((ROOT / "configs/lab-training.yaml").read_text()))
-    experiment["topology"]["sites"][1] = "checkout/topology/sites/lab-beta-trains.yaml"
     experiment["warm_start"]["reward"] = [0.1, 0.5]
     (home / "pipeline.yaml").write_text(yaml.safe_dump({**experiment, "steps": 2}))
     plan = json.loads((home / "across.json").read_text())
@@ -278,12 +277,7 @@ def write_pipeline(home: Path) -> None:
 
 def with_paths(experiment: dict[str, Any]) -> dict[str, Any]:
     """Return an experiment of the checkout for a file beside it."""
-    topology = {
-        **experiment["topology"],
-        "sites": [*SITE_FILES],
-        "links": f"checkout/{experiment['topology']['links']}",
-    }
-    return {**experiment, "topology": topology}
+    return {**experiment, "topology": in_checkout(experiment["topology"])}
 
 
 def queued(lab: Lab) -> str:

@@ -140,10 +140,9 @@ class Exchange:
 
         One that was started again since shows so, and of one that is gone its gateway tells.
         """
-        for (receiver, priority), channel in list(self._outbound.items()):
+        for (receiver, _), channel in list(self._outbound.items()):
             if receiver in awaited and channel.idle(now, seconds):
-                probe, _ = channel.probe(now)
-                self.tell(receiver, probe, priority=priority, id=awaited[receiver])
+                self._probe(receiver, channel, now, awaited[receiver])
 
     def hasten(self, now: float, site: str | None = None) -> None:
         """Probe every channel with something under way to `site`, or to anybody: it may be lost."""
@@ -151,9 +150,10 @@ class Exchange:
             if channel.open_bytes and site in (None, wire.site_of(receiver)):
                 self._probe(receiver, channel, now)
 
-    def _probe(self, receiver: str, channel: Outbound, now: float) -> None:
+    def _probe(self, receiver: str, channel: Outbound, now: float, owed: int | None = None) -> None:
+        """Ask what a receiver has; where it cannot be reached, the message that is `owed` an answer is refused."""
         probe, waiting = channel.probe(now)
-        self.tell(receiver, probe, priority=channel.priority, id=waiting or NO_ANSWER)
+        self.tell(receiver, probe, priority=channel.priority, id=owed or waiting or NO_ANSWER)
 
     # ---- receiving
 

@@ -189,12 +189,18 @@ def test_a_gateway_that_is_killed_and_comes_back_costs_nothing(tmp_path: Path) -
     asyncio.run(scenario())
 
 
+async def _taken_and_left(run: Run, controller: Member) -> asyncio.Task[Envelope]:
+    """Let a trainer take a request and end without an answer; return the request."""
+    async with run.member(TRAINER) as trainer:
+        asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
+        await trainer.receive(20)
+    return asking
+
+
 def test_a_receiver_that_restarts_ends_what_was_under_way_to_it() -> None:
     async def scenario() -> None:
         async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
-            async with run.member(TRAINER) as trainer:
-                asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
-                await trainer.receive(20)
+            asking = await _taken_and_left(run, controller)
             async with run.member(TRAINER) as trainer:
                 await trainer.send(CONTROLLER, wire.Done())
                 with pytest.raises(HetrlError, match=f"{TRAINER} cannot be reached .step 12.: {TRAINER} restarted"):
@@ -209,9 +215,7 @@ def test_one_that_restarts_in_silence_is_not_waited_for(monkeypatch: pytest.Monk
 
     async def scenario() -> None:
         async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
-            async with run.member(TRAINER) as trainer:
-                asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
-                await trainer.receive(20)
+            asking = await _taken_and_left(run, controller)
             async with run.member(TRAINER):
                 with pytest.raises(HetrlError, match=f"{TRAINER} cannot be reached .step 12.: {TRAINER} restarted"):
                     await asking
@@ -225,9 +229,7 @@ def test_one_that_takes_a_request_and_is_gone_is_not_waited_for(monkeypatch: pyt
 
     async def scenario() -> None:
         async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
-            async with run.member(TRAINER) as trainer:
-                asking = asyncio.create_task(controller.request(TRAINER, wire.Finish(), **_STEP))
-                await trainer.receive(20)
+            asking = await _taken_and_left(run, controller)
             with pytest.raises(HetrlError, match=f"{TRAINER} cannot be reached .*not been connected for 1 s"):
                 await asking
 
