@@ -5,84 +5,34 @@ may take any, a replica takes
     the first sample of a prompt that nobody has begun: its length foretells the others'
     else the sample that is expected to lack most, where those whose keys and values it holds count `OWN` times; of
     those that lack as much one of a prompt that it has drawn from, whose keys and values it holds
-but the longest of all open samples, as many as faster replicas have places, are left to those.
+but none that would end earlier if it waited for the fastest replica, no more of a batch than its part, and none that is
+left for a replica with less to do that has a place in a moment (`hetrl.replicas`).
 
 Expected is the mean of the prompt's samples that are complete, the longest that is allowed while none is; a sample that
 is longer lacks half of what it has.
 
-Sources: longest first, Graham (doi 10.1137/0117039); prompts divided into samples and samples into stretches, lengths
-foretold by the samples of the same prompt, Seer (arXiv 2511.14617); what hangs is drawn elsewhere, too, backup tasks of
-MapReduce (OSDI 2004, section 3.6).
+Sources: longest first, Graham (doi 10.1137/0117039); to whoever ends it first, Ibarra and Kim (doi
+10.1145/322003.322011); prompts divided into samples and samples into stretches, lengths foretold by the samples of the
+same prompt, Seer (arXiv 2511.14617); what hangs is drawn elsewhere, too, backup tasks of MapReduce (OSDI 2004, section
+3.6).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
 
-Key = tuple[int, int]  # of a sample: its prompt, its number there
-Begun = tuple[str, Key]  # a replica draws a stretch of a sample
+from hetrl.replicas import Begun, Capacity, Key, Replicas
+
+__all__ = ["STRETCH_TOKENS", "Begun", "Capacity", "Dispatch", "Key"]
+
 _Waits = tuple[bool, float, bool, int, Key]  # what orders samples that wait, for a replica that holds nothing of them
 
 STRETCH_TOKENS = 1024  # of a sample are drawn at one replica, then at any; part of what samples depend on
 OWN = 2.0
-FASTER = 1.2  # a replica counts as faster from here on: measured speeds vary with what is under way
-LATE_FACTOR, LATE_SECONDS = 4.0, 30.0  # a stretch is late after so many times what it should take, and so many seconds
-_MEMORY = 1 - 1 / 64  # what a stretch still counts in a replica's speed after the next one
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What the plan says of a replica: how many sequences run at once, and how many samples of a batch are its part."""
-
-    sequences: int
-    samples: int
-
-    @property
-    def width(self) -> int:
-        """Return how many sequences run when all is as planned."""
-        return max(1, min(self.sequences, self.samples))
-
-    @property
-    def speed(self) -> float:
-        """Return the speed of one sequence, in a unit that all replicas of a plan have in common."""
-        return max(1, self.samples) / self.width
-
-
-@dataclass
-class _Replica:
-    capacity: Capacity
-    speed: float  # of one sequence
-    tokens: float = 0.0  # of its stretches, and their seconds, older ones counting less
-    seconds: float = 0.0
-    under_way: dict[Key, float] = field(default_factory=dict)  # samples, since when
-    hanging: set[Key] = field(default_factory=set)  # of these, those that are late
-    prompts: set[int] = field(default_factory=set)  # that it has drawn from
-    paused: bool = False
-
-    @property
-    def measured(self) -> float | None:
-        """Return the speed of its stretches; None while it has drawn none."""
-        return self.tokens / self.seconds if self.tokens and self.seconds else None
-
-    @property
-    def load(self) -> float:
-        """Return how long it has to do with one more sample, by the rate of as many sequences as planned."""
-        return (len(self.under_way) + 1) / (self.speed * self.capacity.width)
-
-    @property
-    def free(self) -> bool:
-        """Return whether one more sequence can run."""
-        return self.at_work and len(self.under_way) < self.capacity.sequences
-
-    @property
-    def at_work(self) -> bool:
-        """Return whether it answers, as far as is known."""
-        return not self.hanging and not self.paused
 
 
 @dataclass
@@ -106,12 +56,11 @@ class Dispatch:
 
     def __init__(self, replicas: Mapping[str, Capacity], longest: int, stretch: int) -> None:
         """Dispatch samples of at most `longest` tokens to `replicas`, at most `stretch` tokens at a time."""
-        self._capacities = replicas
-        self._replicas = {name: _Replica(capacity, capacity.speed) for name, capacity in replicas.items()}
+        self._replicas = Replicas(replicas, stretch)
         self.stretch, self._longest = stretch, longest
         self._prompts: dict[int, _Prompt] = {}
         self._paused: list[Key] = []  # begun, and nobody draws them
-        self._lacking: list[float] = []  # what open samples lack, in order
+        self._lacking = 0.0  # tokens that all open samples lack, as expected
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -122,7 +71,6 @@ class Dispatch:
         """Let the samples of a prompt wait; those of a lower batch go first."""
         numbers = range(samples)
         self._prompts[prompt] = _Prompt(batch, {number: _Sample() for number in numbers}, [*reversed(numbers)])
-        self._lacking[:0] = [0.0] * samples
         self._expect(prompt)
 
     def has(self, key: Key, tokens: int, *, complete: bool) -> None:
@@ -134,28 +82,35 @@ class Dispatch:
         """Forget a prompt; return who draws of it in vain."""
         for number in [*self._prompts[prompt].open] if prompt in self._prompts else ():
             self._close((prompt, number))
-        return [self._stop(name, key) for name, key in self._drawing() if key[0] == prompt]
+        return [self._stop(name, key) for name, key in self._replicas.drawing() if key[0] == prompt]
 
     def next(self, now: float) -> list[Begun]:
         """Return which replicas begin a stretch of which samples now, the one with the least to do first."""
         waiting = self._waiting()
-        able = [(one.load, order, name) for order, (name, one) in enumerate(self._replicas.items()) if one.free]
-        if not (waiting and able):
+        if not waiting or not any(one.free for one in self._replicas.each()):
             return []
-        begun, places = list[Begun](), self._places()
+        begun, soon = list[Begun](), self._replicas.due(now)
+        parts, most = self._replicas.parts(), self._replicas.most(self._lacking, now)
+        left = len(self._paused) + sum(len(prompt.fresh) for prompt in self._prompts.values())
+        able = [
+            (one.load(soon[name]), order, name)
+            for order, (name, one) in enumerate(self._replicas.items())
+            if one.free or soon[name]
+        ]
         heapify(able)
-        while waiting and able:
+        while left and waiting and able:
             _, order, name = heappop(able)
-            key = self._take(name, self._most(places[name]), waiting)
-            if key is None:  # nor would it take any of what is left later on
-                continue
-            fresh = key[1] in self._prompts[key[0]].fresh
-            begun.append(self._begin(name, key, now))
-            if fresh and (prompt := self._prompts[key[0]]).fresh:
-                following = key[0], prompt.fresh[-1]
-                insort(waiting.setdefault(prompt.batch, []), (*self._worth(following), following))
-            if (replica := self._replicas[name]).free:
-                heappush(able, (replica.load, order, name))
+            replica = self._replicas[name]
+            if replica.free:
+                key = self._take(name, parts[name], most[name], waiting)
+                if key is None:  # nor would it take any of what is left later on
+                    continue
+                begun.append(self._begin_waiting(name, key, waiting, now))
+            else:
+                soon[name] -= 1
+            left -= 1
+            if replica.free or soon[name]:
+                heappush(able, (replica.load(soon[name]), order, name))
         return begun
 
     def late(self, now: float) -> list[Begun]:
@@ -163,13 +118,13 @@ class Dispatch:
 
         Where one hangs, nothing else is begun until something comes from there.
         """
-        drawing, begun = self._drawing(), list[Begun]()
+        drawing, begun = self._replicas.drawing(), list[Begun]()
         counts = Counter(key for _, key in drawing)
-        late = [(name, key) for name, key in drawing if self._is_late(name, key, now)]
+        late = [(name, key) for name, key in drawing if self._replicas[name].is_late(key, now, self.stretch)]
         for name, key in late:
             self._replicas[name].hanging.add(key)
         for key in [key for _, key in late if counts[key] == 1]:
-            able = [name for name, one in self._replicas.items() if one.free and key not in one.under_way]
+            able = [name for name in self._replicas if self._replicas[name].can_begin(key)]
             if able:
                 begun.append(self._begin(max(able, key=lambda name: self._replicas[name].speed), key, now))
         return begun
@@ -178,9 +133,9 @@ class Dispatch:
         """Note a stretch of so many tokens, drawn in so many seconds; return who draws it in vain."""
         self._stop(name, key)
         self._replicas[name].hanging.clear()
-        self._measure(self._replicas[name], tokens, seconds)
+        self._replicas.measure(name, tokens, seconds)
         self._add(key, tokens, complete=complete)
-        return [self._stop(other, key) for other, one in self._replicas.items() if key in one.under_way]
+        return [self._stop(other, key) for other in self._replicas if key in self._replicas[other].under_way]
 
     def _add(self, key: Key, tokens: int, *, complete: bool) -> None:
         sample, prompt = self._sample(key), self._prompts[key[0]]
@@ -204,21 +159,27 @@ class Dispatch:
     def lost(self, name: str) -> list[Begun]:
         """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""
         replica = self._replicas.pop(name)
-        drawn = {key for _, key in self._drawing()}
+        drawn = {key for _, key in self._replicas.drawing()}
         self._paused += [key for key in replica.under_way if key not in drawn]
         return [(name, key) for key in replica.under_way]
 
     def back(self, name: str) -> None:
         """Take a replica back that was lost; it has drawn nothing yet."""
-        self._replicas[name] = _Replica(self._capacities[name], self._capacities[name].speed)
+        self._replicas.back(name)
 
     # ---- who takes what
 
-    def _take(self, name: str, most: float, waiting: dict[int, list[_Waits]]) -> Key | None:
-        """Return what a replica takes, of what lacks at most so much, and strike it off what is waiting."""
+    def _take(self, name: str, part: int, most: float, waiting: dict[int, list[_Waits]]) -> Key | None:
+        """Return what a replica takes, of what lacks at most so much, and strike it off what is waiting.
+
+        Of no batch run more than its `part` there.
+        """
         held = self._replicas[name].prompts
+        running = Counter(self._prompts[number].batch for number, _ in self._replicas[name].under_way)
         for batch in sorted(waiting):
             entries = waiting[batch]
+            if running[batch] >= part:
+                continue
             # What it holds nothing of comes in the order of the list; the others may count more for this replica.
             first = next((one for one in reversed(entries) if one[1] <= most), None)
             if first is None:
@@ -230,6 +191,16 @@ class Dispatch:
                 del waiting[batch]
             return taken[-1]
         return None
+
+    def _begin_waiting(self, name: str, key: Key, waiting: dict[int, list[_Waits]], now: float) -> Begun:
+        """Begin a stretch; behind a sample that nobody had begun the next one of its prompt waits."""
+        prompt = self._prompts[key[0]]
+        fresh = key[1] in prompt.fresh
+        begun = self._begin(name, key, now)
+        if fresh and prompt.fresh:
+            following = key[0], prompt.fresh[-1]
+            insort(waiting.setdefault(prompt.batch, []), (*self._worth(following), following))
+        return begun
 
     def _waiting(self) -> dict[int, list[_Waits]]:
         """Return by batch what waits, the most worthwhile last: all that has begun, of each prompt one that has not."""
@@ -253,20 +224,6 @@ class Dispatch:
         lacks = sample.lacks * (OWN if sample.at == name else 1.0)
         return unknown, lacks, key[0] in self._replicas[name].prompts, -key[0]
 
-    def _most(self, places: int) -> float:
-        """Return what a sample may lack that a replica takes, where faster ones have so many places."""
-        if not places:
-            return float("inf")
-        return self._lacking[-places - 1] if len(self._lacking) > places else 0.0
-
-    def _places(self) -> dict[str, int]:
-        """Return for each replica how many places those have that are faster and at work."""
-        order = sorted((one.speed, one.capacity.width) for one in self._replicas.values() if one.at_work)
-        speeds, widths = [speed for speed, _ in order], [0, *accumulate(width for _, width in order)]
-        return {
-            name: widths[-1] - widths[bisect_right(speeds, FASTER * one.speed)] for name, one in self._replicas.items()
-        }
-
     def _begin(self, name: str, key: Key, now: float) -> Begun:
         sample, prompt = self._sample(key), self._prompts[key[0]]
         if key in self._paused:
@@ -274,23 +231,12 @@ class Dispatch:
         if key[1] in prompt.fresh:
             prompt.fresh.remove(key[1])
         sample.at = name
-        self._replicas[name].under_way[key] = now
-        self._replicas[name].prompts.add(key[0])
+        self._replicas[name].begin(key, now)
         return name, key
 
     def _stop(self, name: str, key: Key) -> Begun:
-        del self._replicas[name].under_way[key]
-        self._replicas[name].hanging.discard(key)
+        self._replicas[name].stop(key)
         return name, key
-
-    def _is_late(self, name: str, key: Key, now: float) -> bool:
-        replica = self._replicas[name]
-        elapsed = now - replica.under_way[key]
-        late_seconds = max(LATE_SECONDS, LATE_FACTOR * self.stretch / replica.speed)
-        return replica.paused or (replica.measured is not None and elapsed > late_seconds)
-
-    def _drawing(self) -> list[Begun]:
-        return [(name, key) for name, replica in self._replicas.items() for key in replica.under_way]
 
     # ---- what is expected
 
@@ -304,30 +250,17 @@ class Dispatch:
         length = prompt.tokens / prompt.complete if prompt.complete else self._longest
         for sample in prompt.open.values():
             lacks = min(self._longest - sample.tokens, max(length - sample.tokens, sample.tokens / 2))
-            del self._lacking[bisect_left(self._lacking, sample.lacks)]
-            insort(self._lacking, lacks)
+            self._lacking += lacks - sample.lacks
             sample.lacks = lacks
 
     def _close(self, key: Key) -> None:
         """Forget a sample, and with the last one its prompt."""
         prompt = self._prompts[key[0]]
         sample = prompt.open.pop(key[1])
-        del self._lacking[bisect_left(self._lacking, sample.lacks)]
+        self._lacking -= sample.lacks
         if key in self._paused:
             self._paused.remove(key)
         if not prompt.open:
             del self._prompts[key[0]]
-            for replica in self._replicas.values():
+            for replica in self._replicas.each():
                 replica.prompts.discard(key[0])
-
-    def _measure(self, replica: _Replica, tokens: int, seconds: float) -> None:
-        """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
-        replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
-        replica.speed = replica.measured or replica.speed
-        if all(one.measured is not None for one in self._replicas.values()):
-            return
-        found = [(one.measured, one.capacity.speed) for one in self._replicas.values()]
-        ratios = [measured / planned for measured, planned in found if measured is not None]
-        unit = sum(ratios) / len(ratios) if ratios else 1.0
-        for one in self._replicas.values():
-            one.speed = one.measured or one.capacity.speed * unit

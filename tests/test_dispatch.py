@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.dispatch import LATE_FACTOR, LATE_SECONDS, Begun, Capacity, Dispatch, Key
+from hetrl.dispatch import Begun, Capacity, Dispatch, Key
+from hetrl.replicas import LATE_FACTOR, LATE_SECONDS
 
 LONGEST, STRETCH = 100, 10
 
@@ -138,13 +139,15 @@ def test_a_sample_goes_on_where_its_keys_and_values_are_unless_another_one_lacks
 
 def test_the_last_long_sample_is_left_to_the_fast_replica() -> None:
     dispatch = Dispatch({"slow": Capacity(4, 4), "fast": Capacity(4, 16)}, LONGEST, STRETCH)
-    dispatch.add(0, 0, 9)
-    begun = dispatch.next(0.0)
-    assert {name for name, _ in begun} == {"slow", "fast"}
-    for name, key in begun:
-        whole = key[1] != 0
-        dispatch.advanced(name, key, STRETCH, 10.0 if name == "slow" else 1.0, complete=whole)
-    assert {key: name for name, key in dispatch.next(10.0)} == {(0, 0): "fast", (0, 8): "fast"}
+    dispatch.add(0, 0, 30)
+    taken = {"slow": 0, "fast": 0}
+    for now in range(100):
+        for name, key in dispatch.next(float(now)):
+            taken[name] += 1
+            if key[1] > 25:
+                assert name == "fast"
+            dispatch.advanced(name, key, STRETCH, 4.0 if name == "slow" else 1.0, complete=True)
+    assert taken["slow"] > 0
 
 
 def test_a_slow_replica_leaves_the_longest_to_the_fast_one_and_goes_on_with_the_next_batch() -> None:
@@ -170,7 +173,7 @@ def test_what_hangs_is_drawn_elsewhere_and_the_replica_gets_no_more_until_it_ans
     now = max(LATE_SECONDS, LATE_FACTOR) + 1
     assert dispatch.late(now) == [(other, key)]
     assert dispatch.late(now) == []
-    dispatch.add(1, 0, 9)
+    dispatch.add(1, 0, 200)
     assert {name for name, _ in dispatch.next(now)} == {other}
     assert dispatch.advanced(hanging, key, STRETCH, 99.0, complete=True) == [(other, key)]
     assert hanging in {name for name, _ in dispatch.next(now)}
@@ -198,22 +201,78 @@ class Plain(Dispatch):
     """Chooses as the rule says it, one sample at a time: every replica looks at everything that waits."""
 
     def next(self, now: float) -> list[Begun]:
-        begun, places = list[Begun](), self._places()
-        while (taken := self._first(places)) is not None:
-            begun.append(self._begin(*taken, now))
+        begun, soon = list[Begun](), self._replicas.due(now)
+        if not any(one.free for one in self._replicas.each()):
+            return []
+        parts, most = self._replicas.parts(), self._replicas.most(self._lacking, now)
+        able = [name for name, one in self._replicas.items() if one.free or soon[name]]
+        left = len(self._waiting_keys())
+        while able and left:
+            name = min(able, key=lambda one: self._replicas[one].load(soon[one]))
+            if self._replicas[name].free:
+                key = self._choice(name, parts[name], most[name])
+                if key is None:
+                    able.remove(name)
+                    continue
+                begun.append(self._begin(name, key, now))
+            else:
+                soon[name] -= 1
+            left -= 1
+            able = [one for one in able if self._replicas[one].free or soon[one]]
         return begun
 
-    def _first(self, places: Mapping[str, int]) -> Begun | None:
-        able = [name for name, one in self._replicas.items() if one.free]
-        for name in sorted(able, key=lambda name: self._replicas[name].load):
-            most = self._most(places[name])
-            for batch in sorted({prompt.batch for prompt in self._prompts.values()}):
-                fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
-                waiting = [key for key in (*self._paused, *fresh) if self._prompts[key[0]].batch == batch]
-                choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
-                if choices:
-                    return name, max(choices)[1]
+    def _waiting_keys(self) -> list[Key]:
+        return [*self._paused, *((number, k) for number, prompt in self._prompts.items() for k in prompt.fresh)]
+
+    def _choice(self, name: str, part: int, most: float) -> Key | None:
+        for batch in sorted({prompt.batch for prompt in self._prompts.values()}):
+            if sum(self._prompts[number].batch == batch for number, _ in self._replicas[name].under_way) >= part:
+                continue
+            fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
+            waiting = [key for key in (*self._paused, *fresh) if self._prompts[key[0]].batch == batch]
+            choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
+            if choices:
+                return max(choices)[1]
         return None
+
+
+def test_a_sample_that_ends_earlier_where_it_waits_is_left() -> None:
+    """Four places that are four times as fast: what is left of many takes longer than one sample where it is slow."""
+    for samples, slow in ((4, 0), (30, 4)):
+        dispatch = Dispatch({"slow": Capacity(4, 4), "fast": Capacity(4, 16)}, LONGEST, STRETCH)
+        dispatch.add(0, 0, samples)
+        assert Counter(name for name, _ in dispatch.next(0.0)) == {"fast": 4} | ({"slow": slow} if slow else {})
+
+
+def test_no_more_of_a_batch_runs_at_a_replica_than_is_planned_unless_others_are_gone() -> None:
+    dispatch = Dispatch({"narrow": Capacity(2, 6), "wide": Capacity(9, 3)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 9)
+    assert Counter(name for name, _ in dispatch.next(0.0)) == {"narrow": 2, "wide": 3}
+    dispatch.add(1, 1, 9)
+    assert Counter(name for name, _ in dispatch.next(0.0)) == {"wide": 3}
+    dispatch.lost("narrow")
+    assert Counter(name for name, _ in dispatch.next(0.0)) == {"wide": 3}
+
+
+def test_replicas_that_end_together_share_what_waits() -> None:
+    """The first one to end leaves the other one as much, though it has places for all."""
+    dispatch = Dispatch({"a": Capacity(4, 6), "b": Capacity(4, 6)}, STRETCH, STRETCH)
+    dispatch.add(0, 0, 12)
+    first = dispatch.next(0.0)
+    assert len(first) == 8
+    for end, name in ((10.0, "a"), (10.1, "b")):
+        for key in [key for other, key in first if other == name]:
+            dispatch.advanced(name, key, STRETCH, end, complete=True)
+        assert [other for other, _ in dispatch.next(end)] == [name] * 2
+
+
+def test_it_waits_for_nobody_whose_stretches_are_not_about_to_end() -> None:
+    dispatch = Dispatch({"a": Capacity(4, 6), "b": Capacity(4, 6)}, STRETCH, STRETCH)
+    dispatch.add(0, 0, 12)
+    for name, key in dispatch.next(0.0):
+        if name == "a":
+            dispatch.advanced(name, key, STRETCH - 1, 5.0, complete=True)
+    assert [name for name, _ in dispatch.next(5.0)] == ["a"] * 4
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 12))

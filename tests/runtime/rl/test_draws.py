@@ -281,7 +281,7 @@ def test_a_replica_that_answers_with_what_cannot_be_is_lost(
 
 def test_what_hangs_is_drawn_elsewhere_and_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
-    monkeypatch.setattr("hetrl.dispatch.LATE_SECONDS", 0.05)
+    monkeypatch.setattr("hetrl.replicas.LATE_SECONDS", 0.05)
     answered = 0
 
     async def once(request: wire.Generate) -> wire.Message:

@@ -1,0 +1,185 @@
+"""The generation replicas that samples are dispatched to: their places, their measured speeds, what is under way there.
+
+speed   of one sequence: that of the last stretches; until there are any, what is planned beside those measured
+part    what is planned for a replica of one batch, and its share of what is planned for those that are not at work:
+        no more of a batch run there at once, or a slow replica with many places would begin too many
+due     where most of a replica's stretches have run for as long as the last whole one took, all are about to end:
+        responses of one length, and those that are cut at a limit, come in waves
+most    how much a sample may lack that a replica begins, for it to end no later than if it waited for the fastest
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import ItemsView, Iterator, Mapping
+from dataclasses import dataclass, field
+
+Key = tuple[int, int]  # of a sample: its prompt, its number there
+Begun = tuple[str, Key]  # a replica draws a stretch of a sample
+
+FASTER = 1.2  # a replica counts as faster from here on: measured speeds vary with what is under way
+LATE_FACTOR, LATE_SECONDS = 4.0, 30.0  # a stretch is late after so many times what it should take, and so many seconds
+SOON = 0.05  # of what a whole stretch takes: stretches that end within it end together
+_MEMORY = 1 - 1 / 64  # what a stretch still counts in a replica's speed after the next one
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What the plan says of a replica: how many sequences run at once, and how many samples of a batch are its part."""
+
+    sequences: int
+    samples: int
+
+    @property
+    def width(self) -> int:
+        """Return how many sequences run when all is as planned."""
+        return max(1, min(self.sequences, self.samples))
+
+    @property
+    def speed(self) -> float:
+        """Return the speed of one sequence, in a unit that all replicas of a plan have in common."""
+        return max(1, self.samples) / self.width
+
+
+@dataclass
+class Replica:
+    """One replica; `under_way` has the samples of which it draws stretches, since when, the oldest first."""
+
+    capacity: Capacity
+    speed: float  # of one sequence
+    tokens: float = 0.0  # of its stretches, and their seconds, older ones counting less
+    seconds: float = 0.0
+    under_way: dict[Key, float] = field(default_factory=dict)
+    since: float = 0.0  # the sum of those times
+    hanging: set[Key] = field(default_factory=set)  # of these, those that are late
+    prompts: set[int] = field(default_factory=set)  # that it has drawn from
+    paused: bool = False
+
+    @property
+    def measured(self) -> float | None:
+        """Return the speed of its stretches; None while it has drawn none."""
+        return self.tokens / self.seconds if self.tokens and self.seconds else None
+
+    @property
+    def rate(self) -> float:
+        """Return the speed of as many sequences as planned."""
+        return self.speed * self.capacity.width
+
+    @property
+    def free(self) -> bool:
+        """Return whether one more sequence can run."""
+        return self.at_work and len(self.under_way) < self.capacity.sequences
+
+    @property
+    def at_work(self) -> bool:
+        """Return whether it answers, as far as is known."""
+        return not self.hanging and not self.paused
+
+    def can_begin(self, key: Key) -> bool:
+        """Return whether it can draw of a sample."""
+        return self.free and key not in self.under_way
+
+    def load(self, soon: int) -> float:
+        """Return how long it has to do with one more sample, once so many stretches have ended."""
+        return (len(self.under_way) - soon + 1) / self.rate
+
+    def begin(self, key: Key, now: float) -> None:
+        """Let it draw a stretch of a sample."""
+        self.under_way[key] = now
+        self.since += now
+        self.prompts.add(key[0])
+
+    def stop(self, key: Key) -> None:
+        """Let it draw a stretch no longer."""
+        self.since -= self.under_way.pop(key)
+        self.hanging.discard(key)
+
+    def drawn(self, now: float, stretch: int) -> float:
+        """Return how many tokens the stretches under way are expected to have."""
+        count = len(self.under_way)
+        return min(self.speed * max(count * now - self.since, 0.0), float(count * stretch))
+
+    def is_late(self, key: Key, now: float, stretch: int) -> bool:
+        """Return whether a stretch should have ended long ago."""
+        elapsed, late_seconds = now - self.under_way[key], max(LATE_SECONDS, LATE_FACTOR * stretch / self.speed)
+        return self.paused or (self.measured is not None and elapsed > late_seconds)
+
+
+class Replicas:
+    """Those that are not lost, by name; `stretch` are the most tokens of one stretch."""
+
+    def __init__(self, capacities: Mapping[str, Capacity], stretch: int) -> None:
+        """Begin with speeds as planned."""
+        self._capacities, self._stretch = capacities, stretch
+        self._replicas = {name: Replica(capacity, capacity.speed) for name, capacity in capacities.items()}
+        self._whole: dict[float, float] = {}  # by planned speed, the seconds of the last stretch that was whole
+
+    def __getitem__(self, name: str) -> Replica:
+        """Return a replica."""
+        return self._replicas[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names, in the order of the plan but for those that came back."""
+        return iter(self._replicas)
+
+    def items(self) -> ItemsView[str, Replica]:
+        """Return the names with their replicas."""
+        return self._replicas.items()
+
+    def each(self) -> Iterator[Replica]:
+        """Return the replicas."""
+        return iter(self._replicas.values())
+
+    def pop(self, name: str) -> Replica:
+        """Give a replica up."""
+        return self._replicas.pop(name)
+
+    def back(self, name: str) -> None:
+        """Take a replica back that was given up; it has drawn nothing yet."""
+        self._replicas[name] = Replica(self._capacities[name], self._capacities[name].speed)
+
+    def drawing(self) -> list[Begun]:
+        """Return who draws what."""
+        return [(name, key) for name, replica in self._replicas.items() for key in replica.under_way]
+
+    def parts(self) -> dict[str, int]:
+        """Return how many samples of one batch may run at each replica that is at work."""
+        at_work = {name: one.capacity.samples for name, one in self._replicas.items() if one.at_work}
+        whole, present = sum(one.samples for one in self._capacities.values()), max(1, sum(at_work.values()))
+        return {name: max(1, math.ceil(samples * whole / present)) for name, samples in at_work.items()}
+
+    def due(self, now: float) -> Counter[str]:
+        """Return how many stretches of each replica are about to end, where most of its are."""
+        found = Counter[str]()
+        for name, one in self._replicas.items():
+            if one.at_work and one.under_way and (takes := self._whole.get(one.capacity.speed)):
+                since, margin = [*one.under_way.values()], SOON * takes
+                begun = now - takes
+                count = bisect_right(since, begun + margin) - bisect_left(since, begun - margin)
+                found[name] = count if 2 * count > len(since) else 0
+        return found
+
+    def most(self, lacking: float, now: float) -> dict[str, float]:
+        """Return how many tokens a sample may lack that each replica begins, where all that are open lack so many."""
+        at_work = {name: one for name, one in self._replicas.items() if one.at_work}
+        fastest, rate = max(one.speed for one in at_work.values()), sum(one.rate for one in at_work.values())
+        left = max(lacking - sum(one.drawn(now, self._stretch) for one in self.each()), 0.0) / rate
+        longer = {name: 1 / one.speed - FASTER / fastest for name, one in at_work.items()}
+        return {name: left / seconds if seconds > 0 else math.inf for name, seconds in longer.items()}
+
+    def measure(self, name: str, tokens: int, seconds: float) -> None:
+        """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
+        replica = self._replicas[name]
+        if tokens == self._stretch:
+            self._whole[replica.capacity.speed] = seconds
+        replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
+        replica.speed = replica.measured or replica.speed
+        if all(one.measured is not None for one in self.each()):
+            return
+        found = [(one.measured, one.capacity.speed) for one in self.each()]
+        ratios = [measured / planned for measured, planned in found if measured is not None]
+        unit = sum(ratios) / len(ratios) if ratios else 1.0
+        for one in self.each():
+            one.speed = one.measured or one.capacity.speed * unit
