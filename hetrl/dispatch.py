@@ -131,9 +131,10 @@ class Dispatch:
 
     def advanced(self, name: str, key: Key, tokens: int, seconds: float, *, complete: bool) -> list[Begun]:
         """Note a stretch of so many tokens, drawn in so many seconds; return who draws it in vain."""
+        began = self._replicas[name].under_way[key]
         self._stop(name, key)
         self._replicas[name].hanging.clear()
-        self._replicas.measure(name, tokens, seconds)
+        self._replicas.measure(name, tokens, began, seconds)
         self._add(key, tokens, complete=complete)
         return [self._stop(other, key) for other in self._replicas if key in self._replicas[other].under_way]
 

@@ -114,7 +114,7 @@ class Replicas:
         """Begin with speeds as planned."""
         self._capacities, self._stretch = capacities, stretch
         self._replicas = {name: Replica(capacity, capacity.speed) for name, capacity in capacities.items()}
-        self._whole: dict[float, float] = {}  # by planned speed, the seconds of the last stretch that was whole
+        self._whole = (0.0, -math.inf, 0.0)  # the last stretch that was whole: planned speed, its begin and its seconds
 
     def __getitem__(self, name: str) -> Replica:
         """Return a replica."""
@@ -151,14 +151,16 @@ class Replicas:
         return {name: max(1, math.ceil(samples * whole / present)) for name, samples in at_work.items()}
 
     def due(self, now: float) -> Counter[str]:
-        """Return how many stretches of each replica are about to end, where most of its are."""
-        found = Counter[str]()
+        """Return how many stretches of each replica are about to end, where most of those not just begun are."""
+        speed, began, seconds = self._whole
+        margin, found = SOON * seconds, Counter[str]()
+        if now > began + seconds + margin:
+            return found
         for name, one in self._replicas.items():
-            if one.at_work and one.under_way and (takes := self._whole.get(one.capacity.speed)):
-                since, margin = [*one.under_way.values()], SOON * takes
-                begun = now - takes
-                count = bisect_right(since, begun + margin) - bisect_left(since, begun - margin)
-                found[name] = count if 2 * count > len(since) else 0
+            if one.at_work and FASTER * one.capacity.speed >= speed:
+                since = [*one.under_way.values()]
+                count = bisect_right(since, began + margin) - bisect_left(since, began - margin)
+                found[name] = count if 2 * count > bisect_left(since, now - margin) else 0
         return found
 
     def most(self, lacking: float, now: float) -> dict[str, float]:
@@ -169,11 +171,11 @@ class Replicas:
         longer = {name: 1 / one.speed - FASTER / fastest for name, one in at_work.items()}
         return {name: left / seconds if seconds > 0 else math.inf for name, seconds in longer.items()}
 
-    def measure(self, name: str, tokens: int, seconds: float) -> None:
+    def measure(self, name: str, tokens: int, began: float, seconds: float) -> None:
         """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
         replica = self._replicas[name]
         if tokens == self._stretch:
-            self._whole[replica.capacity.speed] = seconds
+            self._whole = replica.capacity.speed, began, seconds
         replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
         replica.speed = replica.measured or replica.speed
         if all(one.measured is not None for one in self.each()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from hetrl.cost import cycle, formulas
@@ -51,7 +51,8 @@ class GroupTimes:
 @dataclass(frozen=True)
 class Versions:
     """The seconds of a version: the actor's `transfer` and `pause`; until the critic's inference has the critic's, and
-    that inference; and those that versions take at least to follow one another: the busiest link, transfers.
+    that inference with the scoring that its devices do behind it; and those that versions take at least to follow one
+    another: the busiest link, transfers.
     """
 
     transfer: float
@@ -180,6 +181,7 @@ def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, Sync
         critic = critic_behind(syncs, model.topology)
         valuing = costs[CRITIC_INFERENCE].seconds
         valuing += switch_seconds(CRITIC_INFERENCE, plan.tasks[CRITIC_INFERENCE], model)
+        valuing += sum(_scoring_beside(tasks, costs, model.workload) for tasks in members if CRITIC_INFERENCE in tasks)
         follow = max(versions.links, critic.transfer_seconds)
         versions = replace(versions, critic=critic.seconds, valuing=valuing, links=follow)
     return iteration_seconds(groups, versions, model.workload)
@@ -198,16 +200,20 @@ def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model:
     """Return the seconds of the group of these tasks, from the costs of each."""
     seconds = {name: costs[name].seconds + switch_seconds(name, tasks[name], model) for name in tasks}
     inferences, trainings = (sum(seconds[n] for n in tasks if n in kind) for kind in (INFERENCES, TRAININGS))
-    workload = model.workload
-    if ACTOR_TRAINING in tasks and scores_beside_inferences(workload.scores_batch, workload.staleness, tasks):
-        scoring = costs[ACTOR_TRAINING].parts[OLD_LOGPROBS]
-        inferences, trainings = inferences + scoring, trainings - scoring
+    scoring = _scoring_beside(tasks, costs, model.workload)
+    inferences, trainings = inferences + scoring, trainings - scoring
     if ACTOR_GENERATION not in tasks:
         return GroupTimes(0.0, inferences, trainings)
     rollouts = ReplicaSeconds(**costs[ACTOR_GENERATION].parts)
     if tasks[ACTOR_GENERATION].idle_state == "resident":
         rollouts = replace(rollouts, refill=0.0)
     return GroupTimes(seconds[ACTOR_GENERATION], inferences, trainings, rollouts)
+
+
+def _scoring_beside(tasks: Collection[str], costs: Mapping[str, Cost], workload: Workload) -> float:
+    """Return the seconds in which the group of these tasks scores the batch, behind its inferences."""
+    beside = scores_beside_inferences(workload.scores_batch, workload.staleness, tasks)
+    return costs[ACTOR_TRAINING].parts[OLD_LOGPROBS] if ACTOR_TRAINING in tasks and beside else 0.0
 
 
 def with_prediction(plan: Plan, model: CostModel) -> Plan:

@@ -81,11 +81,11 @@ def uneven(task: TaskPlan, passes: int, workload: Workload) -> float:
 def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[Direction, int]) -> Cost:
     """Return the seconds of one iteration's training: every optimiser step of every epoch.
 
-    A step: the slowest replica's pipeline, what is left of the reduction over the replicas behind its last backward
-    pass, that of the first stage, and the update. Replicas have equal tokens for equal shares, as far as the longest
-    sequence allows (`uneven`). Ahead of the steps, if not beside the inferences, the actor's trainer scores
-    the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing` counts the tasks that use a direction
-    between sites during the steps; each gets an equal part.
+    A step: the slowest replica's pipeline, what is left of the reduction over the replicas behind the last backward
+    passes, and the update. The reduction begins when the first stages of all replicas are in theirs. Replicas have
+    equal tokens for equal shares, as far as the longest sequence allows (`uneven`). Ahead of the steps, if not beside
+    the inferences, the actor's trainer scores the batch where `Workload.scores_batch`: part `old_logprobs`. `sharing`
+    counts the tasks that use a direction between sites during the steps; each gets an equal part.
     """
     workload, replicas = model.workload, place_all(name, task.replicas, model)
     steps = workload.optimizer_steps_per_iteration
@@ -93,14 +93,14 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     samples = [replica.samples for replica in task.replicas]
     hops = hops_of(replicas, samples, model.topology, sharing, back=True)
     memo: dict[object, Times] = {}
-    slowest, backward = 0.0, 0.0
+    slowest, begins = 0.0, 0.0
     for replica, placed in zip(task.replicas, replicas, strict=True):
         share = replica.samples / minibatches
         micro_batches, tokens = micro_batches_of(share, task.micro_batch, len(placed), workload)
         times = [_times(stage, tokens, task, workload, memo) for stage in hops.shared(placed, replica.samples)]
         seconds = pipeline_seconds(times, micro_batches)
-        if seconds > slowest:
-            slowest, backward = seconds, times[0].backward
+        slowest, begins = max(slowest, seconds), max(begins, seconds - times[0].backward)
+    backward = slowest - begins
     slowest *= uneven(task, minibatches, workload)
     rings = gradient_rings(task, replicas, model)
     reduction = reduction_of(model.topology, rings, sharing)

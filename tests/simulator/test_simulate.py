@@ -15,7 +15,8 @@ from hetrl.cost.iteration import predict
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import place
 from hetrl.cost.training import forward_pass_seconds, micro_batch_times
-from hetrl.hardware import Topology
+from hetrl.cost.weight_sync import weight_routes
+from hetrl.hardware import Node, Site, Topology
 from hetrl.plan.plan import Group, Plan, Replica, Stage, TaskPlan
 from hetrl.simulator import Simulated, chrome_trace, simulate
 from hetrl.simulator.pipelines import BACKWARD, FORWARD, SCORE
@@ -91,6 +92,27 @@ def test_a_batch_is_scored_while_another_group_values_it(mode: str) -> None:
         call = calibrated().rates("a100-80gb").overhead.generation_call
         hidden = call + sum(found.tasks[name] for name in phases) - found.iteration_seconds
         assert hidden == pytest.approx(min(scored, found.tasks["critic_inference"]), rel=1e-6)
+
+
+def test_a_batch_is_scored_behind_the_values_where_both_are_made_on_the_same_devices() -> None:
+    """Critic's training and weights take as long: values, and what their devices do behind them, lengthen the cycle."""
+    critic, length = architecture("qwen3-1.7b"), Lengths(512, 512)
+    workload = small_workload(
+        algorithm="ppo", critic=critic, mode="async", max_staleness=1, samples=768, response=length
+    )
+    topology = two_sites(1.1)
+    node = Node("n0", "l40s", 8)
+    model = CostModel(replace(topology, sites=(topology.sites[0], Site("b", (node,)))), workload)
+    plan = plan_with_critic(workload)
+    first, then = ([Replica(192, (Stage((f"b/n0/{i}",), (0, 28)),), 20.0, 64) for i in range(k, k + 4)] for k in (0, 4))
+    both = {name: TaskPlan("megatron", tuple(first), micro_batch=2) for name in ("critic_inference", "actor_training")}
+    tasks = plan.tasks | both | {"actor_generation": TaskPlan("vllm", tuple(then))}
+    names = (tuple(both), ("actor_generation",), ("critic_training",))
+    groups = tuple(Group(group, tasks[group[0]].devices) for group in names)
+    plan = replace(plan, tasks=tasks, groups=groups, weight_sync=weight_routes(tasks))
+    predicted, found = predict(plan, model), simulate(plan, model)
+    assert found.tasks["old_logprobs"] > 0.05 * found.iteration_seconds
+    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.01)
 
 
 def test_staleness_zero_equals_sync() -> None:

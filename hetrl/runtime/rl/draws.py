@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -81,7 +82,10 @@ class _Open:
 
 
 class Draws:
-    """Draws samples at the replicas of a dispatch; `on_lost` hears who failed and how."""
+    """Draws samples at the replicas of a dispatch; `on_lost` hears who failed and how.
+
+    `clock` stands still while generation does: who waits for its turn is neither slow nor late.
+    """
 
     def __init__(
         self,
@@ -89,6 +93,7 @@ class Draws:
         dispatch: Dispatch,
         on_lost: Callable[[str, HetrlError], None],
         timeline: Timeline,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._member, self._dispatch, self._on_lost, self._timeline = member, dispatch, on_lost, timeline
         self._prompts, self._numbers = itertools.count(), itertools.count()
@@ -98,7 +103,8 @@ class Draws:
         self._farewells: set[asyncio.Task[None]] = set()
         self._missed: set[str] = set()  # replicas without the newest weights
         self._changed = asyncio.Event()
-        self._clock: asyncio.TimerHandle | None = None
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -130,7 +136,7 @@ class Draws:
             for key, one in opened.items():
                 self._take_over(key, one, loop.time())
             self._go_on()
-            if self._clock is None:
+            if self._timer is None:
                 self._tick()
             return tuple(await asyncio.gather(*(one.result for one in opened.values())))
         finally:
@@ -210,7 +216,7 @@ class Draws:
 
     def _go_on(self) -> None:
         """Let every replica that has room begin what it takes."""
-        self._begin(self._dispatch.next(asyncio.get_running_loop().time()))
+        self._begin(self._dispatch.next(self._clock()))
 
     def _begin(self, begun: Sequence[Begun]) -> None:
         for name, key in begun:
@@ -222,12 +228,13 @@ class Draws:
     async def _ask(self, name: str, key: Key, number: int) -> None:
         """Ask a replica for the next stretch of a sample, and take what it says."""
         loop, doing = asyncio.get_running_loop(), self._open[key].request.doing
-        sent, request = loop.time(), self._next(self._open[key], number)
+        sent, since, request = loop.time(), self._clock(), self._next(self._open[key], number)
         error: HetrlError | None = None
         try:
             with self._timeline.of(ACTOR_GENERATION):
                 reply = await self._member.request(name, request, timeout_seconds=wire.WORK_SECONDS, doing=doing)
             part, seconds = stretch_of(reply.message, request.sampling.max_tokens, f"{name} ({doing})")
+            seconds = min(seconds, self._clock() - since)  # without the time in which generation stood still
         except HetrlError as failure:
             error = failure
         del self._asked[name, key]  # not where it was cancelled: who does that has seen to it
@@ -296,11 +303,10 @@ class Draws:
 
     def _tick(self) -> None:
         """Look now and then for stretches that hang, while there are any."""
-        self._clock = None
+        self._timer = None
         if self._open:
-            loop = asyncio.get_running_loop()
-            self._begin(self._dispatch.late(loop.time()))
-            self._clock = loop.call_later(TICK_SECONDS, self._tick)
+            self._begin(self._dispatch.late(self._clock()))
+            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
 
 def stretch_of(answer: wire.Message, most: int, who: str) -> tuple[wire.Sample, float]:

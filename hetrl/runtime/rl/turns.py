@@ -12,6 +12,7 @@ the last of them generation does not run there: each time would cost it its keys
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -72,6 +73,7 @@ class Turns:
         self._forgotten: set[str] = set()
         self.timeline = Timeline()
         self.seconds = 0.0  # what all changes took so far
+        self._stood, self._stands_since = 0.0, math.inf  # seconds in which generation was asleep, and since when it is
         for group in self._groups:
             group.open.set()
 
@@ -91,6 +93,10 @@ class Turns:
                 await self._give(group, None)
 
         await asyncio.gather(*(start(group) for group in self._groups))
+
+    def generating(self) -> float:
+        """Return the seconds of a clock that stands still while generation does."""
+        return min(time.monotonic(), self._stands_since) - self._stood
 
     def forget(self, address: str) -> None:
         """Tell a member nothing any more: it is lost."""
@@ -176,9 +182,13 @@ class Turns:
             keep = group.awake != ACTOR_GENERATION or not self._new_weights
             sleeper, group.awake = group.awake, None
             await self._tell(group, sleeper, wire.Sleep(idle_state=party.idle_state, keep_weights=keep))
+            if sleeper == ACTOR_GENERATION:
+                self._stands_since = time.monotonic()
         if task is not None:
             await self._tell(group, task, wire.Wake())
             group.awake = task
+            if task == ACTOR_GENERATION:
+                self._stood, self._stands_since = time.monotonic() - self.generating(), math.inf
 
     async def _tell(
         self, group: _Group, task: str, message: wire.Message, timeout_seconds: float = wire.WORK_SECONDS

@@ -108,7 +108,7 @@ class Run:
         replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
         capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
         dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, STRETCH_TOKENS)
-        draws = Draws(self.member, dispatch, self.lost, self.turns.timeline)
+        draws = Draws(self.member, dispatch, self.lost, self.turns.timeline, self.turns.generating)
         for name in self.absent:
             draws.begin_without(name)
         return draws

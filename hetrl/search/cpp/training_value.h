@@ -183,7 +183,7 @@ inline TrainingSeconds training_seconds(const Training& training, const Cohorts&
     const TrainingTables& numbers = tables.training;
     const Int unit = unit_of(training);
     double slowest[] = {0.0, 0.0};  // of each pass
-    double backward = 0.0;          // of the slowest replica's first stage, a micro-batch
+    double begins = 0.0;            // the last backward pass of the first stage, at the replica where it begins last
     Int most = 0;                   // samples of a replica
     for (Int q = 0; q < found; ++q) {
         for (Int more = 0; more < 2; ++more) {  // replicas with a unit more come first
@@ -195,13 +195,12 @@ inline TrainingSeconds training_seconds(const Training& training, const Cohorts&
                 }
                 const Int samples = cohorts.samples[q] + more * unit;
                 const double seconds = slowest_instance(training, q, first, end, pass, samples, cohorts, parts, other);
-                if (seconds > slowest[pass]) {
-                    slowest[pass] = seconds;
-                    backward = pass == STEP ? cohorts.back[0] : backward;
-                }
+                slowest[pass] = std::max(slowest[pass], seconds);
+                begins = pass == STEP ? std::max(begins, seconds - cohorts.back[0]) : begins;
             }
         }
     }
+    const double backward = slowest[STEP] - begins;
     for (const Pass pass : {STEP, SCORE}) {
         const double tokens = at_once(training, pass, most) * numbers.mean_tokens;
         slowest[pass] *= uneven(longest_tokens(at_once(training, pass, numbers.samples), tables), tokens);

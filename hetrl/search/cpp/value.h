@@ -152,12 +152,13 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
 inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     const Sync sync = sync_seconds(0, x, tables, parts);
     const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
-    Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0);
+    Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0), scorings(tables.tasks, 0.0);
     for (Int task = 0; task < tables.tasks; ++task) {
         const double seconds = room.seconds[task] + parts.switch_seconds[task];
         if (tables.is_training[task]) {
             const bool beside = tables.staleness == 0 || x.group[task] != x.group[tables.generation];
             const double scoring = beside ? room.scoring[task] : 0.0;  // `workload.scores_beside_inferences`
+            scorings[x.group[task]] += scoring;
             inferences[x.group[task]] += scoring;
             trainings[x.group[task]] += seconds - scoring;
         } else if (tables.is_inference[task]) {
@@ -172,6 +173,7 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
         const Sync behind = critic_behind(sync, sync_seconds(1, x, tables, parts), tables, parts);
         critic = behind.transfer() + behind.pause;
         valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
+        valuing += scorings[x.group[tables.takes[1]]];
         links = std::max(links, behind.transfer());
     }
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,

@@ -298,6 +298,32 @@ def test_what_hangs_is_drawn_elsewhere_and_withdrawn(monkeypatch: pytest.MonkeyP
     assert [(to, message.draw) for to, message in members.told] == [("b", draw) for draw in hung]
 
 
+def test_who_waits_for_its_turn_is_neither_late_nor_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generation stands still, and its clock with it, until all that hangs would long have been drawn elsewhere."""
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr("hetrl.replicas.LATE_SECONDS", 0.05)
+    answered, age = 0, 1.0
+
+    async def stands(request: wire.Generate) -> wire.Message:
+        nonlocal answered, age
+        answered, age = answered + 1, age + 0.001
+        await asyncio.sleep(0.3 if answered == 4 else 0.0)
+        reply = continuation(request)
+        assert isinstance(reply, wire.Generated)
+        return wire.Generated(samples=reply.samples, seconds=1000.0)
+
+    members = Members({"a": stands, "b": stands})
+    dispatch = Dispatch({name: Capacity(2, 2) for name in "ab"}, LONGEST, STRETCH)
+
+    async def run() -> None:
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline(), lambda: age)
+        await asyncio.wait_for(draws.group([request_of(k) for k in range(6)], 0), 20.0)
+
+    asyncio.run(run())
+    assert members.told == []
+    assert all(0.0 < one.seconds < 1.0 for one in dispatch._replicas.each())
+
+
 def test_the_run_ends_with_the_last_replica() -> None:
     with pytest.raises(HetrlError, match="no replica is left to draw samples; the last one: the server ended"):
         drawn(Members({"a": dies, "b": dies}), ["a", "b"])

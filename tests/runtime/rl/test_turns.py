@@ -99,6 +99,27 @@ def test_nobody_is_woken_before_it_is_there() -> None:
     asyncio.run(run())
 
 
+def test_the_clock_of_generation_stands_still_while_it_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("hetrl.runtime.rl.turns.time.monotonic", lambda: now)
+
+    async def run() -> None:
+        nonlocal now
+        turns, _ = turns_of((ACTOR_GENERATION, REFERENCE_INFERENCE))
+        await turns.start(seen, 1.0)
+        async with turns.prompt():
+            began = turns.generating()
+            now += 7.0
+            assert turns.generating() == began + 7.0
+            async with turns.of(REFERENCE_INFERENCE, 1):
+                now += 50.0
+                assert turns.generating() == began + 7.0
+            now += 3.0
+            assert turns.generating() == began + 10.0
+
+    asyncio.run(run())
+
+
 def test_a_training_comes_after_those_of_its_group_that_infer_whoever_asks_first() -> None:
     async def run() -> None:
         turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
