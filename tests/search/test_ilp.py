@@ -26,7 +26,7 @@ from tests.search.ilp_cases import BruteForce, problem, trimmed, workload
 JOBS = [("grpo", "sync"), ("grpo", "async"), ("ppo", "sync"), ("ppo", "async")]
 MODES = [(algorithm, mode, seed) for algorithm, mode in JOBS for seed in range(13)]
 NEVER = math.inf
-EVALUATIONS = 200_000  # at most two seconds of sha-ea
+EVALUATIONS = 50_000  # at most half a second of sha-ea
 
 
 @cache
