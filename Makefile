@@ -117,7 +117,7 @@ test-engines: setup-dev ## the tests that start megatron-core or vLLM, and those
 	@$(MAKE) -j 2 --output-sync engines-ranks engines-others
 
 # Side by side: worlds of ranks, and what has processes of its own and often waits for a start, a cut or a deadline.
-OTHERS := $(addprefix tests/engines/,gateway transport vllm wan) tests/rehearsal
+OTHERS := $(addprefix tests/engines/,transport vllm wan) tests/rehearsal
 
 .PHONY: engines-ranks engines-others
 engines-ranks:
