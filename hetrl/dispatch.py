@@ -56,7 +56,7 @@ class Dispatch:
 
     def __init__(self, replicas: Mapping[str, Capacity], longest: int, stretch: int) -> None:
         """Dispatch samples of at most `longest` tokens to `replicas`, at most `stretch` tokens at a time."""
-        self._replicas = Replicas(replicas, stretch)
+        self._replicas = Replicas(replicas, min(stretch, longest))
         self.stretch, self._longest = stretch, longest
         self._prompts: dict[int, _Prompt] = {}
         self._paused: list[Key] = []  # begun, and nobody draws them

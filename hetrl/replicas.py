@@ -108,7 +108,7 @@ class Replica:
 
 
 class Replicas:
-    """Those that are not lost, by name; `stretch` are the most tokens of one stretch."""
+    """Those that are not lost, by name; `stretch` are the most tokens that one stretch comes to."""
 
     def __init__(self, capacities: Mapping[str, Capacity], stretch: int) -> None:
         """Begin with speeds as planned."""

@@ -254,15 +254,16 @@ def test_no_more_of_a_batch_runs_at_a_replica_than_is_planned_unless_others_are_
     assert Counter(name for name, _ in dispatch.next(0.0)) == {"wide": 3}
 
 
-def test_replicas_that_end_together_share_what_waits() -> None:
+@pytest.mark.parametrize("longest", [STRETCH, STRETCH - 3])
+def test_replicas_that_end_together_share_what_waits(longest: int) -> None:
     """The first one to end leaves the other one as much, though it has places for all."""
-    dispatch = Dispatch({"a": Capacity(4, 6), "b": Capacity(4, 6)}, STRETCH, STRETCH)
+    dispatch = Dispatch({"a": Capacity(4, 6), "b": Capacity(4, 6)}, longest, STRETCH)
     dispatch.add(0, 0, 12)
     first = dispatch.next(0.0)
     assert len(first) == 8
     for end, name in ((10.0, "a"), (10.1, "b")):
         for key in [key for other, key in first if other == name]:
-            dispatch.advanced(name, key, STRETCH, end, complete=True)
+            dispatch.advanced(name, key, longest, end, complete=True)
         assert [other for other, _ in dispatch.next(end)] == [name] * 2
 
 
