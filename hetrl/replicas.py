@@ -139,6 +139,7 @@ class Replicas:
     def back(self, name: str) -> None:
         """Take a replica back that was given up; it has drawn nothing yet."""
         self._replicas[name] = Replica(self._capacities[name], self._capacities[name].speed)
+        self._set_speeds()
 
     def drawing(self) -> list[Begun]:
         """Return who draws what."""
@@ -178,10 +179,12 @@ class Replicas:
             self._whole = replica.capacity.speed, began, seconds
         replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
         replica.speed = replica.measured or replica.speed
-        if all(one.measured is not None for one in self.each()):
-            return
-        found = [(one.measured, one.capacity.speed) for one in self.each()]
-        ratios = [measured / planned for measured, planned in found if measured is not None]
+        if any(one.measured is None for one in self.each()):
+            self._set_speeds()
+
+    def _set_speeds(self) -> None:
+        measured = {name: one.measured for name, one in self._replicas.items()}
+        ratios = [speed / self[name].capacity.speed for name, speed in measured.items() if speed is not None]
         unit = sum(ratios) / len(ratios) if ratios else 1.0
-        for one in self.each():
-            one.speed = one.measured or one.capacity.speed * unit
+        for name, speed in measured.items():
+            self[name].speed = speed or self[name].capacity.speed * unit

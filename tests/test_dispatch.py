@@ -189,6 +189,17 @@ def test_what_a_lost_replica_draws_is_drawn_by_another_one() -> None:
     assert dispatch.next(1.0) == [(other, key)]
 
 
+def test_a_replica_that_comes_back_is_taken_to_be_as_fast_as_planned_beside_the_others() -> None:
+    dispatch = Dispatch({"a": Capacity(2, 2), "b": Capacity(2, 2)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 4)
+    for name, key in dispatch.next(0.0):
+        dispatch.advanced(name, key, STRETCH, 0.01, complete=True)
+    dispatch.lost("b")
+    dispatch.back("b")
+    dispatch.add(1, 1, 4)
+    assert Counter(name for name, _ in dispatch.next(1.0)) == {"a": 2, "b": 2}
+
+
 def test_a_prompt_that_is_dropped_is_drawn_by_nobody() -> None:
     dispatch = alone(3, places=2)
     begun = dispatch.next(0.0)
