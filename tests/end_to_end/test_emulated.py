@@ -14,6 +14,7 @@ import yaml
 from hetrl.errors import TimeUpError
 from hetrl.runtime.transport.notice import ENDING
 from lab.lab import ROOT
+from lab.planned.runs import samples_of
 from tests.runs import Finished, Submitted, drew_again, events_of, processes_of, started, submit, submitted
 
 STEPS = 4
@@ -62,6 +63,21 @@ def test_an_asynchronous_run_is_as_stale_as_it_may_be(tmp_path: Path) -> None:
     run = submit(experiment("quickstart-async", tmp_path), tmp_path)
     assert run.code == 0, run.stderr
     assert {row["staleness"] for row in run.rows()} == {0, 1}
+
+
+def test_async_without_staleness_is_the_same_run(tmp_path: Path) -> None:
+    """The same seed gives the same samples, rewards and versions in both modes."""
+    found = []
+    for mode in ({}, {"mode": "async", "max_staleness": 0}):
+        config = experiment("quickstart", tmp_path / (mode or {"mode": "sync"})["mode"])
+        document = yaml.safe_load(config.read_text())
+        document |= {"algorithm": document["algorithm"] | mode, "rollouts": {"kept": True}}
+        config.write_text(yaml.safe_dump(document))
+        run = submit(config, config.parent)
+        assert run.code == 0, run.stderr
+        found.append((samples_of(run.directory), [row["reward"] for row in run.rows()], run.digests()))
+    assert found[0] == found[1]
+    assert sorted(found[0][0]) == [*range(1, STEPS + 1)]
 
 
 def test_a_run_begins_without_a_site_that_comes_late(tmp_path: Path) -> None:

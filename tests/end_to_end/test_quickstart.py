@@ -68,14 +68,6 @@ def test_gpu_hours_are_those_of_the_nodes_that_the_plan_holds(run: Finished) -> 
     assert hours["alpha"] / held["alpha"] == pytest.approx(hours["beta"] / held["beta"], rel=0.05)
 
 
-def test_async_without_staleness_is_the_same_run(run: Finished, tmp_path: Path) -> None:
-    """The same seed gives the same rewards, and the same weights to the last bit of every version, in both modes."""
-    again = submit(changed(tmp_path, algorithm={"mode": "async", "max_staleness": 0}, steps=STEPS), tmp_path)
-    assert again.code == 0, again.stderr
-    assert [row["reward"] for row in again.rows()] == [row["reward"] for row in run.rows()[:STEPS]]
-    assert again.digests() == run.digests()[: len(again.digests())]
-
-
 def test_a_replica_whose_server_is_killed_is_started_again_and_draws_again(run: Finished, tmp_path: Path) -> None:
     """Meanwhile the other one draws its samples: the same ones, so that the weights are the same to the last bit."""
     plan = str(run.directory / "plan.json")
