@@ -18,7 +18,8 @@ from hetrl.runtime import wire
 from hetrl.runtime.data.chat import Encoder
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.data.rewards import Judgement, Scorer, overlong_penalty, reward_of
-from hetrl.runtime.rl.draws import Draws, Request, Stretch
+from hetrl.runtime.rl.draws import Draws
+from hetrl.runtime.rl.stretches import Request, Stretch
 from hetrl.runtime.rl.turns import Turns
 
 

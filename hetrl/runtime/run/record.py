@@ -18,8 +18,8 @@ from hetrl.files import EventLog, append_line, replace_json
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
-from hetrl.runtime.rl.draws import BEFORE, Stretch
 from hetrl.runtime.rl.sampling import PromptGroup, mean_of
+from hetrl.runtime.rl.stretches import BEFORE, Stretch
 from hetrl.runtime.run.context import Context
 from hetrl.workload import ITERATION
 

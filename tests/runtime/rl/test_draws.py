@@ -15,8 +15,9 @@ from hetrl.dispatch import Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl import draws as module
-from hetrl.runtime.rl.draws import Drawn, Draws, Request, joined
+from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.sampling import seed_of
+from hetrl.runtime.rl.stretches import Drawn, Request, joined
 from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import Member, RunAborted

@@ -23,10 +23,10 @@ from hetrl.errors import HetrlError, TimeUpError
 from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.feed import Feed
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.rl.stretches import Stretch
 from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.timeline import Span
 from hetrl.runtime.rl.turns import Party, Turns

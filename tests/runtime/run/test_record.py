@@ -14,8 +14,8 @@ from hetrl.errors import HetrlError
 from hetrl.files import append_line
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.rl.stretches import Stretch
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.run.progress import rows_until
 from hetrl.runtime.run.record import Record, generation_seconds, gpu_hours, weight_metrics

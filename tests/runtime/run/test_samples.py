@@ -8,8 +8,8 @@ from pathlib import Path
 from hetrl.describe.experiment import RolloutFiles
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.rl.draws import Stretch
 from hetrl.runtime.rl.sampling import PromptGroup
+from hetrl.runtime.rl.stretches import Stretch
 from hetrl.runtime.run.samples import SHOWN_CHARACTERS, SampleFiles
 
 
