@@ -133,8 +133,8 @@ test-slurm: setup-dev programs ## the tests on real Slurm daemons and shaped lin
 	@$(PYTEST) tests/lab/test_links.py $(ARGS) || [ $$? = 5 ] # alone, for it measures; 5: ARGS picks none of these
 	@$(MAKE) -j 2 --output-sync slurm-runs slurm-clusters
 
-# Side by side: runs with real engines compute, tests of the launcher and of clusters wait for polls and deadlines.
-RUNS := tests/lab/test_quickstart.py tests/slurm/test_run.py tests/slurm/test_rootless.py
+# Side by side: runs with real engines compute, all others wait for polls, cuts and deadlines.
+RUNS := tests/slurm/test_run.py tests/slurm/test_rootless.py
 
 .PHONY: slurm-runs slurm-clusters
 slurm-runs:
