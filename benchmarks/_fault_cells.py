@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from _fault_runs import CONTROLLER, GATEWAY, Place, kill_session, send, stand_still, until
+from _fault_runs import CONTROLLER, GATEWAY, Place, kill_session, send, stand_still, to_the_end, until
 
-from hetrl.files import read_lines
 from hetrl.workload import ITERATION
 
 STEPS, AT_STEP = 12, 4  # faults are behind the step that the second number says
@@ -92,9 +91,7 @@ class Found:
 def undisturbed(place: Place, changes: Mapping[str, Any]) -> Undisturbed:
     """Run without a fault."""
     with place.submitting({**changes, "steps": STEPS}) as process:
-        _, said = process.communicate(timeout=END_SECONDS)
-    if process.returncode:
-        raise RuntimeError(f"the run without faults ended with code {process.returncode}: {said}")
+        to_the_end(process, END_SECONDS, "the run without faults")
     rows = place.rows()
     last = rows[-1]["seconds"]
     return Undisturbed([row["reward"] for row in rows], last[ITERATION], last)
@@ -127,13 +124,12 @@ def play(cell: Cell, place: Place, changes: Mapping[str, Any], plain: Undisturbe
 
 def _judged(cell: Cell, place: Place, plain: Undisturbed, hit: float, before: int) -> Found:
     """Return what came of a fault in a run that came to its end; `before` is the last step before it."""
-    runs = place.runs()
-    events = [event for run in runs for event in read_lines(run.events)]
+    events = place.events()
     after = [event["time"] - hit for event in events if event["kind"] == "step" and event["time"] > hit]
     resumed = [event["step"] for event in events if event["kind"] == "resumed"]
     again = max(before - min(resumed), 0) if resumed else 0
     same = [row["reward"] for row in place.rows()] == plain.rewards
-    return Found(cell, _outcome(events, len(runs)), True, min(after, default=None), again, same)
+    return Found(cell, _outcome(events, len(place.runs())), True, min(after, default=None), again, same)
 
 
 def _outcome(events: Sequence[Mapping[str, Any]], runs: int) -> str:

@@ -18,7 +18,7 @@ from _results import ROOT
 
 from hetrl.files import read_lines
 from lab.lab import Lab
-from lab.planned.runs import make_weights
+from lab.planned.runs import make_weights, samples_of
 from lab.shape import RUN_SITES
 from lab.submission import CHECKOUT, HETRL, LAUNCHER, SITE_FILES, in_checkout, log_in
 from launch.local import alive, stop_processes
@@ -96,6 +96,18 @@ class Place:
         """Return the metrics of the steps of the run that goes on."""
         return [row for run in self.runs()[-1:] for row in read_lines(run.metrics)]
 
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events of all runs, one run after the other."""
+        return [event for run in self.runs() for event in read_lines(run.events)]
+
+    def rewards(self) -> dict[int, float]:
+        """Return the reward of each step; of a step that was taken again, its last."""
+        return {row["step"]: row["reward"] for run in self.runs() for row in read_lines(run.metrics)}
+
+    def samples(self) -> dict[int, list[tuple[str, str]]]:
+        """Return the samples of each step, likewise, where runs keep them."""
+        return samples_of(*(run.path for run in self.runs()))
+
     def processes(self, site: str = "", module: str = "") -> list[psutil.Process]:
         """Return the runs' processes, those at a site, and those that run a module."""
         ids, found = {run.id for run in self.runs()}, []
@@ -170,6 +182,19 @@ def kill_session(process: subprocess.Popen[str]) -> None:
     """Kill a launcher with what it started itself."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def to_the_end(launcher: subprocess.Popen[str], seconds: float, what: str = "the run") -> None:
+    """Wait for the end of a run; raises RuntimeError where it fails, TimeoutExpired where it does not end."""
+    _, said = launcher.communicate(timeout=seconds)
+    if launcher.returncode:
+        raise RuntimeError(f"{what} ended with code {launcher.returncode}: {said[-2000:]}")
+
+
+def site_and_module(process: psutil.Process) -> tuple[str, str]:
+    """Return where a process of a run is, and which module or program runs; raises psutil.Error of one that ended."""
+    words = process.cmdline()
+    return Path(process.cwd()).name, words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
 
 
 def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:

@@ -61,7 +61,7 @@ def page(found: list[Found], plain: Undisturbed, clusters: bool) -> tuple[str, d
 
 def kept(path: Path | None) -> list[Found]:
     """Return what a bench that was stopped has found."""
-    rows = read_lines(path) if path and path.exists() else []
+    rows = read_lines(path) if path else []
     return [Found(**{**row, "cell": Cell(**row["cell"])}) for row in rows]
 
 

@@ -24,11 +24,8 @@ from typing import Any
 
 import psutil
 import yaml
-from _fault_runs import GATEWAY, Place, sometimes_right, stand_still, until
+from _fault_runs import GATEWAY, Place, site_and_module, sometimes_right, stand_still, to_the_end, until
 from _results import ROOT, write_result
-
-from hetrl.files import read_lines
-from lab.planned.runs import samples_of
 
 GOAL, STEPS = 0.9, 300
 RATE, PERIOD_SECONDS = 0.1, 600.0  # of the processes, killed in so many seconds
@@ -82,16 +79,6 @@ def experiments(work: Path) -> Mapping[str, tuple[dict[str, Any], dict[str, Any]
     }
 
 
-def rewards_of(place: Place) -> dict[int, float]:
-    """Return the reward of each step; of a step that was taken again, its last."""
-    return {row["step"]: row["reward"] for run in place.runs() for row in read_lines(run.metrics)}
-
-
-def samples(place: Place) -> dict[int, list[tuple[str, str]]]:
-    """Return the samples of each step, likewise."""
-    return samples_of(*(run.path for run in place.runs()))
-
-
 def schedule(rng: random.Random, processes: int) -> Iterator[tuple[float, bool]]:
     """Yield for ever how long to wait for the next fault, and whether it is a cut and no kill."""
     kills, cuts = RATE * processes / PERIOD_SECONDS, 1 / CUT_EVERY_SECONDS
@@ -121,11 +108,10 @@ def kill(place: Place, rng: random.Random) -> str:
         return "nothing to kill"
     victim = rng.choice(alive)
     try:
-        site, words = Path(victim.cwd()).name, victim.cmdline()
+        site, module = site_and_module(victim)
         victim.kill()
     except psutil.Error:
         return "nothing to kill"
-    module = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
     return f"SIGKILL to {module} at {site}"
 
 
@@ -136,16 +122,14 @@ def cut(place: Place, rng: random.Random) -> str:
     return f"{site} cut off for {seconds:.0f} s"
 
 
-def to_the_end(place: Place, rng: random.Random | None, *sections: Mapping[str, Any]) -> tuple[int, list[Fault]]:
+def run(place: Place, rng: random.Random | None, *sections: Mapping[str, Any]) -> tuple[int, list[Fault]]:
     """Run an experiment, with faults where there is a generator for them; raises RuntimeError where it fails."""
     with place.submitting(*sections) as process:
         try:
             disturbed = disturb(place, process, rng) if rng else (0, [])
-            _, said = process.communicate(timeout=END_SECONDS)
+            to_the_end(process, END_SECONDS)
         finally:
             place.leave_nothing()
-    if process.returncode:
-        raise RuntimeError(f"the run ended with code {process.returncode}: {said[-2000:]}")
     return disturbed
 
 
@@ -153,9 +137,9 @@ def measure(name: str, changes: Mapping[str, Any], launch: Mapping[str, Any], wo
     """Run without faults, and with them."""
     kept = {**changes, "rollouts": {"kept": True}}
     plain, disturbed = Place(work / "plain"), Place(work / "disturbed")
-    to_the_end(plain, None, kept, launch)
-    processes, faults = to_the_end(disturbed, random.Random(seed), kept, {**launch, "restarts": 20})
-    rewards, found = rewards_of(disturbed), samples(disturbed)
+    run(plain, None, kept, launch)
+    processes, faults = run(disturbed, random.Random(seed), kept, {**launch, "restarts": 20})
+    rewards, found = disturbed.rewards(), disturbed.samples()
     summary = json.loads(disturbed.runs()[-1].summary.read_text())
     return Measured(
         name,
@@ -165,8 +149,8 @@ def measure(name: str, changes: Mapping[str, Any], launch: Mapping[str, Any], wo
         summary["goodput"],
         len(disturbed.runs()),
         faults,
-        found == samples(plain) and found.keys() == rewards.keys(),
-        rewards == rewards_of(plain),
+        found == plain.samples() and found.keys() == rewards.keys(),
+        rewards == plain.rewards(),
     )
 
 

@@ -19,11 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _fault_runs import Place, kill_session, send, sometimes_right, until
+from _fault_runs import Place, kill_session, send, sometimes_right, to_the_end, until
 from _results import write_result
 
 from hetrl.files import append_line, read_lines
-from lab.planned.runs import samples_of
 
 STEPS, MOMENTS = 12, 20
 END_SECONDS = 600.0
@@ -58,25 +57,21 @@ class Killed:
         return self.same_samples and self.same_rewards and self.same_weights
 
 
-def found_in(place: Place, seconds: float) -> Whole:
+def found_in(place: Place, began: float = 0.0) -> Whole:
     """Return what the runs of a place had; of a step that was taken again, the last time."""
-    rows, digests = dict[int, float](), dict[int, str]()
-    for run in place.runs():
-        rows |= {row["step"]: row["reward"] for row in read_lines(run.metrics)}
-        published = (event for event in read_lines(run.events) if event["kind"] == "weights_published")
-        digests |= {event["version"]: event["digest"] for event in published}
-    return Whole(samples_of(*(run.path for run in place.runs())), rows, digests, seconds)
+    events = place.events()
+    digests = {event["version"]: event["digest"] for event in events if event["kind"] == "weights_published"}
+    last = max(event["time"] for event in events if event["kind"] == "step")
+    return Whole(place.samples(), place.rewards(), digests, last - began)
 
 
 def undisturbed(place: Place, changes: Mapping[str, Any]) -> Whole:
     """Run to the end."""
     with place.submitting(changes) as process:
         until(place.runs, process)
-        began = time.monotonic()
-        _, said = process.communicate(timeout=END_SECONDS)
-    if process.returncode:
-        raise RuntimeError(f"the run that nobody killed ended with code {process.returncode}: {said[-2000:]}")
-    return found_in(place, time.monotonic() - began)
+        began = time.time()
+        to_the_end(process, END_SECONDS, "the run that nobody killed")
+    return found_in(place, began)
 
 
 def killed(place: Place, changes: Mapping[str, Any], whole: Whole, at_seconds: float) -> Killed:
@@ -91,15 +86,13 @@ def killed(place: Place, changes: Mapping[str, Any], whole: Whole, at_seconds: f
     step, when = len(place.rows()), time.time()
     try:
         with place.following("resume", place.runs()[-1].id) as process:
-            _, said = process.communicate(timeout=END_SECONDS)
+            to_the_end(process, END_SECONDS, f"the run that was killed after {at_seconds:.1f} s")
     finally:
         place.leave_nothing()
-    if process.returncode:
-        raise RuntimeError(f"killed after {at_seconds:.1f} s, it ended with code {process.returncode}: {said[-2000:]}")
-    events = [event for run in place.runs() for event in read_lines(run.events)]
+    events = place.events()
     after = min(event["time"] - when for event in events if event["kind"] == "step" and event["time"] > when)
     resumed = max((event["step"] for event in events if event["kind"] == "resumed"), default=0)
-    found = found_in(place, 0.0)
+    found = found_in(place)
     return Killed(
         at_seconds,
         step,
@@ -143,8 +136,7 @@ def main() -> None:
     parser.add_argument("--kept", type=Path, help="a file for what is found, for a bench that is stopped")
     arguments = parser.parse_args()
     draws, moments = random.Random(arguments.seed), arguments.moments or MOMENTS
-    kept = arguments.kept if arguments.kept and arguments.kept.exists() else None
-    found = [Killed(**row) for row in read_lines(kept)] if kept else []
+    found = [Killed(**row) for row in read_lines(arguments.kept)] if arguments.kept else []
     with tempfile.TemporaryDirectory(prefix="hetrl-kills-") as directory:
         work = Path(directory)
         changes = {"steps": STEPS, "rollouts": {"kept": True}, **sometimes_right(work)}

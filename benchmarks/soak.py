@@ -20,8 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
-from _fault_runs import Place, until
+from _fault_runs import Place, site_and_module, until
 from _results import write_result
+
+from hetrl.runtime.temporary import MEMORY
 
 EVERY_SECONDS = 10.0
 ENDLESS = 1_000_000  # steps
@@ -31,7 +33,7 @@ GROWTH_MB, GROWTH_DESCRIPTORS = (
     10.0,
     2.0,
 )  # per hour that still count as flat: less than a tenth of the smallest process
-TEMPORARY = (Path(tempfile.gettempdir()), Path("/dev/shm"))
+TEMPORARY = (Path(tempfile.gettempdir()), MEMORY)
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,9 @@ class Trend:
 
 
 def name_of(process: psutil.Process) -> str:
-    """Return where a process runs, and which module."""
-    words = process.cmdline()
-    module = words[words.index("-m") + 1] if "-m" in words else Path(words[0]).name
-    return f"{Path(process.cwd()).name} {module.removeprefix('hetrl.runtime.')} {process.pid}"
+    """Return where a process runs, and which module; raises psutil.Error of one that ended."""
+    site, module = site_and_module(process)
+    return f"{site} {module.removeprefix('hetrl.runtime.')} {process.pid}"
 
 
 def watch(place: Place, launcher: subprocess.Popen[str], seconds: float) -> dict[str, list[Sample]]:
@@ -108,7 +109,7 @@ def soak(work: Path, seconds: float) -> tuple[list[Trend], int, list[str]]:
             steps = len(place.rows())
             place.popen(["cancel", place.runs()[-1].id], {"stdout": subprocess.DEVNULL}).wait(END_SECONDS)
             launcher.wait(END_SECONDS)
-            left = [name_of(process) for process in place.processes()]
+            left = [f"process {process.pid}" for process in place.processes()]
         finally:
             place.leave_nothing()
     left += [str(path) for path in sorted(temporary() - before)]

@@ -86,8 +86,7 @@ class Dispatch:
 
     def next(self, now: float) -> list[Begun]:
         """Return which replicas begin a stretch of which samples now, the one with the least to do first."""
-        waiting = self._waiting()
-        if not waiting or not any(one.free for one in self._replicas.each()):
+        if not any(one.free for one in self._replicas.values()) or not (waiting := self._waiting()):
             return []
         begun, soon = list[Begun](), self._replicas.due(now)
         parts, most = self._replicas.parts(), self._replicas.most(self._lacking, now)
@@ -124,7 +123,7 @@ class Dispatch:
         for name, key in late:
             self._replicas[name].hanging.add(key)
         for key in [key for _, key in late if counts[key] == 1]:
-            able = [name for name in self._replicas if self._replicas[name].can_begin(key)]
+            able = [name for name, one in self._replicas.items() if one.free and key not in one.under_way]
             if able:
                 begun.append(self._begin(max(able, key=lambda name: self._replicas[name].speed), key, now))
         return begun
@@ -136,7 +135,7 @@ class Dispatch:
         self._replicas[name].hanging.clear()
         self._replicas.measure(name, tokens, began, seconds)
         self._add(key, tokens, complete=complete)
-        return [self._stop(other, key) for other in self._replicas if key in self._replicas[other].under_way]
+        return [self._stop(other, key) for other, one in self._replicas.items() if key in one.under_way]
 
     def _add(self, key: Key, tokens: int, *, complete: bool) -> None:
         sample, prompt = self._sample(key), self._prompts[key[0]]
@@ -263,5 +262,5 @@ class Dispatch:
             self._paused.remove(key)
         if not prompt.open:
             del self._prompts[key[0]]
-            for replica in self._replicas.each():
+            for replica in self._replicas.values():
                 replica.prompts.discard(key[0])

@@ -3,8 +3,8 @@
 speed   of one sequence: that of the last stretches; until there are any, what is planned beside those measured
 part    what is planned for a replica of one batch, and its share of what is planned for those that are not at work:
         no more of a batch run there at once, or a slow replica with many places would begin too many
-due     where most of a replica's stretches have run for as long as the last whole one took, all are about to end:
-        responses of one length, and those that are cut at a limit, come in waves
+due     where most of a replica's stretches began with the one that was the last to end whole, at a replica that is no
+        faster, they are about to end: responses of one length, and those cut at a limit, come in waves
 most    how much a sample may lack that a replica begins, for it to end no later than if it waited for the fastest
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Key = tuple[int, int]  # of a sample: its prompt, its number there
@@ -52,7 +52,6 @@ class Replica:
     tokens: float = 0.0  # of its stretches, and their seconds, older ones counting less
     seconds: float = 0.0
     under_way: dict[Key, float] = field(default_factory=dict)
-    since: float = 0.0  # the sum of those times
     hanging: set[Key] = field(default_factory=set)  # of these, those that are late
     prompts: set[int] = field(default_factory=set)  # that it has drawn from
     paused: bool = False
@@ -77,10 +76,6 @@ class Replica:
         """Return whether it answers, as far as is known."""
         return not self.hanging and not self.paused
 
-    def can_begin(self, key: Key) -> bool:
-        """Return whether it can draw of a sample."""
-        return self.free and key not in self.under_way
-
     def load(self, soon: int) -> float:
         """Return how long it has to do with one more sample, once so many stretches have ended."""
         return (len(self.under_way) - soon + 1) / self.rate
@@ -88,18 +83,17 @@ class Replica:
     def begin(self, key: Key, now: float) -> None:
         """Let it draw a stretch of a sample."""
         self.under_way[key] = now
-        self.since += now
         self.prompts.add(key[0])
 
     def stop(self, key: Key) -> None:
         """Let it draw a stretch no longer."""
-        self.since -= self.under_way.pop(key)
+        del self.under_way[key]
         self.hanging.discard(key)
 
     def drawn(self, now: float, stretch: int) -> float:
         """Return how many tokens the stretches under way are expected to have."""
         count = len(self.under_way)
-        return min(self.speed * max(count * now - self.since, 0.0), float(count * stretch))
+        return min(self.speed * max(count * now - sum(self.under_way.values()), 0.0), float(count * stretch))
 
     def is_late(self, key: Key, now: float, stretch: int) -> bool:
         """Return whether a stretch should have ended long ago."""
@@ -107,47 +101,27 @@ class Replica:
         return self.paused or (self.measured is not None and elapsed > late_seconds)
 
 
-class Replicas:
+class Replicas(dict[str, Replica]):
     """Those that are not lost, by name; `stretch` are the most tokens that one stretch comes to."""
 
     def __init__(self, capacities: Mapping[str, Capacity], stretch: int) -> None:
         """Begin with speeds as planned."""
+        super().__init__({name: Replica(capacity, capacity.speed) for name, capacity in capacities.items()})
         self._capacities, self._stretch = capacities, stretch
-        self._replicas = {name: Replica(capacity, capacity.speed) for name, capacity in capacities.items()}
         self._whole = (0.0, -math.inf, 0.0)  # the last stretch that was whole: planned speed, its begin and its seconds
-
-    def __getitem__(self, name: str) -> Replica:
-        """Return a replica."""
-        return self._replicas[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Return the names, in the order of the plan but for those that came back."""
-        return iter(self._replicas)
-
-    def items(self) -> ItemsView[str, Replica]:
-        """Return the names with their replicas."""
-        return self._replicas.items()
-
-    def each(self) -> Iterator[Replica]:
-        """Return the replicas."""
-        return iter(self._replicas.values())
-
-    def pop(self, name: str) -> Replica:
-        """Give a replica up."""
-        return self._replicas.pop(name)
 
     def back(self, name: str) -> None:
         """Take a replica back that was given up; it has drawn nothing yet."""
-        self._replicas[name] = Replica(self._capacities[name], self._capacities[name].speed)
+        self[name] = Replica(self._capacities[name], self._capacities[name].speed)
         self._set_speeds()
 
     def drawing(self) -> list[Begun]:
         """Return who draws what."""
-        return [(name, key) for name, replica in self._replicas.items() for key in replica.under_way]
+        return [(name, key) for name, replica in self.items() for key in replica.under_way]
 
     def parts(self) -> dict[str, int]:
         """Return how many samples of one batch may run at each replica that is at work."""
-        at_work = {name: one.capacity.samples for name, one in self._replicas.items() if one.at_work}
+        at_work = {name: one.capacity.samples for name, one in self.items() if one.at_work}
         whole, present = sum(one.samples for one in self._capacities.values()), max(1, sum(at_work.values()))
         return {name: max(1, math.ceil(samples * whole / present)) for name, samples in at_work.items()}
 
@@ -157,7 +131,7 @@ class Replicas:
         margin, found = SOON * seconds, Counter[str]()
         if now > began + seconds + margin:
             return found
-        for name, one in self._replicas.items():
+        for name, one in self.items():
             if one.at_work and FASTER * one.capacity.speed >= speed:
                 since = [*one.under_way.values()]
                 count = bisect_right(since, began + margin) - bisect_left(since, began - margin)
@@ -166,24 +140,24 @@ class Replicas:
 
     def most(self, lacking: float, now: float) -> dict[str, float]:
         """Return how many tokens a sample may lack that each replica begins, where all that are open lack so many."""
-        at_work = {name: one for name, one in self._replicas.items() if one.at_work}
+        at_work = {name: one for name, one in self.items() if one.at_work}
         fastest, rate = max(one.speed for one in at_work.values()), sum(one.rate for one in at_work.values())
-        left = max(lacking - sum(one.drawn(now, self._stretch) for one in self.each()), 0.0) / rate
+        left = max(lacking - sum(one.drawn(now, self._stretch) for one in self.values()), 0.0) / rate
         longer = {name: 1 / one.speed - FASTER / fastest for name, one in at_work.items()}
         return {name: left / seconds if seconds > 0 else math.inf for name, seconds in longer.items()}
 
     def measure(self, name: str, tokens: int, began: float, seconds: float) -> None:
         """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
-        replica = self._replicas[name]
+        replica = self[name]
         if tokens == self._stretch:
             self._whole = replica.capacity.speed, began, seconds
         replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
         replica.speed = replica.measured or replica.speed
-        if any(one.measured is None for one in self.each()):
+        if any(one.measured is None for one in self.values()):
             self._set_speeds()
 
     def _set_speeds(self) -> None:
-        measured = {name: one.measured for name, one in self._replicas.items()}
+        measured = {name: one.measured for name, one in self.items()}
         ratios = [speed / self[name].capacity.speed for name, speed in measured.items() if speed is not None]
         unit = sum(ratios) / len(ratios) if ratios else 1.0
         for name, speed in measured.items():

@@ -213,7 +213,7 @@ class Plain(Dispatch):
 
     def next(self, now: float) -> list[Begun]:
         begun, soon = list[Begun](), self._replicas.due(now)
-        if not any(one.free for one in self._replicas.each()):
+        if not any(one.free for one in self._replicas.values()):
             return []
         parts, most = self._replicas.parts(), self._replicas.most(self._lacking, now)
         able = [name for name, one in self._replicas.items() if one.free or soon[name]]

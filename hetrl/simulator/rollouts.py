@@ -23,6 +23,7 @@ from hetrl.hardware import Device
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Process, Signal
 from hetrl.simulator.pipelines import Setting
+from hetrl.stopwatch import Stopwatch
 from hetrl.workload import ACTOR_GENERATION
 
 CHUNK_TOKENS = 16  # fewer events than token by token; what arrives waits for the end of the chunk
@@ -40,10 +41,7 @@ class PromptDraw:
 
 @dataclass(eq=False)
 class _Sample:
-    """A sample that is not complete; `left` of its stretch under way, which began at `since` (`Generation.age`).
-
-    It is `at` who drew of it last.
-    """
+    """A sample that is not complete; `left` of its stretch under way, which began at `since`; `at` who drew it last."""
 
     group: PromptDraw
     key: Key
@@ -75,9 +73,9 @@ class Rollout:
     _at_rest: Signal = field(default_factory=Signal)
     _load: tuple[float, Signal] | None = None
 
-    def begin(self, sample: _Sample, age: float) -> None:
+    def begin(self, sample: _Sample, now: float) -> None:
         """Let it draw a stretch of a sample, from the next chunk on."""
-        sample.left, sample.since = min(sample.lacks, STRETCH_TOKENS), age
+        sample.left, sample.since = min(sample.lacks, STRETCH_TOKENS), now
         self.waiting.append(sample)
         self._wake.fire()
 
@@ -184,8 +182,9 @@ class Generation:
         """Start the replicas; those that share their devices with other tasks are stopped at first."""
         self._setting, self._seed, self._complete = setting, seed, complete
         self._needed = Signal()
-        self._stood = 0.0  # seconds in which generation stood still, and since when it does, if so
-        self._stands_since = 0.0 if shares_devices else None
+        self._ran = Stopwatch(lambda: setting.clock.now)  # stands still while generation does
+        if shares_devices:
+            self._ran.stop()
         self._samples: dict[Key, _Sample] = {}
         self.rollouts: list[Rollout] = []
         self._names: dict[str, Rollout] = {}
@@ -205,12 +204,6 @@ class Generation:
         self._name_of = {rollout: name for name, rollout in self._names.items()}
         self._dispatch = Dispatch(capacities, workload.response.maximum, STRETCH_TOKENS)
         self._call = max(one.server[0][0].rates.overhead.generation_call for one in self.rollouts)
-
-    @property
-    def age(self) -> float:
-        """Return the seconds in which generation did not stand still."""
-        since = self._stands_since
-        return (self._setting.clock.now if since is None else since) - self._stood
 
     def group(self, number: int, version: int) -> PromptDraw:
         """Return the group of a prompt with its drawn lengths."""
@@ -232,13 +225,13 @@ class Generation:
         self._setting.clock.after(self._call, arrive)
 
     def _go_on(self) -> None:
-        for name, key in self._dispatch.next(self.age):
-            self._names[name].begin(self._samples[key], self.age)
+        for name, key in self._dispatch.next(self._ran.seconds):
+            self._names[name].begin(self._samples[key], self._ran.seconds)
 
     def _advanced(self, rollout: Rollout, sample: _Sample) -> None:
-        complete = not sample.lacks
+        seconds, complete = self._ran.seconds - sample.since, not sample.lacks
         tokens = (sample.has - 1) % STRETCH_TOKENS + 1
-        self._dispatch.advanced(self._name_of[rollout], sample.key, tokens, self.age - sample.since, complete=complete)
+        self._dispatch.advanced(self._name_of[rollout], sample.key, tokens, seconds, complete=complete)
         if complete:
             del self._samples[sample.key]
             sample.group.open -= 1
@@ -255,11 +248,11 @@ class Generation:
     def stop(self) -> Process:
         """Bring all replicas to rest."""
         yield from [rollout.stop() for rollout in self.rollouts]
-        self._stands_since = self._setting.clock.now
+        self._ran.stop()
 
     def resume(self) -> None:
         """Let all replicas go on."""
-        self._stood, self._stands_since = self._setting.clock.now - self.age, None
+        self._ran.go_on()
         for rollout in self.rollouts:
             rollout.resume()
 

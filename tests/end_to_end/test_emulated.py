@@ -68,8 +68,8 @@ def test_an_asynchronous_run_is_as_stale_as_it_may_be(tmp_path: Path) -> None:
 def test_async_without_staleness_is_the_same_run(tmp_path: Path) -> None:
     """The same seed gives the same samples, rewards and versions in both modes."""
     found = []
-    for mode in ({}, {"mode": "async", "max_staleness": 0}):
-        config = experiment("quickstart", tmp_path / (mode or {"mode": "sync"})["mode"])
+    for mode in ({"mode": "sync"}, {"mode": "async", "max_staleness": 0}):
+        config = experiment("quickstart", tmp_path / mode["mode"])
         document = yaml.safe_load(config.read_text())
         document |= {"algorithm": document["algorithm"] | mode, "rollouts": {"kept": True}}
         config.write_text(yaml.safe_dump(document))

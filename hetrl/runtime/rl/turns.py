@@ -12,7 +12,6 @@ the last of them generation does not run there: each time would cost it its keys
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from hetrl.runtime import wire
 from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.transport.member import Member
+from hetrl.stopwatch import Stopwatch
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TASKS, TRAININGS
 
 
@@ -73,7 +73,7 @@ class Turns:
         self._forgotten: set[str] = set()
         self.timeline = Timeline()
         self.seconds = 0.0  # what all changes took so far
-        self._stood, self._stands_since = 0.0, math.inf  # seconds in which generation was asleep, and since when it is
+        self._awake = Stopwatch(time.monotonic)  # goes while generation is
         for group in self._groups:
             group.open.set()
 
@@ -96,7 +96,7 @@ class Turns:
 
     def generating(self) -> float:
         """Return the seconds of a clock that stands still while generation does."""
-        return min(time.monotonic(), self._stands_since) - self._stood
+        return self._awake.seconds
 
     def forget(self, address: str) -> None:
         """Tell a member nothing any more: it is lost."""
@@ -183,12 +183,12 @@ class Turns:
             sleeper, group.awake = group.awake, None
             await self._tell(group, sleeper, wire.Sleep(idle_state=party.idle_state, keep_weights=keep))
             if sleeper == ACTOR_GENERATION:
-                self._stands_since = time.monotonic()
+                self._awake.stop()
         if task is not None:
             await self._tell(group, task, wire.Wake())
             group.awake = task
             if task == ACTOR_GENERATION:
-                self._stood, self._stands_since = time.monotonic() - self.generating(), math.inf
+                self._awake.go_on()
 
     async def _tell(
         self, group: _Group, task: str, message: wire.Message, timeout_seconds: float = wire.WORK_SECONDS

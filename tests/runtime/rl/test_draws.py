@@ -322,7 +322,7 @@ def test_who_waits_for_its_turn_is_neither_late_nor_slow(monkeypatch: pytest.Mon
 
     asyncio.run(run())
     assert members.told == []
-    assert all(0.0 < one.seconds < 1.0 for one in dispatch._replicas.each())
+    assert all(0.0 < one.seconds < 1.0 for one in dispatch._replicas.values())
 
 
 def test_the_run_ends_with_the_last_replica() -> None:
