@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from _fault_runs import CONTROLLER, GATEWAY, Place, kill_session, send, stand_still, to_the_end, until
+from _fault_runs import CHECKPOINTS, CONTROLLER, GATEWAY, Place, kill_session, send, stand_still, to_the_end, until
 
 from hetrl.workload import ITERATION
 
 STEPS, AT_STEP = 12, 4  # faults are behind the step that the second number says
 END_SECONDS = 300.0
+COPY_AT = "gamma"
 KILL, STOP = "SIGKILL", "SIGSTOP"
 RANK, ROLLOUT, SERVER = "hetrl.runtime.run.trainer", "hetrl.runtime.run.rollout", "vllm.entrypoints.cli.main"
 LAUNCHER = "launcher"
@@ -34,6 +35,7 @@ START, GENERATION, TRAINING, PUBLICATION, CHECKPOINT = "start", "generation", "t
 PHASES = (START, GENERATION, TRAINING, PUBLICATION, CHECKPOINT)
 STANDS = ("trainer", "rollout", "rollout's vLLM", "controller")  # those that may stand still
 PAUSES = ("gateway", "lead's gateway")  # those that may do so for a while, as if their links were out
+GONE = "lost for good"  # its files, too, and on clusters the nodes and Slurm; checkpoints have a copy elsewhere
 PAUSED = {f"{STOP} for {seconds} s": seconds for seconds in (5, 30)}  # less than the run's patience, and more
 
 
@@ -58,12 +60,14 @@ MAIN = (
     Cell("controller", KILL, GENERATION),
     Cell("all of a site", KILL, GENERATION),
     Cell("all of the lead site", KILL, GENERATION),
+    Cell("all of the lead site", GONE, TRAINING),
     Cell(LAUNCHER, KILL, TRAINING),
 )
 CELLS = (
     *(Cell(part, KILL, phase) for part in PARTS for phase in PHASES),
     *(Cell(part, STOP, GENERATION) for part in STANDS),
     *(Cell(part, fault, phase) for part in PAUSES for fault in PAUSED for phase in (GENERATION, PUBLICATION)),
+    Cell("all of the lead site", GONE, TRAINING),
 )
 
 
@@ -78,11 +82,15 @@ class Undisturbed:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a fault; `same` says whether all rewards are those of the undisturbed run."""
+    """What came of a fault; `same` says whether all rewards are those of the undisturbed run.
+
+    `seconds` until the next step was done, `given_up` until the run was, where another one went on.
+    """
 
     cell: Cell
     outcome: str
     finished: bool
+    given_up: float | None = None
     seconds: float | None = None
     taken_again: int | None = None
     same: bool | None = None
@@ -99,7 +107,8 @@ def undisturbed(place: Place, changes: Mapping[str, Any]) -> Undisturbed:
 
 def play(cell: Cell, place: Place, changes: Mapping[str, Any], plain: Undisturbed) -> Found:
     """Run until the phase, do what the cell says, and see what comes of it."""
-    with place.submitting({**changes, "steps": STEPS}, {"restarts": 3}) as process:
+    copied = {"checkpoints": {**CHECKPOINTS, "copy_to": [COPY_AT]}} if cell.fault == GONE else {}
+    with place.submitting({**changes, **copied, "steps": STEPS}, {"restarts": 3}) as process:
         try:
             _until_phase(cell, place, process, plain)
             hit, before = time.time(), _last_step(place)
@@ -117,7 +126,7 @@ def play(cell: Cell, place: Place, changes: Mapping[str, Any], plain: Undisturbe
     if not count:
         return Found(cell, "not hit: no such process", finished=False)
     if code:
-        cause = next((line for line in said.splitlines() if line.startswith("error: ")), said[-200:])
+        cause = next((line for line in reversed(said.splitlines()) if line.startswith("error: ")), said[-200:])
         return Found(cell, f"ends with code {code}: {cause.removeprefix('error: ').split('; see ')[0]}", finished=False)
     return _judged(cell, place, plain, hit, before)
 
@@ -128,15 +137,17 @@ def _judged(cell: Cell, place: Place, plain: Undisturbed, hit: float, before: in
     after = [event["time"] - hit for event in events if event["kind"] == "step" and event["time"] > hit]
     resumed = [event["step"] for event in events if event["kind"] == "resumed"]
     again = max(before - min(resumed), 0) if resumed else 0
+    given_up = [event["time"] - hit for event in events if event["kind"] == "failed"]
     same = [row["reward"] for row in place.rows()] == plain.rewards
-    return Found(cell, _outcome(events, len(place.runs())), True, min(after, default=None), again, same)
+    seconds = min(given_up, default=None), min(after, default=None)
+    return Found(cell, _outcome(events, place.plans()), True, *seconds, again, same)
 
 
-def _outcome(events: Sequence[Mapping[str, Any]], runs: int) -> str:
-    """Return in a few words how a run went on."""
+def _outcome(events: Sequence[Mapping[str, Any]], plans: Sequence[bytes]) -> str:
+    """Return in a few words how a run went on; `plans` are those of the runs that it took."""
     kinds = [event["kind"] for event in events]
-    if runs > 1:
-        return "taken up from a checkpoint"
+    if len(plans) > 1:
+        return "taken up from a checkpoint" + (", by another plan" if len(set(plans)) > 1 else "")
     if "replica_lost" in kinds:
         return "goes on without, and with it again" if "replica_back" in kinds else "goes on without"
     if "replica_back" in kinds:
@@ -168,7 +179,7 @@ def _until_phase(cell: Cell, place: Place, process: subprocess.Popen[str], plain
         pattern = f"sites/alpha/checkpoints/step-{AT_STEP:08d}*"
         until(lambda: any(path for run in place.runs()[-1:] for path in run.path.glob(pattern)), process)
         return
-    until(lambda: _last_step(place) >= AT_STEP, process)
+    until(lambda: _last_step(place) >= AT_STEP and (cell.fault != GONE or place.copied()), process)
     generation, whole = plain.seconds["generation_wait"], plain.iteration_seconds
     published = plain.seconds.get("publish", plain.seconds.get("weight_sync", 0.0))
     trained = max(whole - generation - published, 0.0)
@@ -180,6 +191,8 @@ def _hit(cell: Cell, place: Place, launcher: subprocess.Popen[str]) -> int:
     if cell.part == LAUNCHER:
         kill_session(launcher)
         return 1
+    if cell.fault == GONE:
+        return place.lose(PARTS[cell.part][0])
     hit = place.processes(*PARTS[cell.part])
     if seconds := PAUSED.get(cell.fault):
         stand_still(hit, seconds)

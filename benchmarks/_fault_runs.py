@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ PHASE_SECONDS = 180.0
 GATEWAY, CONTROLLER = "hetrl.runtime.gateway.gateway_process", "hetrl.runtime.run.controller"
 LAUNCH = {"patience": "00:00:10", "hang_timeout": "00:00:30", "orphan_timeout": "00:01:00"}
 CHECKPOINTS = {"every_steps": 2}
+LABS = ("lab", "lab-training")  # the second trains at two sites, so that one may be lost
 
 Following = AbstractContextManager[subprocess.Popen[str]]
 
@@ -119,6 +121,22 @@ class Place:
                     found.append(process)
         return found
 
+    def plans(self) -> list[bytes]:
+        """Return the plan of each run."""
+        return [(run.path / "plan.json").read_bytes() for run in self.runs()]
+
+    def copied(self) -> bool:
+        """Return whether a checkpoint has a copy at another site."""
+        return any(event["kind"] == "checkpoint_copied" for event in self.events())
+
+    def lose(self, site: str) -> int:
+        """Lose everything of the runs at a site; return how many processes there were."""
+        hit = self.processes(site)
+        send(hit, signal.SIGKILL)
+        for run in self.runs():
+            shutil.rmtree(run.site(site))
+        return len(hit)
+
     def leave_nothing(self) -> None:
         """End what is left of the runs."""
         for run in self.runs():
@@ -126,15 +144,18 @@ class Place:
 
 
 class Clusters(Place):
-    """Three real Slurm clusters of a lab that is logged in, discovered and probed; `plan.json` is its job user's."""
+    """Three real Slurm clusters of a lab that is logged in, discovered and probed; `plan.json` is its job user's.
+
+    A site is lost with its nodes and the daemon of its Slurm, until `leave_nothing`.
+    """
 
     config = "lab"
     sections: Mapping[str, Any] = {}
-    words = ("--plan", "../plan.json")
 
-    def __init__(self, lab: Lab, name: str) -> None:
+    def __init__(self, lab: Lab, name: str, config: str = "lab") -> None:
         super().__init__(lab.home(LAUNCHER) / name)
-        self._lab, self._name = lab, name
+        self._lab, self._name, self._lost = lab, name, set[str]()
+        self.config, self.words = config, ("--plan", f"../{config}.json")
         for shared in ("topology", CHECKOUT):  # site files name what was found relative to where `hetrl` runs
             (self.work / shared).symlink_to(f"../{shared}")
         self._own(self.work)
@@ -151,7 +172,21 @@ class Clusters(Place):
         inside = f'cd {self._name} && exec "$@"'
         return self._lab.popen(LAUNCHER, ["sh", "-c", inside, "sh", f"../{HETRL}", *words], **pipes)
 
+    def lose(self, site: str) -> int:
+        hit = self.processes(site)
+        self._lost.add(site)
+        self._lab.run(site, ["sh", "-c", "kill -9 $(cat /run/slurmctld.pid)"], user="root")
+        for node in range(self._lab.sites[site].nodes):
+            self._lab.kill_node(f"{site}-{node + 1}")
+        for run in self.runs():
+            shutil.rmtree(self._lab.home(site) / "scratch/hetrl" / run.id)
+        return len(hit)
+
     def leave_nothing(self) -> None:
+        for site in self._lost:
+            self._lab.run(site, ["slurmctld"], user="root")
+        if self._lost:
+            self._lab.restore()
         for site in self._lab.sites:
             self._lab.run(site, ["sh", "-c", "scancel --user=$USER"], check=False)
 
@@ -168,12 +203,13 @@ def sometimes_right(work: Path) -> dict[str, Any]:
 
 @contextmanager
 def three_clusters() -> Iterator[Lab]:
-    """Start the clusters of configs/lab.yaml, ready for runs of its plan."""
+    """Start the clusters of configs/lab.yaml and lab-training.yaml, ready for runs of their plans."""
     with Lab(RUN_SITES, slurm=True) as lab:
         log_in(lab)
         config = f"{CHECKOUT}/configs/lab.yaml"
         quick = ("--seconds", "1", "--streams", "1", "--round-trips", "5")
-        for words in (["discover", *SITE_FILES], ["probe", config, *quick], ["plan", config, "--output", "plan.json"]):
+        plans = [["plan", f"{CHECKOUT}/configs/{name}.yaml", "--output", f"{name}.json"] for name in LABS]
+        for words in (["discover", *SITE_FILES], ["probe", config, *quick], *plans):
             lab.run(LAUNCHER, [HETRL, *words], timeout_seconds=PHASE_SECONDS)
         yield lab
 

@@ -16,12 +16,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _fault_cells import CELLS, MAIN, STEPS, Cell, Found, Undisturbed, play, undisturbed
-from _fault_runs import Clusters, Place, sometimes_right, three_clusters
+from _fault_cells import CELLS, GONE, MAIN, STEPS, Cell, Found, Undisturbed, play, undisturbed
+from _fault_runs import LABS, Clusters, Place, sometimes_right, three_clusters
 from _results import write_result
 
 from hetrl.files import append_line, read_lines
@@ -29,10 +28,13 @@ from hetrl.files import append_line, read_lines
 
 def row_of(found: Found) -> str:
     """Return a cell's row of the table."""
-    cell, seconds = found.cell, "-" if found.seconds is None else f"{found.seconds:.1f} s"
+    cell = found.cell
+    given_up, seconds = ("-" if one is None else f"{one:.1f} s" for one in (found.given_up, found.seconds))
     again = "-" if found.taken_again is None else f"{found.taken_again}"
     same = {True: "yes", False: "NO", None: "-"}[found.same]
-    return f"| {cell.part} | {cell.fault} | {cell.phase} | {found.outcome} | {seconds} | {again} | {same} |"
+    return (
+        f"| {cell.part} | {cell.fault} | {cell.phase} | {found.outcome} | {given_up} | {seconds} | {again} | {same} |"
+    )
 
 
 def page(found: list[Found], plain: Undisturbed, clusters: bool) -> tuple[str, dict[str, object]]:
@@ -49,11 +51,12 @@ def page(found: list[Found], plain: Undisturbed, clusters: bool) -> tuple[str, d
         f"{len(found)} faults, each in a run of {STEPS} steps {where} (two replicas draw, a checkpoint "
         f"every second step; an iteration takes {plain.iteration_seconds:.1f} s): "
         f"{len(finished)} of the runs come to their end by themselves, {figures['same']} of them with the rewards of a "
-        "run without faults. A fault before the first step is told, and ends the run: nothing is lost with it. Next "
-        "step: until it was done. Again: steps that were taken once more.",
+        "run without faults. A fault before the first step is told, and ends the run: nothing is lost with it. Given "
+        "up: until the run was, where another goes on. Next step: until it was done. Again: steps that were taken once "
+        "more.",
         "",
-        "| part | fault | phase | what came of it | next step | again | same rewards |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| part | fault | phase | what came of it | given up | next step | again | same rewards |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
         *map(row_of, found),
     ]
     return "\n".join(lines), figures
@@ -66,14 +69,14 @@ def kept(path: Path | None) -> list[Found]:
 
 
 @contextmanager
-def places(clusters: bool) -> Iterator[tuple[Callable[[str], Place], dict[str, Any]]]:
-    """Give what makes a place for a run of this name, and the sections of the experiments."""
+def places(clusters: bool) -> Iterator[tuple[Callable[[str, bool], Place], dict[str, Any]]]:
+    """Give what makes a place for a run of this name (which may lose a site), and the sections of the experiments."""
     if clusters:
         with three_clusters() as lab:
-            yield partial(Clusters, lab), {}
+            yield lambda name, loses: Clusters(lab, name, LABS[loses]), {}
         return
     with tempfile.TemporaryDirectory(prefix="hetrl-faults-") as work:
-        yield (lambda name: Place(Path(work) / name)), sometimes_right(Path(work))
+        yield (lambda name, _: Place(Path(work) / name)), sometimes_right(Path(work))
 
 
 def main() -> None:
@@ -91,10 +94,10 @@ def main() -> None:
     ]
     before = {one.cell: one for one in kept(arguments.kept)}
     with places(arguments.clusters) as (place, changes):
-        plain = undisturbed(place("undisturbed"), changes)
+        plain = undisturbed(place("undisturbed", False), changes)
         found = []
         for number, cell in enumerate(cells):
-            found.append(before.get(cell) or play(cell, place(f"cell-{number}"), changes, plain))
+            found.append(before.get(cell) or play(cell, place(f"cell-{number}", cell.fault == GONE), changes, plain))
             print(row_of(found[-1]), flush=True)
             if arguments.kept and cell not in before:
                 append_line(arguments.kept, asdict(found[-1]))

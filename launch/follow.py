@@ -7,6 +7,9 @@ repeat:
     the controller says finished            -> finished, once the members left or had time to
     the controller says failed              -> failed, likewise
     the controller is gone without a word   -> failed
+    its site does not answer, and the others
+    have ended since, for they heard of it
+    as little                               -> failed
     a member exited with an error           -> failed, unless the controller says why within a moment, or goes on
                                                without it
 """
@@ -22,10 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hetrl.errors import SiteUnreachableError
 from hetrl.files import EventLog
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from launch.collect import Collector
-from launch.executor import Executor, Exit
+from launch.executor import Executor, Exit, Started
 from launch.interrupts import Interrupts, signal_name
 from launch.run_directory import Run
 from launch.show import from_here, log_tail, names_error, telling_line
@@ -34,6 +38,7 @@ from launch.state import State
 POLL_SECONDS = 0.1
 WORD_SECONDS = 5.0  # how long a failed member waits for the controller's own explanation
 LEAVE_SECONDS = 15.0  # how long members have to leave by themselves after the end
+SILENCE_SECONDS = 60.0  # how long the controller's site has to answer again once all others have ended
 CANCELLED = 128 + signal.SIGINT
 
 _FIRST = re.compile(r"the job ends with exit code (\d+), for (\S+) failed first")  # slurm_templates/gang.sbatch.j2
@@ -54,10 +59,11 @@ class Outcome:
 class Watched:
     """What the follower has seen so far; times are those of the monotonic clock, infinite before they come.
 
-    `goes_on` says that the run goes on without what is spare.
+    `goes_on` says that the run goes on without what is spare, `silent` since when a site has not answered.
     """
 
     exits: list[tuple[Exit, float]] = field(default_factory=list)
+    silent: Mapping[str, float] = field(default_factory=dict)
     ended_at: float = math.inf
     goes_on: bool = False
 
@@ -65,6 +71,7 @@ class Watched:
         """Note exits and when they and the end came."""
         now = time.monotonic()
         self.exits += [(gone, now) for gone in exits]
+        self.silent = {site: self.silent.get(site, now) for site in state.silent}
         self.goes_on = state.phase == "running" or (state.phase == "starting" and begins_without)
         if state.ended:
             self.ended_at = min(self.ended_at, now)
@@ -88,6 +95,15 @@ class Watched:
     def leaderless_at(self) -> float:
         """Return when that came."""
         return min((at for gone, at in self.exits if _leads(gone)), default=math.inf)
+
+    def deserted(self, alive: Sequence[Started], now: float) -> str | None:
+        """Return the controller's site where it is silent, and all that lived elsewhere has ended, some of it since."""
+        if {one.site for one in alive} - self.silent.keys():
+            return None
+        site = next((one.site for one in alive if one.role == CONTROLLER), None)
+        if site is None or now - self.silent[site] < SILENCE_SECONDS:
+            return None
+        return site if any(at >= self.silent[site] for _, at in self.exits) else None
 
     @property
     def _bad(self) -> list[tuple[Exit, float]]:
@@ -137,6 +153,9 @@ def judge(run: Run, watched: Watched, state: State, executor: Executor, now: flo
         return Outcome("failed", 1, explain(run, bad or leading))
     if bad is not None and now - watched.failed_at > WORD_SECONDS + lag_seconds:
         return Outcome("failed", 1, explain(run, bad))
+    if site := watched.deserted(executor.alive(), now):
+        cause = f"{site}, which leads, does not answer, and all jobs elsewhere have ended: {state.silent[site]}"
+        return Outcome("failed", SiteUnreachableError.exit_code, cause)
     return None
 
 

@@ -36,7 +36,7 @@ from launch.run_directory import Run, find_run
 from launch.screen import say
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import SlurmRun, read_slurm_run
-from launch.slurm.watch import cancel_everywhere
+from launch.slurm.watch import cancel_everywhere, refresh
 from launch.state import FINISHED, State
 from launch.verbs.checkpoints import directories_of, everywhere, trained_at
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
@@ -44,6 +44,7 @@ from launch.verbs.prepare import prepare
 from launch.verbs.runs import current_state
 from launch.verbs.stored import newest_of
 
+SILENCE_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
 ANSWER_SECONDS, AGAIN_SECONDS = 3600.0, 60.0  # a run that nobody watches outlives the maintenance of a login node
 _Made = TypeVar("_Made")
 # How a run may end that another start of it may mend: a process, a node, a site or the time that it was given.
@@ -101,13 +102,23 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
         if state.phase != "failed" or state.exit_code not in _MENDED or not _took_steps(run):
             break
         say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
-        slurm, lost = read_slurm_run(run), tuple(state.silent)
+        slurm, lost = read_slurm_run(run), tuple[str, ...]()
         if slurm is not None:
+            state = once_all_answer(partial(refresh, run, slurm, "resume"))
+            lost = tuple(state.silent)
             once_sites_answer(partial(_end_jobs, run, slurm, state, lost), console)
         same = config.exists() and config.read_bytes() == kept.read_bytes()
         prepared, plan = _go_on(run, slurm, _Wanted(config if same else kept, without=lost), console)
         run, code = prepared.run, begin(patient(prepared), plan, console, yes=True, detach=False)
     return code
+
+
+def once_all_answer(look: Callable[[], State]) -> State:
+    """Return a run's state when no site is silent, or as it is a while later: those that are still silent are lost."""
+    deadline = time.monotonic() + SILENCE_SECONDS
+    while (state := look()).silent and time.monotonic() < deadline:
+        time.sleep(LOOK_AGAIN_SECONDS)
+    return state
 
 
 def once_sites_answer(ask: Callable[[], _Made], console: Console) -> _Made:

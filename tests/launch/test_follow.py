@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hetrl.files import read_lines
+from hetrl.runtime.wire import CONTROLLER
 from launch import follow, local
+from launch.executor import Exit, Started
+from launch.follow import SILENCE_SECONDS, Watched, judge
 from launch.local import stop_processes
 from launch.render import Command, Job
+from launch.state import State
 from tests.launch.launch_cases import (
     CONTROLLER_HEAD,
     ENDLESS_CONTROLLER,
@@ -158,3 +163,42 @@ def test_program_that_cannot_start_stops_those_that_did(run):
     outcome = launch(run, [job(run, "alpha", gateway=SLEEPER), missing], plain_console())
     assert outcome.cause == "beta: cannot start x: No such file or directory: /no/program"
     assert left_of(run) == []
+
+
+LEAD, ROLLOUTS = (Started("alpha", "gang", CONTROLLER, "gang"), Started("beta", "gang", "gang", "gang", spare=True))
+SILENT = State(phase="running", silent={"alpha": "squeue did not answer"})
+
+
+@dataclass
+class Slurm:
+    """What a follower asks an executor, with jobs that live."""
+
+    living: list[Started]
+    lag_seconds: float = 1.0
+
+    def alive(self) -> list[Started]:
+        return self.living
+
+
+def later(watched: Watched) -> float:
+    return watched.silent["alpha"] + SILENCE_SECONDS + 1.0
+
+
+def test_lead_site_that_is_silent_ends_the_run_once_the_others_have_ended(run):
+    watched = Watched()
+    watched.add([], SILENT)
+    assert judge(run, watched, SILENT, Slurm([LEAD, ROLLOUTS]), later(watched)) is None  # beta hears of alpha
+    watched.add([Exit(ROLLOUTS, 1, "FAILED")], SILENT)
+    assert judge(run, watched, SILENT, Slurm([LEAD]), watched.silent["alpha"] + 1.0) is None  # alpha may answer yet
+    outcome = judge(run, watched, SILENT, Slurm([LEAD]), later(watched))
+    assert outcome is not None and (outcome.phase, outcome.exit_code) == ("failed", 4)
+    assert outcome.cause.startswith("alpha, which leads, does not answer, and all jobs elsewhere have ended: squeue")
+
+
+def test_lead_site_that_is_silent_behind_the_end_of_the_others_is_waited_for(run):
+    watched = Watched()
+    watched.add([Exit(ROLLOUTS, 1, "TIMEOUT")], State(phase="running"))
+    watched.add([], SILENT)
+    assert judge(run, watched, SILENT, Slurm([LEAD]), later(watched)) is None
+    watched.add([], State(phase="running"))
+    assert watched.silent == {}

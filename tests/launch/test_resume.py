@@ -18,6 +18,7 @@ from launch.collect import Collector, log_planned
 from launch.executor import Prepared
 from launch.local import LocalExecutor
 from launch.run_directory import LAUNCHER, Run, create_run
+from launch.state import State
 from launch.verbs import resume
 from tests.launch.launch_cases import job
 from tests.launch.test_checkpoints import checkpoint
@@ -78,11 +79,32 @@ def test_another_executor_finds_no_checkpoints(run, tmp_path, capsys):
     assert f"{run.id}: its checkpoints are in its directory here, where launch.executor of" in capsys.readouterr().err
 
 
-def test_a_site_that_does_not_answer_is_asked_again_for_an_hour(monkeypatch):
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    seconds = [0.0]
+    monkeypatch.setattr(resume.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(resume.time, "sleep", lambda more: seconds.__setitem__(0, seconds[0] + more))
+    return seconds
+
+
+def test_a_site_is_left_out_only_where_it_is_silent_for_a_while(clock):
+    """One look that came to nothing does not take a run away from a site; one that took long counts as well."""
+
+    def look(back_at: float, looking_seconds: float = 0.0) -> State:
+        clock[0] += looking_seconds
+        return State(silent={"beta": "no answer"} if clock[0] < back_at else {})
+
+    assert resume.once_all_answer(lambda: look(12.0)).silent == {}
+    assert clock[0] == 15.0
+    assert resume.once_all_answer(lambda: look(1e6)).silent == {"beta": "no answer"}
+    assert clock[0] == 45.0
+    assert resume.once_all_answer(lambda: look(1e6, 60.0)).silent == {"beta": "no answer"}
+    assert clock[0] == 105.0
+
+
+def test_a_site_that_does_not_answer_is_asked_again_for_an_hour(clock):
     """A launcher that nobody watches takes a run up once the login node is back, and says what it waits for."""
-    clock, said = [0.0], io.StringIO()
-    monkeypatch.setattr(resume.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(resume.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    said = io.StringIO()
 
     def answers(at: float) -> str:
         if clock[0] < at:

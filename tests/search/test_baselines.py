@@ -23,6 +23,7 @@ from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, Lengths, Workload, 
 
 SYSTEMS = ("verl", "verl-expert", "streamrl", "areal-hex")
 DISAGGREGATED = ("streamrl", "areal-hex")
+ENGINE_SITES = (("alpha", "megatron"), ("beta", "vllm"))
 BUDGET_SECONDS = 60.0  # far more than any of these needs: it must not decide
 
 
@@ -266,6 +267,15 @@ def test_each_task_stays_where_its_engine_is(solver: str) -> None:
     plan = solve(Problem(topology, workload()), solver, BUDGET_SECONDS, 0)
     assert {site_of(d) for d in devices_of(plan, *others(plan))} == {"alpha"}
     assert {site_of(d) for d in devices_of(plan, ACTOR_GENERATION)} <= {"beta", "gamma"}
+
+
+@pytest.mark.parametrize("solver", SYSTEMS)
+def test_one_gpu_for_each_engine_is_enough(solver: str) -> None:
+    sites = tuple(Site(name, (Node("n0", "l40s", 1),), engines=(engine,)) for name, engine in ENGINE_SITES)
+    topology = Topology(sites, (Link(("alpha", "beta"), 1.0, 10),))
+    plan = solve(Problem(topology, workload("qwen3-0.6b")), solver, BUDGET_SECONDS, 0)
+    assert set(devices_of(plan, ACTOR_GENERATION)) == {"beta/n0/0"}
+    assert set(devices_of(plan, *others(plan))) == {"alpha/n0/0"}
 
 
 @pytest.mark.parametrize("solver", SYSTEMS)

@@ -134,7 +134,8 @@ class _Worker:
     async def _line(self, clock_seconds: float) -> bytes:
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), clock_seconds)
+            async with asyncio.timeout(clock_seconds):
+                line = await self._process.stdout.readline()
         except TimeoutError:
             await self.kill()
             raise _WorkerEndedError("did not answer") from None

@@ -92,7 +92,8 @@ class EmulatedRank:
 
     async def _wait(self, arrived: asyncio.Event, who: str) -> None:
         try:
-            await asyncio.wait_for(arrived.wait(), wire.WORK_SECONDS)
+            async with asyncio.timeout(wire.WORK_SECONDS):
+                await arrived.wait()
         except TimeoutError:
             limit = f"within {wire.WORK_SECONDS:g} s"
             raise HetrlError(f"{wire.site_of(who)}: {who} did not move what it was to move {limit}") from None

@@ -84,7 +84,8 @@ class EmulatedServer:
             raise HetrlError("asked to generate before the first weight version arrived")
         await self._called()
         drawn = (self._draw(tuple(prompt), sampling) for _ in range(sampling.samples))
-        return tuple(await asyncio.wait_for(asyncio.gather(*drawn), timeout_seconds))
+        async with asyncio.timeout(timeout_seconds):
+            return tuple(await asyncio.gather(*drawn))
 
     async def _called(self) -> None:
         """Wait as long as a server takes to begin: the fixed time of a call, for all requests that come meanwhile.
@@ -241,7 +242,8 @@ class EmulatedServer:
                 return
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
             except TimeoutError:
                 return
 

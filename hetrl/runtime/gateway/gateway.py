@@ -314,7 +314,8 @@ class Gateway:
                 silence = f"no word of the controller for {self._orphan_seconds:g} s (launch.orphan_timeout)"
                 self._fail(HetrlError(f"{self.site}: {silence}, so the gateway ends"))
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), _TICK_SECONDS)
+                async with asyncio.timeout(_TICK_SECONDS):
+                    await self._stop.wait()
 
     def _to_gateway(self, peer: str, message: wire.Message) -> Sequence[Any]:
         return wire.encode(self._header(gateway_of(peer)), message)

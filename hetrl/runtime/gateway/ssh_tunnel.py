@@ -108,7 +108,8 @@ async def _ask(command: list[str]) -> tuple[str, str]:
     """Run ssh; return what the other site says, and the last line of what ssh itself says."""
     process = await _start(command, stdout=asyncio.subprocess.PIPE)
     try:
-        answer, said = await asyncio.wait_for(process.communicate(), ASK_SECONDS)
+        async with asyncio.timeout(ASK_SECONDS):
+            answer, said = await process.communicate()
     except TimeoutError:
         return "", f"no answer within {ASK_SECONDS:g} s"
     finally:
@@ -144,7 +145,8 @@ async def _one_tunnel(
     stood = False
     try:
         try:
-            await asyncio.wait_for(asyncio.shield(listening), UP_SECONDS)
+            async with asyncio.timeout(UP_SECONDS):
+                await asyncio.shield(listening)
         except TimeoutError:
             stood = True
             report.up()
@@ -186,7 +188,8 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), STOP_SECONDS)
+        async with asyncio.timeout(STOP_SECONDS):
+            await process.wait()
     except TimeoutError:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -168,7 +168,8 @@ class Communicator:
         patience_seconds = 0 if dead else PROBE_SECONDS if elsewhere else 2 * PROBE_SECONDS
         if ranks and patience_seconds:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._failed.wait(), patience_seconds)
+                async with asyncio.timeout(patience_seconds):
+                    await self._failed.wait()
         if dead:
             return [f"{self._place(rank)} does not answer, look into its log" for rank in blamed]
         return [

@@ -112,7 +112,7 @@ def _balanced_cut(
     least, compared = float("inf"), 0
     trials = replace(PLAIN, shares=definition.shares)
     total = max(map(len, order.values()))
-    for cut in range(1, total, max(total // MOST_CUTS, 1)):
+    for cut in range(1, max(total, 2), max(total // MOST_CUTS, 1)):  # one piece each: stages on different sites
         nodes = _divided(order, cut)
         if nodes is None:
             continue
