@@ -75,7 +75,9 @@ class Cluster:
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in (self.directory / "logs").glob("*.log"))
 
 
-def cluster(lab: Lab, trainers: list[str], rollouts: list[list[str]], programs: Mapping[str, str]) -> Cluster:
+def cluster(
+    lab: Lab, trainers: list[str], rollouts: list[list[str]], programs: Mapping[str, str], grace: int = 3
+) -> Cluster:
     """Put the directory of a plan on alpha; a program is looked up by process, then by step, then `report`."""
     site = {
         "name": "alpha",
@@ -94,7 +96,7 @@ def cluster(lab: Lab, trainers: list[str], rollouts: list[list[str]], programs: 
     found = site_scripts(plan(trainers, rollouts), problem(site, other), "run", there)
     scripts = {one.name: one for one in found if one.site == "alpha"}
     for name, script in scripts.items():
-        text = script.text.replace("\ngrace=60 ", "\ngrace=3 ")
+        text = script.text.replace("\ngrace=60 ", f"\ngrace={grace} ")
         (directory / "scripts" / f"{name}.sbatch").write_text(text)
         rows = json.loads(script.rows_text)
         for step in rows["steps"].values():
@@ -136,6 +138,14 @@ def test_a_process_that_fails_ends_the_others_and_gives_the_job_its_exit_code(
     said = f"the job ends with exit code {code}, for actor_training-1 failed first"
     assert said in alpha.log(f"gang-{job}")
     assert "controller ended with exit code 143" in alpha.log(f"gang-{job}")
+
+
+def test_a_controller_that_is_killed_ends_the_others_at_once(strangers: Lab) -> None:
+    programs = {"gateway": GATEWAY, "actor_training-0": STAY, "controller": FAIL + "os.kill(os.getpid(), 9)"}
+    alpha = cluster(strangers, ["alpha/a100-0/0"], [["other/x/0"]], programs, grace=600)
+    job = alpha.submit("gang")
+    assert alpha.exit_code(job) == "137:0", alpha.logs()
+    assert "for controller failed first" in alpha.log(f"gang-{job}")
 
 
 def test_a_gateway_that_is_killed_comes_back_and_one_that_gives_up_ends_the_job(strangers: Lab) -> None:
