@@ -130,10 +130,9 @@ class Dispatch:
 
     def advanced(self, name: str, key: Key, tokens: int, seconds: float, *, complete: bool) -> list[Begun]:
         """Note a stretch of so many tokens, drawn in so many seconds; return who draws it in vain."""
-        began = self._replicas[name].under_way[key]
+        self._replicas.measure(name, key, tokens, seconds)
         self._stop(name, key)
         self._replicas[name].hanging.clear()
-        self._replicas.measure(name, tokens, began, seconds)
         self._add(key, tokens, complete=complete)
         return [self._stop(other, key) for other, one in self._replicas.items() if key in one.under_way]
 

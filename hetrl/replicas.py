@@ -1,6 +1,7 @@
 """The generation replicas that samples are dispatched to: their places, their measured speeds, what is under way there.
 
-speed   of one sequence: that of the last stretches; until there are any, what is planned beside those measured
+speed   of one sequence where as many run as planned: that of the last stretches, more where more ran beside them; until
+        there are any, what is planned beside those measured
 part    what is planned for a replica of one batch, and its share of what is planned for those that are not at work:
         no more of a batch run there at once, or a slow replica with many places would begin too many
 due     where most of a replica's stretches began with the one that was the last to end whole, at a replica that is no
@@ -48,10 +49,13 @@ class Replica:
     """One replica; `under_way` has the samples of which it draws stretches, since when, the oldest first."""
 
     capacity: Capacity
-    speed: float  # of one sequence
+    speed: float  # of one sequence, where no more run than planned
     tokens: float = 0.0  # of its stretches, and their seconds, older ones counting less
     seconds: float = 0.0
     under_way: dict[Key, float] = field(default_factory=dict)
+    crowd: float = 0.0  # sequences under way times seconds, up to the last look, and what it was when each began
+    looked: float = 0.0
+    crowd_before: dict[Key, float] = field(default_factory=dict)
     hanging: set[Key] = field(default_factory=set)  # of these, those that are late
     prompts: set[int] = field(default_factory=set)  # that it has drawn from
     paused: bool = False
@@ -82,18 +86,31 @@ class Replica:
 
     def begin(self, key: Key, now: float) -> None:
         """Let it draw a stretch of a sample."""
-        self.under_way[key] = now
+        self.look(now)
+        self.under_way[key], self.crowd_before[key] = now, self.crowd
         self.prompts.add(key[0])
+
+    def look(self, now: float) -> None:
+        """Note how many stretches have been under way since the last look."""
+        if now > self.looked:
+            self.crowd, self.looked = self.crowd + len(self.under_way) * (now - self.looked), now
+
+    def crowding(self, key: Key, now: float) -> float:
+        """Return how many times as many as planned ran beside a stretch that ends, 1 at least."""
+        self.look(now)
+        beside = (self.crowd - self.crowd_before[key]) / max(now - self.under_way[key], math.ulp(now))
+        return max(1.0, beside / self.capacity.width)
 
     def stop(self, key: Key) -> None:
         """Let it draw a stretch no longer."""
-        del self.under_way[key]
+        del self.under_way[key], self.crowd_before[key]
         self.hanging.discard(key)
 
     def drawn(self, now: float, stretch: int) -> float:
         """Return how many tokens the stretches under way are expected to have."""
-        count = len(self.under_way)
-        return min(self.speed * max(count * now - sum(self.under_way.values()), 0.0), float(count * stretch))
+        count, width = len(self.under_way), self.capacity.width
+        speed = self.speed * min(1.0, width / max(count, 1))
+        return min(speed * max(count * now - sum(self.under_way.values()), 0.0), float(count * stretch))
 
     def is_late(self, key: Key, now: float, stretch: int) -> bool:
         """Return whether a stretch should have ended long ago."""
@@ -146,12 +163,14 @@ class Replicas(dict[str, Replica]):
         longer = {name: 1 / one.speed - FASTER / fastest for name, one in at_work.items()}
         return {name: left / seconds if seconds > 0 else math.inf for name, seconds in longer.items()}
 
-    def measure(self, name: str, tokens: int, began: float, seconds: float) -> None:
+    def measure(self, name: str, key: Key, tokens: int, seconds: float) -> None:
         """Let a stretch count in its replica's speed; speeds that nobody measured stand to the others as planned."""
         replica = self[name]
+        began = replica.under_way[key]
         if tokens == self._stretch:
             self._whole = replica.capacity.speed, began, seconds
-        replica.tokens, replica.seconds = _MEMORY * replica.tokens + tokens, _MEMORY * replica.seconds + seconds
+        counts = tokens * replica.crowding(key, began + seconds)
+        replica.tokens, replica.seconds = _MEMORY * replica.tokens + counts, _MEMORY * replica.seconds + seconds
         replica.speed = replica.measured or replica.speed
         if any(one.measured is None for one in self.values()):
             self._set_speeds()

@@ -265,6 +265,19 @@ def test_no_more_of_a_batch_runs_at_a_replica_than_is_planned_unless_others_are_
     assert Counter(name for name, _ in dispatch.next(0.0)) == {"wide": 3}
 
 
+def test_a_replica_that_drew_of_two_batches_at_once_is_not_slow_for_the_next_one() -> None:
+    """Twice as many as planned ran beside each other, and each took twice as long."""
+    dispatch = Dispatch({"narrow": Capacity(2, 6), "wide": Capacity(9, 3)}, STRETCH, STRETCH)
+    dispatch.add(0, 0, 5)
+    dispatch.add(1, 1, 3)
+    begun = dispatch.next(0.0)
+    assert Counter(name for name, _ in begun) == {"narrow": 2, "wide": 6}
+    for name, key in begun:
+        dispatch.advanced(name, key, STRETCH, {"narrow": 3.3, "wide": 20.0}[name], complete=True)
+    dispatch.add(2, 2, 9)
+    assert Counter(name for name, _ in dispatch.next(20.0)) == {"narrow": 2, "wide": 3}
+
+
 @pytest.mark.parametrize("longest", [STRETCH, STRETCH - 3])
 def test_replicas_that_end_together_share_what_waits(longest: int) -> None:
     """The first one to end leaves the other one as much, though it has places for all."""
