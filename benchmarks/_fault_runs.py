@@ -19,6 +19,7 @@ from _results import ROOT
 
 from hetrl.files import read_lines
 from lab.lab import Lab
+from lab.launcher import signal_controller
 from lab.planned.runs import make_weights, samples_of
 from lab.shape import RUN_SITES
 from lab.submission import CHECKOUT, HETRL, LAUNCHER, SITE_FILES, in_checkout, log_in
@@ -29,7 +30,7 @@ PHASE_SECONDS = 180.0
 GATEWAY, CONTROLLER = "hetrl.runtime.gateway.gateway_process", "hetrl.runtime.run.controller"
 LAUNCH = {"patience": "00:00:10", "hang_timeout": "00:00:30", "orphan_timeout": "00:01:00"}
 CHECKPOINTS = {"every_steps": 2}
-LABS = ("lab", "lab-training")  # the second trains at two sites, so that one may be lost
+LAB, TWO_TRAIN = "lab", "lab-training"  # configs of clusters; where two sites train, one may be lost
 
 Following = AbstractContextManager[subprocess.Popen[str]]
 
@@ -144,15 +145,14 @@ class Place:
 
 
 class Clusters(Place):
-    """Three real Slurm clusters of a lab that is logged in, discovered and probed; `plan.json` is its job user's.
+    """Three real Slurm clusters of a lab that is logged in, discovered and probed; its user has the plan of `config`.
 
     A site is lost with its nodes and the daemon of its Slurm, until `leave_nothing`.
     """
 
-    config = "lab"
     sections: Mapping[str, Any] = {}
 
-    def __init__(self, lab: Lab, name: str, config: str = "lab") -> None:
+    def __init__(self, lab: Lab, name: str, config: str) -> None:
         super().__init__(lab.home(LAUNCHER) / name)
         self._lab, self._name, self._lost = lab, name, set[str]()
         self.config, self.words = config, ("--plan", f"../{config}.json")
@@ -175,7 +175,7 @@ class Clusters(Place):
     def lose(self, site: str) -> int:
         hit = self.processes(site)
         self._lost.add(site)
-        self._lab.run(site, ["sh", "-c", "kill -9 $(cat /run/slurmctld.pid)"], user="root")
+        signal_controller(self._lab, site, signal.SIGKILL)
         for node in range(self._lab.sites[site].nodes):
             self._lab.kill_node(f"{site}-{node + 1}")
         for run in self.runs():
@@ -208,7 +208,7 @@ def three_clusters() -> Iterator[Lab]:
         log_in(lab)
         config = f"{CHECKOUT}/configs/lab.yaml"
         quick = ("--seconds", "1", "--streams", "1", "--round-trips", "5")
-        plans = [["plan", f"{CHECKOUT}/configs/{name}.yaml", "--output", f"{name}.json"] for name in LABS]
+        plans = [["plan", f"{CHECKOUT}/configs/{name}.yaml", "--output", f"{name}.json"] for name in (LAB, TWO_TRAIN)]
         for words in (["discover", *SITE_FILES], ["probe", config, *quick], *plans):
             lab.run(LAUNCHER, [HETRL, *words], timeout_seconds=PHASE_SECONDS)
         yield lab

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from _fault_cells import CELLS, GONE, MAIN, STEPS, Cell, Found, Undisturbed, play, undisturbed
-from _fault_runs import LABS, Clusters, Place, sometimes_right, three_clusters
+from _fault_runs import LAB, TWO_TRAIN, Clusters, Place, sometimes_right, three_clusters
 from _results import write_result
 
 from hetrl.files import append_line, read_lines
@@ -73,7 +73,7 @@ def places(clusters: bool) -> Iterator[tuple[Callable[[str, bool], Place], dict[
     """Give what makes a place for a run of this name (which may lose a site), and the sections of the experiments."""
     if clusters:
         with three_clusters() as lab:
-            yield lambda name, loses: Clusters(lab, name, LABS[loses]), {}
+            yield lambda name, loses: Clusters(lab, name, TWO_TRAIN if loses else LAB), {}
         return
     with tempfile.TemporaryDirectory(prefix="hetrl-faults-") as work:
         yield (lambda name, _: Place(Path(work) / name)), sometimes_right(Path(work))

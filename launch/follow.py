@@ -153,7 +153,7 @@ def judge(run: Run, watched: Watched, state: State, executor: Executor, now: flo
         return Outcome("failed", 1, explain(run, bad or leading))
     if bad is not None and now - watched.failed_at > WORD_SECONDS + lag_seconds:
         return Outcome("failed", 1, explain(run, bad))
-    if site := watched.deserted(executor.alive(), now):
+    if state.silent and (site := watched.deserted(executor.alive(), now)):
         cause = f"{site}, which leads, does not answer, and all jobs elsewhere have ended: {state.silent[site]}"
         return Outcome("failed", SiteUnreachableError.exit_code, cause)
     return None

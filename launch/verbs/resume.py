@@ -44,7 +44,7 @@ from launch.verbs.prepare import prepare
 from launch.verbs.runs import current_state
 from launch.verbs.stored import newest_of
 
-SILENCE_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0
+LEFT_OUT_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0  # of silence
 ANSWER_SECONDS, AGAIN_SECONDS = 3600.0, 60.0  # a run that nobody watches outlives the maintenance of a login node
 _Made = TypeVar("_Made")
 # How a run may end that another start of it may mend: a process, a node, a site or the time that it was given.
@@ -115,7 +115,7 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
 
 def once_all_answer(look: Callable[[], State]) -> State:
     """Return a run's state when no site is silent, or as it is a while later: those that are still silent are lost."""
-    deadline = time.monotonic() + SILENCE_SECONDS
+    deadline = time.monotonic() + LEFT_OUT_SECONDS
     while (state := look()).silent and time.monotonic() < deadline:
         time.sleep(LOOK_AGAIN_SECONDS)
     return state

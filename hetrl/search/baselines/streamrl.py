@@ -16,8 +16,9 @@ length ranker gains on long-tailed lengths is not modelled; with fixed lengths i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from hetrl.cost.efficiency import Efficiencies, Rates
 from hetrl.errors import InfeasibleError
@@ -111,11 +112,7 @@ def _balanced_cut(
     best: _Cut | None = None
     least, compared = float("inf"), 0
     trials = replace(PLAIN, shares=definition.shares)
-    total = max(map(len, order.values()))
-    for cut in range(1, max(total, 2), max(total // MOST_CUTS, 1)):  # one piece each: stages on different sites
-        nodes = _divided(order, cut)
-        if nodes is None:
-            continue
+    for nodes in _divisions(order):
         apart = critic_apart(nodes, (n for n in nodes if n != ACTOR_GENERATION)) if definition.critic_apart else None
         for placed in filter(None, (nodes, apart)):
             found = tuned(problem, placed, made, trials, deadline)
@@ -127,21 +124,23 @@ def _balanced_cut(
     return best, compared
 
 
-def _divided(order: Mapping[str, Nodes], cut: int) -> dict[str, Nodes] | None:
-    """Return the trainer's first `cut` pieces and the others; None where a task gets none.
+def _divisions(order: Mapping[str, Nodes]) -> Iterator[dict[str, Nodes]]:
+    """Yield the trainer's first pieces and the others, for each place of the cut that gives every task some.
 
     Where no site has every engine, the stages use different sites anyway and there is nothing to divide.
     """
     devices = {name: {device for node in nodes for device in node} for name, nodes in order.items()}
     rest = set().union(*(own for name, own in devices.items() if name != ACTOR_GENERATION))
-    shared = bool(devices[ACTOR_GENERATION] & rest)
-    found = {}
-    for name, nodes in order.items():
-        own = nodes
-        if shared:
-            own = nodes[cut:] if name == ACTOR_GENERATION else nodes[:cut]
-        found[name] = by_node(device for piece in own for device in piece)
-    return found if all(found.values()) else None
+    found: Iterable[Mapping[str, Nodes]] = (order,)
+    if devices[ACTOR_GENERATION] & rest:
+        total = max(map(len, order.values()))
+        found = (
+            {name: nodes[cut:] if name == ACTOR_GENERATION else nodes[:cut] for name, nodes in order.items()}
+            for cut in range(1, total, max(total // MOST_CUTS, 1))
+        )
+    for parts in found:
+        if all(parts.values()):
+            yield {name: by_node(chain.from_iterable(own)) for name, own in parts.items()}
 
 
 def _slowest_stage(plan: Plan) -> float:
