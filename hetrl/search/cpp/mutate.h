@@ -215,6 +215,16 @@ inline void change_serving(Int task, const View& x, const Hashes& state, const T
     }
 }
 
+// Draw the task to change. Trainings take the most seconds and have the most choices: another task gets the change only
+// when three draws in a row give none of them.
+inline Int draw_changed(const Hashes& state, const Tables& tables) {
+    Int task = below(state, tables.tasks);
+    for (Int again = 0; again < 2 && !tables.is_training[task]; ++again) {
+        task = below(state, tables.tasks);
+    }
+    return task;
+}
+
 inline void change_one_task(Int task, const View& x, const Hashes& state, const Tables& tables) {
     if (uniform(state) < 0.04) {
         draw_task(task, x, state, tables);
@@ -248,7 +258,7 @@ void mutate(const Genes& x, const Flags& stale, const Hashes& state, const Table
         if (uniform(state) < MOVES) {
             move_devices(parts, stale, state, tables);
         } else {
-            const Int task = below(state, tables.tasks);
+            const Int task = draw_changed(state, tables);
             stale[task] = true;
             change_one_task(task, parts, state, tables);
         }
