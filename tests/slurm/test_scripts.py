@@ -163,6 +163,12 @@ def test_a_gateway_that_is_killed_comes_back_and_one_that_gives_up_ends_the_job(
     assert alpha.exit_code(alpha.submit("gang")) == "2:0"
 
 
+def test_a_gateway_that_does_not_end_ends_with_its_job(strangers: Lab) -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGUSR1, signal.SIG_IGN); time.sleep(999)"
+    alpha = cluster(strangers, ["alpha/a100-0/0"], [["other/x/0"]], {"gateway": deaf})
+    assert alpha.exit_code(alpha.submit("gang")) == "0:0", alpha.logs()
+
+
 def test_a_gateway_alone_serves_until_the_tasks_of_the_arrays_have_ended(strangers: Lab) -> None:
     rollouts = [["alpha/a100-0/0"], ["alpha/a100-1/2"]]
     programs = {"gateway": GATEWAY, "actor_generation-1": "raise SystemExit(4)"}
