@@ -156,10 +156,16 @@ def _outcome(events: Sequence[Mapping[str, Any]], plans: Sequence[bytes]) -> str
 
 
 def _resumed(place: Place) -> tuple[int, str]:
-    """Go on as the user does whose launcher was killed."""
-    with place.following("resume", place.runs()[-1].id) as process:
-        _, said = process.communicate(timeout=END_SECONDS)
-    return process.returncode, said
+    """Go on as the user does whose launcher was killed: again and again while a local run goes on by itself."""
+    deadline = time.monotonic() + END_SECONDS
+    while True:
+        with place.following("resume", place.runs()[-1].id) as process:
+            _, said = process.communicate(timeout=END_SECONDS)
+        if process.returncode == 0 or ": it runs;" not in said:
+            return process.returncode, said
+        if time.monotonic() > deadline:
+            raise TimeoutError("the run without a launcher did not end")
+        time.sleep(2.0)
 
 
 def _last_step(place: Place) -> int:
