@@ -30,7 +30,7 @@ from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
 from launch.executor import SLURM, Prepared, choose_executor
 from launch.life import begin, bring_up
-from launch.local import carrying, processes_of
+from launch.local import carrying, processes_of, stop_processes
 from launch.render import check_startable
 from launch.run_directory import Run, find_run
 from launch.screen import say
@@ -148,8 +148,15 @@ def _took_steps(run: Run) -> bool:
 
 
 def _end_local(run: Run, state: State) -> str:
-    """See that nothing of a run lives on here; raises UsageError where something does."""
-    if processes_of([state.launcher] if state.launcher else []) or processes_of(state.processes) or carrying(run):
+    """See that nothing of a run lives on here; raises UsageError where something does.
+
+    What is left of one that has ended, its gateways, had to be ended by a launcher that is gone.
+    """
+    launcher = processes_of([state.launcher] if state.launcher else [])
+    left = processes_of(state.processes)
+    if state.ended and not launcher:
+        stop_processes(run, left)
+    elif launcher or left or carrying(run):
         raise UsageError(f"{run.id}: it runs; `hetrl status {run.id}` shows it, `hetrl cancel {run.id}` ends it")
     if not state.ended:
         cause = "its processes are gone without a last word"

@@ -16,10 +16,11 @@ from lab.planned.random_plans import plan_on_one_device, random_plan, write_expe
 from launch.cli import main
 from launch.collect import Collector, log_planned
 from launch.executor import Prepared
-from launch.local import LocalExecutor
+from launch.local import LocalExecutor, processes_of
 from launch.run_directory import LAUNCHER, Run, create_run
 from launch.state import State
 from launch.verbs import resume
+from launch.verbs.runs import current_state
 from tests.launch.launch_cases import job
 from tests.launch.test_checkpoints import checkpoint
 
@@ -49,6 +50,21 @@ def test_a_run_that_lives_is_left_alone(run, capsys):
     finally:
         executor.stop()
     assert not [row for row in read_lines(run.events) if row["kind"] == "failed"]
+
+
+def test_what_is_left_of_a_run_that_ended_without_its_launcher_is_ended(run, capsys):
+    events = EventLog(run.events, LAUNCHER)
+    executor = LocalExecutor(run, [job(run, "alpha", gateway="import time; time.sleep(60)")], events, lambda: None)
+    executor.start()
+    events.append("finished")
+    try:
+        left = current_state(run).processes
+        assert processes_of(left)
+        assert main(["resume"]) == 0
+        assert "is finished already" in capsys.readouterr().out
+        assert not processes_of(left)
+    finally:
+        executor.stop()
 
 
 def test_a_run_that_is_gone_has_failed_and_goes_on_only_where_its_checkpoints_are(run, tmp_path, capsys):

@@ -58,7 +58,7 @@ class Gateway:
     member or a site that is not up yet are held for `hold_seconds`; a site that was up and does not answer for its
     `patience_seconds` (else `PATIENCE_SECONDS`) is given up until it does. At most `lane_bytes` of control messages
     and as much of the rest wait for each destination. `serve` ends with a HetrlError where nothing of a controller was
-    heard for `orphan_seconds`, behind `hold_seconds` at first.
+    heard for `orphan_seconds`, behind `hold_seconds` until its first word.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Gateway:
         if header.source != gateway_of(origin) and header.source not in self._members:
             raise ValueError(f"from {header.source}, who is no member of the run")
         if wire.role_of(header.source) == wire.CONTROLLER:
-            self._last_word = max(self._last_word, now())
+            self._last_word = now()
         if origin != self.site:
             self._links[origin].heard(bytes_of(frames))
             here = [one for one in header.to if wire.site_of(one) == self.site and one != self.address]

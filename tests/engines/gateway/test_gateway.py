@@ -362,9 +362,10 @@ def test_the_first_word_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(scenario())
 
 
-def test_a_gateway_ends_when_no_word_of_the_controller_passes_it() -> None:
+@pytest.mark.parametrize("hold_seconds", [0.5, 600.0])
+def test_a_gateway_ends_when_no_word_of_the_controller_passes_it(hold_seconds: float) -> None:
     async def scenario() -> None:
-        async with running("alpha", "beta", hold_seconds=0.5, orphan_seconds=1.0) as run:
+        async with running("alpha", "beta", hold_seconds=hold_seconds, orphan_seconds=1.0) as run:
             async with run.member(BETA), run.member(CONTROLLER) as controller:
                 controller.start_heartbeat(lambda: (BETA,), every_seconds=0.05)
                 await asyncio.sleep(3.0)
