@@ -110,8 +110,11 @@ lint: setup-dev ## ruff, clang-format and mypy --strict
 programs: # rsync for the tests of the launcher, Slurm and a shaped network for those of the lab
 	@if [ "$$(id -u)" = 0 ]; then lab/setup.sh; fi
 
+# One more than there are cores: some tests wait for deadlines.
+WORKERS := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+
 test-fast: setup-dev programs ## the tests that start no engine
-	@$(PYTEST) -n logical --maxprocesses 8 --dist worksteal tests --ignore=tests/engines --ignore=tests/rehearsal --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
+	@$(PYTEST) -n $(WORKERS) --dist worksteal tests --ignore=tests/engines --ignore=tests/rehearsal --ignore=tests/end_to_end --ignore=tests/lab --ignore=tests/slurm $(ARGS)
 
 test-engines: setup-dev ## the tests that start megatron-core or vLLM, and those of GPU ranks on a fake device
 	@$(MAKE) -j 2 --output-sync engines-ranks engines-others
