@@ -21,7 +21,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.gateway import peer_link, seat
 from hetrl.runtime.gateway.peer_link import STREAMS
-from hetrl.runtime.transport import channel, exchange, member as transport_member
+from hetrl.runtime.transport import exchange, member as transport_member
 from hetrl.runtime.transport.member import DeadlineError, Envelope, Member
 from hetrl.runtime.transport.offences import MOST_OFFENCES
 from hetrl.runtime.transport.sockets import Port
@@ -37,7 +37,9 @@ from tests.engines.transport.transport_runs import (
     Run,
     answer,
     bare_socket,
+    cabled,
     free_endpoint,
+    hasten,
     members,
     port_of,
     running,
@@ -50,10 +52,7 @@ _STEP = {"timeout_seconds": 30.0, "doing": "step 12"}
 
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notice losses soon."""
-    monkeypatch.setattr(channel, "STALL_SECONDS", 0.1)
-    monkeypatch.setattr(channel, "LONGEST_STALL_SECONDS", 0.4)
-    monkeypatch.setattr(peer_link, "ECHO_SECONDS", 0.1)
+    hasten(monkeypatch)
 
 
 async def _stream(source: Member, to: str | Sequence[str], count: int, size_bytes: int) -> None:
@@ -300,23 +299,11 @@ def test_a_way_without_a_gateway_at_its_end_is_left_in_peace_for_a_while(monkeyp
 # ---- links that are cut
 
 
-@asynccontextmanager
-async def _cabled(bytes_per_second: float = float("inf"), **settings: Any) -> AsyncIterator[tuple[Run, Cable]]:
-    """Alpha and beta, connected both ways by one cable each; the cable from alpha to beta is yielded."""
-    async with AsyncExitStack() as stack:
-        there, back = [await stack.enter_async_context(Cable(bytes_per_second).carrying()) for _ in range(2)]
-        ways = {("alpha", "beta"): there.endpoint, ("beta", "alpha"): back.endpoint}
-        run = await stack.enter_async_context(running("alpha", "beta", ways=ways, **settings))
-        there.target, back.target = run.endpoints["beta"], run.endpoints["alpha"]
-        await until(lambda: run.is_up("alpha", "beta"))
-        yield run, there
-
-
 @pytest.mark.usefixtures("_hasty")
 @pytest.mark.parametrize(("how", "seconds"), [("silent", 0.5), ("snapped", 0.5), ("silent", 5.0)])
 def test_a_cut_that_is_mended_loses_and_doubles_nothing(how: str, seconds: float) -> None:
     async def scenario() -> None:
-        async with _cabled() as (run, cable), members(run, TRAINER, BETA) as (trainer, rollout):
+        async with cabled() as (run, cable, _), members(run, TRAINER, BETA) as (trainer, rollout):
             sending = asyncio.create_task(_stream(trainer, BETA, 30, 2_000_000))
             taking = asyncio.create_task(_take(rollout, 30))
             await until(lambda: run.gateways["alpha"].stats().links["beta"].bytes_sent > 4_000_000)
@@ -337,7 +324,7 @@ def test_connections_that_stay_open_and_carry_nothing_are_made_again(monkeypatch
     monkeypatch.setattr(peer_link, "REDIAL_SECONDS", 1.0)
 
     async def scenario() -> None:
-        async with _cabled() as (run, cable), members(run, TRAINER, BETA) as (trainer, rollout):
+        async with cabled() as (run, cable, _), members(run, TRAINER, BETA) as (trainer, rollout):
             sending = asyncio.create_task(_stream(trainer, BETA, 10, 2_000_000))
             taking = asyncio.create_task(_take(rollout, 10))
             await until(lambda: run.gateways["alpha"].stats().links["beta"].bytes_sent > 4_000_000)
@@ -352,7 +339,7 @@ def test_each_stream_of_a_link_says_something_now_and_then(monkeypatch: pytest.M
     monkeypatch.setattr(peer_link, "STILL_SECONDS", 0.2)
 
     async def scenario() -> None:
-        async with _cabled() as (run, _):
+        async with cabled() as (run, _, _):
             streams = run.gateways["alpha"]._links["beta"]._streams
             await until(lambda: all(stream.sent_seconds for stream in streams))
             first = [stream.sent_seconds for stream in streams]
@@ -367,7 +354,7 @@ def test_while_a_link_is_out_members_know_and_no_clock_runs(monkeypatch: pytest.
     monkeypatch.setattr(peer_link, "OUT_SECONDS", 0.5)
 
     async def scenario() -> None:
-        async with _cabled() as (run, cable), members(run, CONTROLLER, BETA) as (controller, rollout):
+        async with cabled() as (run, cable, _), members(run, CONTROLLER, BETA) as (controller, rollout):
             seen: list[tuple[str, bool]] = []
             with controller.links.told(lambda site: seen.append((site, controller.links.are_out(BETA)))):
                 asking = asyncio.create_task(
@@ -392,7 +379,7 @@ def test_while_a_link_is_out_members_know_and_no_clock_runs(monkeypatch: pytest.
 def test_what_is_sent_over_a_link_that_was_given_up_and_is_coming_back_is_not_refused() -> None:
     async def scenario() -> None:
         async with (
-            _cabled(patience_seconds={"alpha": 1.0, "beta": 1.0}) as (run, cable),
+            cabled(patience_seconds={"alpha": 1.0, "beta": 1.0}) as (run, cable, _),
             members(run, CONTROLLER, BETA) as (controller, rollout),
         ):
             cable.cut()
@@ -419,7 +406,7 @@ def test_a_cut_for_good_ends_every_wait_with_the_name_of_the_link(monkeypatch: p
 
     async def scenario() -> None:
         async with (
-            _cabled(patience_seconds={"alpha": 1.0, "beta": 1.0}) as (run, cable),
+            cabled(patience_seconds={"alpha": 1.0, "beta": 1.0}) as (run, cable, _),
             members(run, CONTROLLER, TRAINER, BETA) as (controller, trainer, rollout),
         ):
             answered = asyncio.create_task(controller.request(BETA, wire.Finish(), **_STEP))
@@ -448,7 +435,7 @@ def test_a_lane_holds_no_more_than_its_bound_and_what_it_drops_is_sent_again() -
 
     async def scenario() -> None:
         async with (
-            _cabled(lane_bytes=limit) as (run, cable),
+            cabled(lane_bytes=limit) as (run, cable, _),
             members(run, TRAINER, BETA) as (trainer, rollout),
         ):
             cable.cut()
@@ -471,7 +458,7 @@ def test_queues_hold_no_more_than_the_windows_of_their_senders(monkeypatch: pyte
 
     async def scenario() -> None:
         async with (
-            _cabled() as (run, cable),
+            cabled() as (run, cable, _),
             members(run, CONTROLLER, TRAINER, BETA, BETA_1) as (controller, trainer, *rollouts),
         ):
             cable.cut()
@@ -495,7 +482,7 @@ def test_what_is_urgent_overtakes_weights_on_a_slow_link() -> None:
     count = 24
 
     async def scenario() -> None:
-        async with _cabled(bytes_per_second=8e6) as (run, _), members(run, TRAINER, BETA) as (trainer, rollout):
+        async with cabled(bytes_per_second=8e6) as (run, _, _), members(run, TRAINER, BETA) as (trainer, rollout):
             for version in range(count):
                 await trainer.send(BETA, wire.WeightsBegin(version=version, encoding="full"), [bytes(2**20)])
             await trainer.send(BETA, wire.Saved(step=1, directory="d", seconds=0.0, whole=True))

@@ -9,10 +9,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 
 from hetrl.runtime import wire
+from hetrl.runtime.gateway import peer_link
 from hetrl.runtime.gateway.gateway import Gateway
+from hetrl.runtime.transport import channel
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.transport.sockets import client_socket
 from hetrl.runtime.wire.authority import Authority
@@ -141,6 +144,13 @@ async def stats(member: Member, site: str) -> wire.LinkStatsReply:
     return reply.message
 
 
+def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let losses be noticed soon."""
+    monkeypatch.setattr(channel, "STALL_SECONDS", 0.1)
+    monkeypatch.setattr(channel, "LONGEST_STALL_SECONDS", 0.4)
+    monkeypatch.setattr(peer_link, "ECHO_SECONDS", 0.1)
+
+
 @asynccontextmanager
 async def bare_socket(run: Run, keys: SiteKeys) -> AsyncIterator[zmq.Socket[bytes]]:
     """A socket that speaks to alpha's gateway without a member's manners."""
@@ -226,3 +236,15 @@ class Cable:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def cabled(bytes_per_second: float = float("inf"), **settings: Any) -> AsyncIterator[tuple[Run, Cable, Cable]]:
+    """Alpha and beta, connected by a cable each way; yields that from alpha to beta and the one back, too."""
+    async with AsyncExitStack() as stack:
+        there, back = [await stack.enter_async_context(Cable(bytes_per_second).carrying()) for _ in range(2)]
+        ways = {("alpha", "beta"): there.endpoint, ("beta", "alpha"): back.endpoint}
+        run = await stack.enter_async_context(running("alpha", "beta", ways=ways, **settings))
+        there.target, back.target = run.endpoints["beta"], run.endpoints["alpha"]
+        await until(lambda: run.is_up("alpha", "beta"))
+        yield run, there, back

@@ -104,7 +104,7 @@ class Surroundings(Protocol):
 
     run: Run
     pieces: int  # of the version that is published
-    loads: list[tuple[str, int, dict[str, torch.Tensor]]]
+    loads: list[tuple[int, dict[str, torch.Tensor]]]
 
     async def moment(self, phase: str, replica: str) -> None:
         """Hear that a phase begins."""
@@ -142,7 +142,7 @@ class Replica:
         await self.kill()
         await self.start()
 
-    def _ended(self, serving: asyncio.Task[None]) -> None:
+    def _ended(self, _: asyncio.Task[None]) -> None:
         """Start a replica again whose server was killed; any other end is one of the test."""
         self._world.beside(self.restart())
 
@@ -160,7 +160,7 @@ class Replica:
 
     def _loaded(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
         self.serves = (version, tensors)
-        self._world.loads.append((self.address, version, tensors))
+        self._world.loads.append(self.serves)
 
     async def _moment(self, phase: str) -> None:
         await self._world.moment(phase, self.address)

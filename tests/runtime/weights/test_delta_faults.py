@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from hetrl.runtime import wire
-from hetrl.runtime.gateway import peer_link
-from hetrl.runtime.transport import channel, member as transport_member
+from hetrl.runtime.transport import member as transport_member
 from hetrl.runtime.weights import publisher
-from tests.engines.transport.transport_runs import until
+from tests.engines.transport.transport_runs import hasten, until
 from tests.runtime.weights.receivers import model, same, stepped
 from tests.runtime.weights.world_of_faults import PARTS, Fault, World, faults, world
 
@@ -24,9 +23,7 @@ ROUNDS = 3  # of the twelve phases: with seven parts 252 faults
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several pieces of small tensors; losses are noticed soon."""
     monkeypatch.setattr(publisher, "PIECE_BYTES", 2048)
-    monkeypatch.setattr(channel, "STALL_SECONDS", 0.1)
-    monkeypatch.setattr(channel, "LONGEST_STALL_SECONDS", 0.4)
-    monkeypatch.setattr(peer_link, "ECHO_SECONDS", 0.1)
+    hasten(monkeypatch)
     monkeypatch.setattr(transport_member, "ASK_AFTER_SECONDS", 0.3)
 
 
@@ -58,7 +55,7 @@ class Story:
     async def _publish(self, to: Sequence[str]) -> wire.Published | None:
         """Publish the newest version; whatever was loaded meanwhile is what was published under its number."""
         found = await self.world.publish(self.version, self.weights, to)
-        for _, number, tensors in self.world.loads:
+        for number, tensors in self.world.loads:
             assert same(tensors, self.published[number])
         self.world.loads.clear()
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from hetrl.runtime.transport.chunks import Buffer
 from hetrl.runtime.transport.member import Envelope
 from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.publisher import Publisher
-from tests.engines.transport.transport_runs import BETA, BETA_1, TRAINER, Cable, Run, running, until
+from tests.engines.transport.transport_runs import BETA, BETA_1, TRAINER, Cable, Run, cabled, until
 from tests.runtime.weights.mortal_replica import PIECES, Replica, kill, name_of
 
 OUT_SECONDS = 0.15  # a link that is cut
@@ -46,7 +46,7 @@ class World:
     def __init__(self, run: Run, cables: Sequence[Cable], folder: Path) -> None:
         self.run, self._cables = run, cables
         self.replicas = {address: Replica(self, address, folder / address[-1]) for address in (BETA, BETA_1)}
-        self.loads: list[tuple[str, int, dict[str, torch.Tensor]]] = []
+        self.loads: list[tuple[int, dict[str, torch.Tensor]]] = []
         self.pieces = 0  # of the version that is published
         self.fault: Fault | None = None
         self._beside: set[asyncio.Task[None]] = set()
@@ -159,11 +159,7 @@ class World:
 @asynccontextmanager
 async def world(folder: Path) -> AsyncIterator[World]:
     """Start all; both ways between the sites go over cables that can be cut."""
-    async with AsyncExitStack() as stack:
-        there, back = [await stack.enter_async_context(Cable().carrying()) for _ in range(2)]
-        ways = {("alpha", "beta"): there.endpoint, ("beta", "alpha"): back.endpoint}
-        run = await stack.enter_async_context(running("alpha", "beta", ways=ways))
-        there.target, back.target = run.endpoints["beta"], run.endpoints["alpha"]
+    async with cabled() as (run, there, back):
         made = World(run, (there, back), folder)
         await made.start()
         try:
