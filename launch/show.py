@@ -88,6 +88,11 @@ def _line_of_a_member(event: Mapping[str, Any]) -> str | None:
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
         case "replica_back":
             return f"{event['member']} was started again, and draws as soon as it has the newest weights"
+        case "replicas_behind":
+            causes = "; ".join(f"{member}: {cause}" for member, cause in event["causes"].items())
+            return f"weight version {event['version']} is not everywhere, who lacks it draws later: {causes}"
+        case "replicas_caught_up":
+            return f"{', '.join(event['members'])}: has the newest weights again, version {event['version']}"
         case "released":
             return f"{event['site']}: its rollouts are given back; the run goes on without them"
         case "replica_joined":

@@ -80,12 +80,6 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
         case "restarted":
             process = event["process"]
             return _with_process(state, event["site"], process["name"], {**process, "code": None})
-        case "member_ready":
-            return replace(state, members={**state.members, event["member"]: "ready"})
-        case "replica_lost":
-            return replace(state, members={**state.members, event["member"]: "lost"})
-        case "replica_back" | "replica_joined":
-            return replace(state, members={**state.members, event["member"]: "running"})
         case "refused":
             return replace(state, refused=event["offences"])
         case "link_out":
@@ -93,8 +87,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
         case "link_back":
             return replace(state, links_out=tuple(link for link in state.links_out if link != event["link"]))
         case "go":
-            members = {**state.members, **dict.fromkeys(event["members"], "running")}
-            return state if state.ended else replace(state, phase="running", members=members)
+            running = replace(state, phase="running", members=_members(state.members, event))
+            return state if state.ended else running
         case "resumed":
             return replace(state, step=event["step"])
         case "step":
@@ -103,7 +97,23 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
             return _with_process(state, event["site"], event["process"], {"code": event["code"]})
         case "finished" | "failed" | "cancelled" as phase if not state.ended:
             return replace(state, phase=phase, cause=event.get("cause"), exit_code=event.get("exit_code"))
-    return state
+    return replace(state, members=_members(state.members, event))
+
+
+def _members(members: Mapping[str, str], event: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return how the members are after an event."""
+    match event["kind"]:
+        case "member_ready":
+            return {**members, event["member"]: "ready"}
+        case "replica_lost":
+            return {**members, event["member"]: "lost"}
+        case "replicas_behind":
+            return {**members, **dict.fromkeys(event["causes"], "behind")}
+        case "replica_back" | "replica_joined":
+            return {**members, event["member"]: "running"}
+        case "go" | "replicas_caught_up":
+            return {**members, **dict.fromkeys(event["members"], "running")}
+    return members
 
 
 def _is(job: Mapping[str, Any], event: Mapping[str, Any]) -> bool:

@@ -117,6 +117,15 @@ def test_who_comes_late_or_is_given_back_is_told():
     assert Lines().line(joined) == "beta/actor_generation/0 is there, and draws as soon as it has the newest weights"
 
 
+def test_replicas_without_the_newest_weights_are_told():
+    behind = {"kind": "replicas_behind", "version": 7, "causes": {"beta/actor_generation/0": "the link to beta is out"}}
+    assert Lines().line(behind) == (
+        "weight version 7 is not everywhere, who lacks it draws later: beta/actor_generation/0: the link to beta is out"
+    )
+    again = {"kind": "replicas_caught_up", "version": 9, "members": ["beta/actor_generation/0"], "seconds": 1.5}
+    assert Lines().line(again) == "beta/actor_generation/0: has the newest weights again, version 9"
+
+
 def test_links_that_are_out_and_back_are_told():
     assert Lines().line({"kind": "link_out", "link": "alpha-beta"}) == (
         "alpha-beta: the link is out; what does not need it goes on"

@@ -155,6 +155,14 @@ def test_a_replica_that_comes_late_is_part_of_the_state_from_then_on():
     assert fold([PLANNED, GO, joined]).members["beta/actor_generation/0"] == "running"
 
 
+def test_a_replica_without_the_newest_weights_is_behind_until_it_has_them():
+    name = "beta/actor_generation/0"
+    behind = event("replicas_behind", version=7, causes={name: "the link to beta is out"})
+    state = fold([PLANNED, GO, event("replica_joined", member=name), behind])
+    assert state.members[name] == "behind"
+    assert fold([event("replicas_caught_up", version=9, members=[name], seconds=1.0)], state).members[name] == "running"
+
+
 def test_a_lost_replica_and_refused_messages_are_part_of_the_state():
     lost = event("replica_lost", member="beta/actor_generation/0", cause="out of memory")
     state = fold([PLANNED, GO, lost, event("refused", offences={"alpha": {"beta": 8}})])

@@ -98,6 +98,8 @@ class EmulatedWorld:
                 await self._member.reply(envelope, await self._publish(message))
             case wire.FinishPublish():
                 self._publications.finish(envelope, message)
+            case wire.CatchUp():
+                self._publications.catch_up(envelope, message)
             case wire.WeightsBegin():
                 await self._incoming.begin(message)
             case wire.WeightsTensor():

@@ -169,11 +169,15 @@ class Draws:
         """Return the replicas that missed weights and can be reached again."""
         return tuple(name for name in self.replicas if name in self._missed and not self._member.links.are_out(name))
 
-    async def some_behind(self) -> None:
-        """Wait until there are such replicas."""
-        while not self.behind:
-            self._changed.clear()
-            await self._changed.wait()
+    @property
+    def in_step(self) -> tuple[str, ...]:
+        """Return the replicas that missed no weights."""
+        return tuple(name for name in self.replicas if name not in self._missed)
+
+    async def changed(self) -> None:
+        """Wait until a replica is behind, or not any more, or a link is out or back."""
+        self._changed.clear()
+        await self._changed.wait()
 
     # ---- stretches
 

@@ -163,16 +163,26 @@ class Trainer:
         return await self.published(version, quorum=quorum)
 
     async def export(
-        self, version: int, receivers: Sequence[str] | None = None, *, quorum: int | None = None
+        self,
+        version: int,
+        receivers: Sequence[str] | None = None,
+        *,
+        quorum: int | None = None,
+        patience_seconds: float | None = None,
     ) -> wire.Exported:
         """Begin to send the current weights as `version`; returns as soon as they may become others.
 
-        With a `quorum` receivers may fail, and those whose link is out are left out; it is an error then that fewer are
-        left. A version that the trainer keeps from the last time is sent as it was, whatever the weights are by now.
+        With a `quorum` receivers may fail, and those are left out whose link is out, or that take longer than
+        `patience_seconds`; it is an error then that fewer are left. A version that the trainer keeps from the last time
+        is sent as it was, whatever the weights are by now.
         """
-        to = self.receivers if receivers is None else tuple(receivers)
         request = wire.Publish(
-            version=version, receivers=to, quorum=quorum, encoding=self.encoding, gives_way=self.gives_way
+            version=version,
+            receivers=self.receivers if receivers is None else tuple(receivers),
+            quorum=quorum,
+            patience_seconds=patience_seconds,
+            encoding=self.encoding,
+            gives_way=self.gives_way,
         )
         answer, _ = await self._ask(request, wire.Exported, f"export version {version} of {self.task}")
         return answer
@@ -186,6 +196,12 @@ class Trainer:
         answer, _ = await self._ask(wire.FinishPublish(version=version), wire.Published, doing)
         if answer.failed and quorum is None:
             raise HetrlError("; ".join(answer.failed.values()))
+        return answer
+
+    async def catch_up(self, version: int, receivers: Sequence[str]) -> wire.Published:
+        """Bring receivers that are behind to a version, or a later one; returns when they have it, or failed."""
+        request = wire.CatchUp(version=version, receivers=tuple(receivers))
+        answer, _ = await self._ask(request, wire.Published, f"bring replicas to version {version} of {self.task}")
         return answer
 
     async def _ask(

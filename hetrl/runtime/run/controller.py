@@ -13,8 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
+from hetrl.runtime.rl.serving import Serving
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.rl.under_way import Samples, oldest_version, unpack
 from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
@@ -50,10 +50,9 @@ from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.side_by_side import first_to_end
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, architecture
+from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, WEIGHT_SYNC, architecture
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
-RETURN_TRIES = 3
 WARM_START_PROMPTS, WARM_START_SAMPLES = 64, 256  # of each check, at least: a standard deviation of 0.03 or less
 
 
@@ -86,6 +85,8 @@ class Run:
         self.tasks = tasks_of(context, member)
         self.learner = self._make_learner(directory.path)
         others = [site for site in context.plan.site_order if site != context.lead_site]
+        planned_seconds = context.plan.predicted.tasks.get(WEIGHT_SYNC, 0.0)
+        self.serving = Serving(self.tasks.actor, self.draws, self.versions, record, planned_seconds)
         self.kept = KeptCheckpoints(context, member, record, self.living)
         links = LinkMeter(member, (context.lead_site, *others))
         samples = SampleFiles(context.directory, self.experiment.rollouts, self._text)
@@ -93,7 +94,7 @@ class Run:
             self.experiment,
             self.learner,
             self.versions,
-            self.publish,
+            self.serving.publish,
             record,
             samples,
             links,
@@ -101,7 +102,6 @@ class Run:
             self.kept,
             lambda: {**self.begun, **self.draws.under_way},
         )
-        self.returned = Counter[str]()  # replicas that were started again: how often they may fail to take a version
         self.begun: dict[int, Samples] = {}  # by their prompts, the samples that were under way where this run goes on
 
     def _make_draws(self) -> Draws:
@@ -142,10 +142,9 @@ class Run:
         """Whether a member that was started again, or comes late, takes part: a replica with devices of its own."""
         if member not in self.context.replicas or self.context.takes_turns(GENERATION):
             return False
-        self.returned[member] = RETURN_TRIES
         (self.record.replica_joined if member in self.absent else self.record.replica_back)(member)
         self.absent.discard(member)
-        self.draws.back(member)
+        self.serving.back(member)
         return True
 
     def living(self) -> set[str]:
@@ -198,7 +197,7 @@ class Run:
     async def begin(self) -> Progress:
         """Serve the first weights, and take the supervised steps where there are some; their end is a checkpoint."""
         async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
-            await self.publish()
+            await self.serving.publish()
         if self.experiment.warm_start is not None:
             settings = self.experiment.warm_start
             await warm_start(settings, self.warm_start_check, partial(self.imitate, settings))
@@ -225,7 +224,7 @@ class Run:
             restored, samples = await actor.restore(step)
             progress = read_progress(restored.progress, prompts)
             self.versions.actor = progress.version - 1
-            await self.publish()
+            await self.serving.publish()
         if critic is not None and step > 0:
             async with self.turns.of(CRITIC_TRAINING), self.versions.critic_lock:
                 await critic.restore(step)
@@ -240,47 +239,10 @@ class Run:
         self.record.goes_on(step, progress.version, rows, begun, spent_seconds)
         return progress
 
-    async def publish(self, left: asyncio.Event | None = None) -> wire.Published:
-        """Make the actor's current weights the next version at every replica; one that does not take them is lost.
-
-        Called with the actor's lock, in its trainer's turn until it has set `left`.
-        """
-        self.versions.actor += 1
-        published = await self._serve(self.draws.replicas, quorum=1, left=left)
-        self.record.published(published)
-        return published
-
-    async def _serve(self, replicas: Sequence[str], quorum: int, left: asyncio.Event | None = None) -> wire.Published:
-        version = self.versions.actor
-        await self.tasks.actor.export(version, replicas, quorum=quorum)
-        if left is not None:
-            left.set()
-        published = await self.tasks.actor.published(version, quorum=quorum)
-        for replica, cause in published.failed.items():
-            if self.returned[replica] > 0:  # it may be its life before that failed, and what was on its way there
-                self.returned[replica] -= 1
-                self.draws.missed(replica)
-            else:
-                self.draws.lost(replica, HetrlError(cause))
-        for replica in published.left_out:
-            self.draws.missed(replica)
-        for replica in published.apply_seconds:
-            self.returned[replica] = 0
-            self.draws.served(replica)
-        return published
-
     def link_changed(self, site: str) -> None:
         """Go on as far as possible without what lies behind a link that is out."""
         self.record.link_changed(site, out=self.member.links.are_out(site))
         self.draws.link_changed(site)
-
-    async def catch_up(self) -> None:
-        """Serve the newest weights to the replicas that missed them, as soon as their link is back."""
-        while True:
-            await self.draws.some_behind()
-            async with self.versions.actor_lock:  # the trainer keeps the version that it sent last
-                if behind := self.draws.behind:  # a step may have served them meanwhile
-                    await self._serve(behind, quorum=0)
 
     async def draw(self, number: int) -> PromptGroup:
         """Sample the group of prompt `number`."""
@@ -306,7 +268,7 @@ class Run:
                     for one in demonstrations
                 ]
                 await self.tasks.actor.train(padded(sequences, self.pad_token), loss, step)
-            await self.publish()
+            await self.serving.publish()
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
@@ -332,7 +294,7 @@ async def control(context: Context) -> None:
                 run = Run(context, member, turns, record, scorer, absent)
                 watching = membership.watch(run.spare, run.back, run.iterations.end_soon)
                 with member.links.told(run.link_changed):
-                    await first_to_end(run.train(), watching, run.catch_up(), run.kept.serve())
+                    await first_to_end(run.train(), watching, run.serving.catch_up(), run.kept.serve())
             await member.send(context.members, wire.Finish())
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)

@@ -60,6 +60,15 @@ class Record:
         self._published.append(row)
         self.events.append("weights_published", **row, to=sorted(published.apply_seconds))
 
+    def replicas_behind(self, version: int, causes: Mapping[str, str]) -> None:
+        """Note which replicas of generation missed a weight version, and why; they draw nothing until they have one."""
+        self.events.append("replicas_behind", version=version, causes=causes)
+
+    def replicas_caught_up(self, published: wire.Published) -> None:
+        """Note which replicas of generation have the newest weights again."""
+        row = {"version": published.version, "seconds": round(published.seconds, 3)}
+        self.events.append("replicas_caught_up", **row, members=sorted(published.apply_seconds))
+
     def replica_lost(self, replica: str, error: HetrlError) -> None:
         """Note a replica of generation that the run goes on without."""
         self._lost += 1

@@ -179,7 +179,7 @@ class Agent:
         except HetrlError as error:
             await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
             return
-        self._newest, self._current = _Version(end.version, path), not self._idle.asleep
+        self._newest, self._current = _Version(end.version, path), end.load and not self._idle.asleep
         if self._current:
             await self._server.update_weights(end.version, path, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start

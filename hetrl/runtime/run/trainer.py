@@ -8,7 +8,7 @@ it, and rank 0 answers:
     Save     copy the state, which is then written to the site's disk beside what follows; FinishSave makes it whole
     Restore  take up a state that was saved, by this run or by one that it goes on from
     Publish  copy the weights and stream them to the generation replicas beside what follows; FinishPublish waits until
-             all of them serve them
+             all of them serve them; CatchUp brings those that are behind to the newest
     Sleep    leave the devices to another task, as the plan's idle state says, until Wake
 """
 
@@ -191,6 +191,8 @@ class Lead:
                 await self._member.reply(envelope, exported)
             case wire.FinishPublish():
                 self._publications.finish(envelope, message)
+            case wire.CatchUp():
+                self._publications.catch_up(envelope, message)
             case wire.WeightsBegin():
                 await self._incoming.begin(message)
             case wire.WeightsTensor():

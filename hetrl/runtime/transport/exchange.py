@@ -269,6 +269,10 @@ class Exchange:
         """Return the receivers that a message waits for."""
         return tuple(to for to in shipment.receivers if not self._to(to, shipment.priority).has_room(shipment.bytes))
 
+    def open_bytes(self, receiver: str, priority: Priority) -> int:
+        """Return the bytes of messages in a channel that the receiver has not taken out."""
+        return self._to(receiver, priority).open_bytes
+
     @property
     def unacknowledged(self) -> bool:
         """Whether something that was sent is not known to have arrived."""

@@ -191,6 +191,10 @@ class Member:
         """Count what another member should not have said; after several times nothing of it is heard any more."""
         self._offences.add(source, what)
 
+    def open_bytes(self, address: str, priority: wire.Priority) -> int:
+        """Return the bytes of messages in a channel that a member has not taken out, of `WINDOW_BYTES` at most."""
+        return self._exchange.open_bytes(address, priority)
+
     def abandon(self, address: str, priority: wire.Priority, cause: str) -> None:
         """Drop what is under way to a member in one channel; requests to it fail with the cause."""
         self._exchange.abandon(address, priority, cause, self._loop.time())

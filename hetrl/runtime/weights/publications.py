@@ -2,6 +2,7 @@
 
 Publish         the one before is sent to its end; the weights leave the devices; Exported; they go on their way
 FinishPublish   Published, once all receivers have said what came of it
+CatchUp         members that are behind get the newest version, beside all of that; Published, once they have it
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.weights.kept import Kept
+from hetrl.runtime.weights.latecomers import Latecomers
 from hetrl.runtime.weights.publisher import Publisher
 
 
@@ -28,6 +30,7 @@ class Publications:
         self._sending: asyncio.Task[wire.Published] | None = None
         self._answers: set[asyncio.Task[None]] = set()
         self._version: int | None = None  # that is sent, or was last
+        self._to = frozenset[str]()
 
     async def begin(
         self,
@@ -42,7 +45,8 @@ class Publications:
         if self._sending is not None:
             await asyncio.wait([self._sending])  # it is sent from what this one replaces
         publisher = Publisher(self._member, request, self._kept)
-        self._version, self._sending = request.version, asyncio.create_task(_send(publisher, beside))
+        self._version, self._to = request.version, frozenset(request.receivers)
+        self._sending = asyncio.create_task(_send(publisher, beside))
         if self._kept.version == request.version:
             publisher.take_kept()
         else:
@@ -57,13 +61,15 @@ class Publications:
         """Answer, once it is known, what came of a version; raises HetrlError where it is not the last one."""
         if self._sending is None or message.version != self._version:
             raise HetrlError(f"version {message.version} is not being published; the last one is {self._version}")
-        answer = asyncio.create_task(self._tell(envelope, self._sending))
-        self._answers.add(answer)
-        answer.add_done_callback(self._answers.discard)
+        self._answer(envelope, asyncio.shield(self._sending))
+
+    def catch_up(self, envelope: Envelope, message: wire.CatchUp) -> None:
+        """Bring members that are behind to the newest version, and answer then."""
+        self._answer(envelope, self._bring(message))
 
     def forget(self) -> None:
         """Keep no version: the weights become others under a number that they may have had."""
-        self._kept.version = None
+        self._kept.forget()
 
     async def close(self) -> None:
         """Give up what is under way."""
@@ -74,9 +80,19 @@ class Publications:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _tell(self, envelope: Envelope, sending: asyncio.Task[wire.Published]) -> None:
+    async def _bring(self, message: wire.CatchUp) -> wire.Published:
+        while self._sending is not None and not self._sending.done() and self._to & {*message.receivers}:
+            await asyncio.wait([self._sending])  # one thing at a time to each of them
+        return await Latecomers(self._member, message, self._kept).bring()
+
+    def _answer(self, envelope: Envelope, outcome: Awaitable[wire.Published]) -> None:
+        answer = asyncio.create_task(self._tell(envelope, outcome))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+
+    async def _tell(self, envelope: Envelope, outcome: Awaitable[wire.Published]) -> None:
         try:
-            answer: wire.Message = await asyncio.shield(sending)
+            answer: wire.Message = await outcome
         except HetrlError as error:
             answer = wire.Failed(cause=str(error), exit_code=error.exit_code)
         await self._member.reply(envelope, answer)

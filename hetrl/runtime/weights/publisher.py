@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -23,28 +22,19 @@ from numpy.typing import NDArray
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Buffer
-from hetrl.runtime.transport.member import Envelope, Member, RunAborted
+from hetrl.runtime.transport.exchange import WINDOW_BYTES
+from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.weights.digests import version_digest
 from hetrl.runtime.weights.intake import PIECES_PER_THREAD, threads
-from hetrl.runtime.weights.kept import Kept, words
+from hetrl.runtime.weights.kept import DELTAS_SHARE, Cut, Delta, Kept, words
 from hetrl.runtime.weights.pieces import PIECE_BYTES, check_spec, piece_of, word_bytes
+from hetrl.runtime.weights.word import RefusedError, word_on
 from hetrl.runtime.wire import changes
 
 if TYPE_CHECKING:  # emulated engines have no torch
     import torch
 
-APPLY_SECONDS = 600.0
-SLOWEST_BYTES_PER_S = 1e8  # of writing, hashing and loading a version: a file system over the network
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """A piece as it goes: whole to those without the base, as `changes` (where they are fewer bytes) to the others."""
-
-    message: wire.WeightsTensor
-    changes: bytes | None = None
-    words: int = 0
-    changed: int = 0
+_LOOK_SECONDS = 1.0  # between looks for whoever holds the others up
 
 
 class Publisher:
@@ -58,37 +48,71 @@ class Publisher:
         self._member, self._request, self._kept = member, request, kept
         self._loop = asyncio.get_running_loop()
         self._receivers = [*request.receivers]
-        self._left_out: list[str] = []
-        self._cuts: asyncio.Queue[_Cut | None] = asyncio.Queue()  # None: all are taken
+        self._left_out: dict[str, str] = {}
+        self._sends = True
+        self._cuts: asyncio.Queue[Cut | None] = asyncio.Queue()  # None: all are taken
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
         self._start = time.monotonic()
         self._delta_bytes = self._words = self._changed = 0
+        self._changes: list[tuple[wire.WeightsTensor, bytes]] = []  # of all pieces, while there is room to keep them
+        self._room = -1.0
         self._base, self._digest = (kept.version, kept.digest), kept.digest
-        known = request.encoding == "delta" and kept.version is not None
-        self._holders = frozenset(kept.holders if known else ()) & {*request.receivers}
+        self._holders = kept.holders() & {*request.receivers} if request.encoding == "delta" else frozenset[str]()
+        self._finds_changes = request.encoding == "delta" and bool(self._holders or kept.behind)
 
     @contextmanager
     def leaving_out(self) -> Iterator[None]:
-        """Leave receivers out whose link is out, or goes out, as long as the quorum is left without them."""
+        """Leave receivers out whose link is out, or goes out, or that take too long, as long as the quorum is left."""
+        watching = self._loop.create_task(self._lose_patience())
+        try:
+            with self._member.links.told(self._look):
+                self._look()
+                yield
+        finally:
+            watching.cancel()
 
-        def look(_: str | None = None) -> None:
-            out = [one for one in self._receivers if self._member.links.are_out(one)]
-            if self._request.quorum is None or len(self._receivers) - len(out) < self._request.quorum:
-                return
-            for receiver in out:
-                self._receivers.remove(receiver)
-                self._left_out.append(receiver)
-                cause = f"the link to {wire.site_of(receiver)} is out"
-                self._member.abandon(receiver, self._channel, cause)
+    async def _lose_patience(self) -> None:
+        """Leave out, from when too much time has passed, whoever the others wait for."""
+        if (patience := self._request.patience_seconds) is None:
+            return
+        await asyncio.sleep(patience)
+        cause = f"it took longer than {patience:g} s for a version, and others did not"
+        while True:
+            slow = [one for one in self._receivers if self._is_slow(one)]
+            others = [one for one in self._receivers if one not in slow and one not in self._failed]
+            if len(others) >= max(self._request.quorum or 0, 1):
+                self._leave_out(dict.fromkeys(slow, cause))
+            await asyncio.sleep(min(patience, _LOOK_SECONDS))
 
-        with self._member.links.told(look):
-            look()
-            yield
+    def _is_slow(self, receiver: str) -> bool:
+        """Whether a receiver holds up what is sent, or, behind the last piece, its own word on the version."""
+        if self._sends:
+            return self._member.open_bytes(receiver, self._channel) > WINDOW_BYTES / 2
+        return receiver not in self._applied and receiver not in self._failed
+
+    def _look(self, _: str | None = None) -> None:
+        """Leave those out that may be."""
+        if (quorum := self._request.quorum) is None:
+            return
+        out = {one: f"the link to {wire.site_of(one)} is out" for one in self._receivers if self._is_out(one)}
+        if len(self._receivers) - len(out) >= quorum:
+            self._leave_out(out)
+
+    def _is_out(self, receiver: str) -> bool:
+        return receiver not in self._applied and self._member.links.are_out(receiver)
+
+    def _leave_out(self, causes: Mapping[str, str]) -> None:
+        for receiver, cause in causes.items():
+            self._receivers.remove(receiver)
+            self._left_out[receiver] = cause
+            self._kept.behind.add(receiver)
+            self._member.abandon(receiver, self._channel, cause)
 
     def take(self, tensors: Iterable[tuple[str, torch.Tensor | NDArray[Any]]]) -> None:
         """Make these weights the version that is kept; called in the engine's thread, which waits for no link."""
-        self._kept.version, self._kept.pieces, self._kept.holders = None, {}, set()  # until all of this one is kept
-        under_way: deque[Future[_Cut]] = deque()
+        self._room = DELTAS_SHARE * self._kept.bytes if self._finds_changes else -1.0
+        self._kept.begin()
+        under_way: deque[Future[Cut]] = deque()
         count = threads()
         with ThreadPoolExecutor(count, thread_name_prefix="weights") as pool:
             for name, tensor in tensors:
@@ -98,16 +122,19 @@ class Publisher:
                         self._give(under_way.popleft().result())
             while under_way:
                 self._give(under_way.popleft().result())
-        pieces = self._kept.pieces
+        version, pieces = self._request.version, self._kept.pieces
         self._digest = version_digest({place: message.digest for place, message in pieces.items()})
-        self._kept.digest, self._kept.version = self._digest, self._request.version
+        base, base_digest = self._base
+        if base is not None and self._room >= 0:
+            self._kept.remember(Delta(base, base_digest, version, self._digest, self._changes))
+        self._kept.digest, self._kept.version = self._digest, version
         self._loop.call_soon_threadsafe(self._cuts.put_nowait, None)
 
     def take_kept(self) -> None:
         """Send the version as it is kept; nobody has a base of it."""
         self._holders = frozenset()
         for message in self._kept.pieces.values():
-            self._cuts.put_nowait(_Cut(message))
+            self._cuts.put_nowait(Cut(message))
         self._cuts.put_nowait(None)
 
     async def send(self) -> None:
@@ -119,6 +146,7 @@ class Publisher:
         await self._send(self._of(holders=True), delta)
         while (cut := await self._cuts.get()) is not None:
             await self._send_piece(cut)
+        self._sends = False
 
     async def finish(self) -> wire.Published:
         """Close the version and wait for every receiver.
@@ -131,17 +159,17 @@ class Publisher:
         told = [one for one in receivers if one not in self._left_out]
         applied = {one: self._applied[one] for one in told if one in self._applied}
         failed = {one: self._failed[one] for one in told if one in self._failed}
-        self._kept.holders |= set(applied)
+        self._note(applied)
         if failed and not applied and self._request.quorum != 0:
             raise HetrlError("; ".join(failed.values()))
         return wire.Published(
             version=self._request.version,
             digest=self._digest,
-            bytes=self._bytes,
+            bytes=self._kept.bytes,
             seconds=time.monotonic() - self._start,
             apply_seconds=applied,
             failed=failed,
-            left_out=tuple(self._left_out),
+            left_out=self._left_out,
             delta_bytes=self._delta_bytes if self._holders else None,
             changed=self._changed / self._words if self._holders and self._words else None,
             repaired=self._repaired,
@@ -151,9 +179,13 @@ class Publisher:
     def _channel(self) -> wire.Priority:
         return wire.priority_of(wire.WeightsBegin(version=self._request.version, gives_way=self._request.gives_way))
 
-    @property
-    def _bytes(self) -> int:
-        return sum(message.bytes for message in self._kept.pieces.values())
+    def _note(self, applied: Iterable[str]) -> None:
+        """Note who has the version, and forget what changed before where nobody is behind."""
+        for receiver in self._failed:
+            self._kept.proven.pop(receiver, None)
+        for receiver in applied:
+            self._kept.proven[receiver] = self._request.version
+        self._kept.settle()
 
     def _of(self, *, holders: bool) -> list[str]:
         """Return the receivers that have, or have not, the base of the delta."""
@@ -171,24 +203,29 @@ class Publisher:
         for offset in range(0, max(data.nbytes, 1), PIECE_BYTES):
             yield spec, offset, data[offset : offset + PIECE_BYTES], known
 
-    def _cut(self, spec: wire.TensorSpec, offset: int, whole: memoryview, known: bool) -> _Cut:
+    def _cut(self, spec: wire.TensorSpec, offset: int, whole: memoryview, known: bool) -> Cut:
         """Take the digest of a piece and find what changed in it; what is kept of it becomes the piece."""
         message = piece_of(self._request.version, spec, offset, whole)
         held, size = self._kept.tensors[spec.name][offset : offset + whole.nbytes], word_bytes(spec)
-        if not (self._holders and known and size):
-            held[:] = whole
-            return _Cut(message)
+        place = spec.name, offset
+        if not (self._finds_changes and known and size):
+            self._kept.replace(place, held, whole)
+            return Cut(message)
         after = numpy.frombuffer(whole, numpy.uint8)
         payload = changes.encode(words(held, spec), words(after, spec))
-        held[:] = after
+        self._kept.replace(place, held, after)
         count, changed = whole.nbytes // size, changes.changed_words(payload)
-        return _Cut(message, payload if len(payload) < whole.nbytes else None, count, changed)
+        return Cut(message, payload if len(payload) < whole.nbytes else None, count, changed)
 
-    def _give(self, cut: _Cut) -> None:
+    def _give(self, cut: Cut) -> None:
         self._kept.pieces[cut.message.tensor.name, cut.message.offset] = cut.message
+        if self._room >= 0:
+            data = self._kept.whole(cut.message).tobytes() if cut.changes is None else cut.changes
+            self._changes.append((structs.replace(cut.message, changes=cut.changes is not None), data))
+            self._room -= len(data)
         self._loop.call_soon_threadsafe(self._cuts.put_nowait, cut)
 
-    async def _send_piece(self, cut: _Cut) -> None:
+    async def _send_piece(self, cut: Cut) -> None:
         self._words, self._changed = self._words + cut.words, self._changed + cut.changed
         whole = self._kept.whole(cut.message)
         if cut.changes is None:
@@ -220,26 +257,24 @@ class Publisher:
         Returns why it refused it. That it applied it, or failed, is noted.
         """
         version, tensors = self._request.version, len({name for name, _ in self._kept.pieces})
-        behind = self._request.gives_way
         end = wire.WeightsEnd(
-            version=version, tensors=tensors, bytes=self._bytes, digest=self._digest, gives_way=behind
+            version=version,
+            tensors=tensors,
+            bytes=self._kept.bytes,
+            digest=self._digest,
+            gives_way=self._request.gives_way,
         )
-        doing = f"apply weight version {version}"
         try:
             if again:
                 await self._repeat(receiver)
-            seconds = APPLY_SECONDS + self._bytes / SLOWEST_BYTES_PER_S
-            reply = await self._member.request(receiver, end, timeout_seconds=seconds, doing=doing)
+            self._applied[receiver] = await word_on(self._member, receiver, end)
         except RunAborted:
             raise
+        except RefusedError as refusal:
+            return str(refusal)
         except HetrlError as error:
             self._failed[receiver] = str(error)
-            return None
-        match reply:
-            case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=took)) if arrived == self._digest:
-                self._applied[receiver] = took
-                return None
-        return _refusal(reply.message, version, self._digest)
+        return None
 
     async def _send(
         self, receivers: Sequence[str], message: wire.TravellingWeights, buffers: Sequence[Buffer] = ()
@@ -256,14 +291,3 @@ def _bytes_of(tensor: torch.Tensor | NDArray[Any]) -> memoryview:
 
     data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
     return data
-
-
-def _refusal(answer: wire.Message, version: int, digest: str) -> str:
-    """Return why a receiver that answers so has not the version of this digest."""
-    match answer:
-        case wire.WeightsApplied(digest=arrived):
-            return f"weight version {version} arrived as {arrived}, sent as {digest}"
-        case wire.WeightsRejected(cause=cause):
-            return f"refused weight version {version}: {cause}"
-        case other:
-            return f"answered {type(other).__name__} to weight version {version}"

@@ -74,6 +74,7 @@ from hetrl.runtime.wire.header import (
     Tagged as Tagged,
 )
 from hetrl.runtime.wire.versions import (
+    CatchUp as CatchUp,
     Exported as Exported,
     FinishPublish as FinishPublish,
     Publish as Publish,

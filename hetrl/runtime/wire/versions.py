@@ -20,13 +20,15 @@ class Publish(Tagged, frozen=True, tag=True):
     """To a trainer: send the current weights as `version` to these members; a version that it keeps is sent again.
 
     Answered by `Exported` as soon as the trainer may go on; what came of it answers `FinishPublish`. Receivers whose
-    link is out are left out as long as `quorum` others are not; None: nobody is. With `encoding` delta, those that are
-    known to have the version before get what changed since. A version that `gives_way` travels behind other weights.
+    link is out are left out as long as `quorum` others are not, and those that take longer than `patience_seconds` once
+    so many others have the version; None: nobody is. With `encoding` delta, those that are known to have the version
+    before get what changed since. A version that `gives_way` travels behind other weights.
     """
 
     version: int
     receivers: tuple[str, ...]
     quorum: int | None = None
+    patience_seconds: float | None = None
     encoding: str = "full"  # full | delta
     gives_way: bool = False
 
@@ -41,6 +43,17 @@ class FinishPublish(Tagged, frozen=True, tag=True):
     """To a trainer: say what came of the `Publish` of this version once all receivers have it or are given up."""
 
     version: int
+
+
+class CatchUp(Tagged, frozen=True, tag=True):
+    """To a trainer: bring these members, which are behind, to the newest version, this one at least.
+
+    At their own pace, beside the versions that are published meanwhile. Answered by `Published`, of the version that
+    they have then.
+    """
+
+    version: int
+    receivers: tuple[str, ...]
 
 
 class WeightsBegin(Tagged, frozen=True, tag=True):
@@ -69,17 +82,24 @@ class WeightsTensor(Tagged, frozen=True, tag=True):
 
 
 class WeightsEnd(Tagged, frozen=True, tag=True):
-    """All pieces of the version are sent: so many tensors and bytes, and the digest over those of all pieces."""
+    """All pieces of the version are sent: so many tensors and bytes, and the digest over those of all pieces.
+
+    It is kept and not loaded where `load` says so, since a newer one follows at once.
+    """
 
     version: int
     tensors: int
     bytes: int
     digest: str
     gives_way: bool = False
+    load: bool = True
 
 
 class WeightsApplied(Tagged, frozen=True, tag=True):
-    """A receiver serves this version from now on, or when it wakes; `digest` is what it computed from what arrived."""
+    """A receiver serves this version from now on, or when it wakes, or keeps it where that was all that was asked.
+
+    `digest` is what it computed from what arrived.
+    """
 
     version: int
     digest: str
@@ -94,7 +114,7 @@ class WeightsRejected(Tagged, frozen=True, tag=True):
 
 
 class Published(Tagged, frozen=True, tag=True):
-    """Every receiver of a `Publish` applied the version, but those that `failed`, which say why, or were `left_out`.
+    """Every receiver applied the version, but those that `failed` or were `left_out`, both with the cause.
 
     `bytes` are those of the full set. Where a delta was sent, it had `delta_bytes` for each receiver, and `changed` is
     the share of words that differ. Those that refused what they got, got the full set once more: `repaired` has why.
@@ -106,7 +126,7 @@ class Published(Tagged, frozen=True, tag=True):
     seconds: float
     apply_seconds: dict[str, float]
     failed: dict[str, str] = msgspec.field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: dict[str, str] = msgspec.field(default_factory=dict)
     delta_bytes: int | None = None
     changed: float | None = None
     repaired: dict[str, str] = msgspec.field(default_factory=dict)
@@ -115,4 +135,6 @@ class Published(Tagged, frozen=True, tag=True):
 # What a version consists of on its way, all of it in one channel: behind other weights if it `gives_way`.
 TravellingWeights = WeightsBegin | WeightsTensor | WeightsEnd
 
-WeightMessage = Publish | Exported | FinishPublish | TravellingWeights | WeightsApplied | WeightsRejected | Published
+WeightMessage = (
+    Publish | Exported | FinishPublish | CatchUp | TravellingWeights | WeightsApplied | WeightsRejected | Published
+)

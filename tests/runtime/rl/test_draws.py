@@ -193,15 +193,17 @@ def test_a_replica_behind_a_link_that_is_out_rests_and_its_samples_are_drawn_els
             await draws.group([request_of(k) for k in range(6)], 1)
             assert {name for name, _ in members.asked} == {"a/x/0"}
             draws.missed("b/x/0")
-            assert draws.behind == ()
-            waiting = asyncio.ensure_future(draws.some_behind())
+            assert (draws.behind, draws.in_step) == ((), ("a/x/0",))
+            waiting = asyncio.ensure_future(draws.changed())
+            await asyncio.sleep(0)
+            assert not waiting.done()
             members.links.restored("b")
             await asyncio.wait_for(waiting, 5)
             assert draws.behind == ("b/x/0",)
             await draws.group([request_of(k) for k in range(6)], 2)
             assert {name for name, _ in members.asked} == {"a/x/0"}, "b has older weights"
             draws.served("b/x/0")
-            assert draws.behind == ()
+            assert (draws.behind, draws.in_step) == ((), ("a/x/0", "b/x/0"))
             await draws.group([request_of(k) for k in range(6)], 3)
             assert {name for name, _ in members.asked} == {"a/x/0", "b/x/0"}
 

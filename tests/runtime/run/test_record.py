@@ -129,6 +129,19 @@ def test_a_version_says_what_was_sent_of_it_and_what_changed(tmp_path: Path) -> 
     assert (events[2]["delta_bytes"], events[2]["changed"], events[2]["repaired"]) == (10, 0.01, ["b"])
 
 
+def test_who_misses_a_version_and_who_has_the_newest_again_are_events(tmp_path: Path) -> None:
+    record = Record(tmp_path, "alps")
+    record.replicas_behind(7, {"b": "the link to b is out"})
+    record.replicas_caught_up(published(apply_seconds={"b": 0.1}))
+    behind, again = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (behind["kind"], behind["version"], behind["causes"]) == (
+        "replicas_behind",
+        7,
+        {"b": "the link to b is out"},
+    )
+    assert (again["kind"], again["version"], again["members"]) == ("replicas_caught_up", 3, ["b"])
+
+
 def test_a_replica_that_is_lost_is_a_fault_that_the_run_survived(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     record = Record(tmp_path / "run", "alps")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -103,3 +104,27 @@ def test_an_agent_whose_job_has_others_stays_without_its_server() -> None:
     run, server = Run(draw(0), draw(1, 5)), Server(ended=True)
     asyncio.run(agent(run, server, goes_with_it=False).serve())
     assert [type(answer) for _, answer in run.answers] == [wire.Failed, wire.Generated]
+
+
+def test_a_version_behind_which_a_newer_one_follows_is_kept_and_not_loaded() -> None:
+    loaded: list[int] = []
+
+    class Loads(Server):
+        async def update_weights(self, version: int, *_: Any, **__: Any) -> None:
+            loaded.append(version)
+
+    class Proves:
+        async def end(self, end: wire.WeightsEnd) -> tuple[Path, str]:
+            return Path(f"version-{end.version}"), f"digest {end.version}"
+
+    class Answers(Run):
+        async def reply(self, to: Any, message: wire.Message) -> None:
+            self.answers.append((to.message.version, message))
+
+    ends = [wire.WeightsEnd(version=n, tensors=1, bytes=4, digest="d", load=n == 4) for n in (2, 3, 4)]
+    run, server = Answers(*ends), Loads()
+    parts = cast(Member, run), server, Idle(cast(VllmServer, server), "cuda"), cast(Intake, Proves())
+    asyncio.run(Agent(*parts, recompute=True, goes_with_it=True).serve())
+    assert loaded == [4]
+    digests = [(number, cast(wire.WeightsApplied, answer).digest) for number, answer in run.answers]
+    assert digests == [(n, f"digest {n}") for n in (2, 3, 4)]

@@ -186,3 +186,40 @@ def test_what_is_under_way_is_given_up_at_the_end(receivers: dict[str, Receiver]
             assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
+
+
+def test_who_is_behind_is_brought_to_the_newest_version_beside_the_next_ones(receivers: dict[str, Receiver]) -> None:
+    async def run() -> None:
+        async with publishing(receivers) as (trainer, publications):
+            trainer.let.set()
+            weights = {version: stepped(model(0), version) for version in (1, 2, 3)}
+            await publications.begin(request(1), of(weights[1]))
+            await outcome(trainer, publications, 1)
+            publications.catch_up(asked(9), wire.CatchUp(version=2, receivers=(B,)))
+            await publications.begin(request(2, [A]), of(weights[2]))
+            caught_up = cast(wire.Published, await replied(trainer, 9))
+            assert (caught_up.version, set(caught_up.apply_seconds)) == (2, {B})
+            assert same(receivers[B].served[2], weights[2])
+            await outcome(trainer, publications, 2)
+            await publications.begin(request(3), of(weights[3]))
+            assert cast(wire.Published, await outcome(trainer, publications, 3)).repaired == {}
+
+    asyncio.run(run())
+
+
+def test_one_thing_at_a_time_is_sent_to_a_receiver(receivers: dict[str, Receiver]) -> None:
+    """Who came anew while a version is on its way there is brought to it behind that."""
+
+    async def run() -> None:
+        async with publishing(receivers) as (trainer, publications):
+            await publications.begin(request(1), of(model(0)))
+            publications.catch_up(asked(9), wire.CatchUp(version=1, receivers=(B,)))
+            await asyncio.sleep(0.1)
+            assert 9 not in trainer.replies
+            trainer.let.set()
+            caught_up = cast(wire.Published, await replied(trainer, 9))
+            assert caught_up.repaired == caught_up.failed == {}
+            begins = [name for name, sent in trainer.sent if isinstance(sent[0], wire.WeightsBegin)]
+            assert sorted(begins) == [A, B]
+
+    asyncio.run(run())

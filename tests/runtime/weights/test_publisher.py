@@ -12,6 +12,7 @@ import torch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl.tasks import Trainer
+from hetrl.runtime.transport.exchange import WINDOW_BYTES
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.weights.kept import Kept
@@ -30,6 +31,9 @@ class Receivers:
 
     async def send(self, to: Sequence[str], message: wire.Message, buffers: object = ()) -> None:
         self.sent.append((tuple(to), message))
+
+    def open_bytes(self, address: str, priority: wire.Priority) -> int:
+        return 0
 
     def abandon(self, address: str, priority: wire.Priority, cause: str) -> None:
         self.given_up.add(priority)
@@ -106,7 +110,7 @@ def test_who_is_behind_a_link_that_is_out_is_left_out(
 
     receivers.request = slowly  # type: ignore[method-assign]
     found = asyncio.run(run())
-    assert found.left_out == left_out
+    assert found.left_out == {one: f"the link to {one[0]} is out" for one in left_out}
     assert set(found.apply_seconds) == {"a/x/0", "b/x/0"} - set(left_out)
     assert found.failed == {}
     assert receivers.given_up == {wire.Priority.WEIGHTS}
@@ -151,7 +155,69 @@ def test_a_quorum_is_waited_for() -> None:
             return await publisher.finish()
 
     found = asyncio.run(run())
-    assert (set(found.apply_seconds), found.left_out) == ({"a/x/0"}, ("b/x/0",))
+    assert (set(found.apply_seconds), set(found.left_out)) == ({"a/x/0"}, {"b/x/0"})
+
+
+SLOW = {"b/x/0": "it took longer than 0.05 s for a version, and others did not"}
+
+
+@pytest.mark.parametrize(("slow", "left_out"), [("b", SLOW), ("ab", {})])
+def test_who_holds_the_others_up_is_left_out(slow: str, left_out: dict[str, str]) -> None:
+    """Not where everybody is slow: then the trainer is, or what they share."""
+    receivers = Receivers({"a/x/0": None, "b/x/0": None})
+    let = asyncio.Event()
+
+    async def send(to: Sequence[str], message: wire.Message, buffers: object = ()) -> None:
+        await Receivers.send(receivers, to, message, buffers)
+        if "b/x/0" in to and isinstance(message, wire.WeightsTensor):
+            waits = [asyncio.create_task(one.wait()) for one in (let, receivers.abandoned["b/x/0"])]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+
+    receivers.send = send  # type: ignore[method-assign]
+    receivers.open_bytes = lambda to, _: WINDOW_BYTES if to[0] in slow else 2**20  # type: ignore[method-assign]
+    found = asyncio.run(_published_impatiently(receivers, let))
+    assert (found.left_out, found.failed) == (left_out, {})
+    assert set(found.apply_seconds) == {"a/x/0", "b/x/0"} - set(left_out)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_says_nothing_is_left_out_once_another_one_has_the_version(first: bool) -> None:
+    receivers = Receivers({"a/x/0": None, "b/x/0": None})
+    let = asyncio.Event()
+
+    async def request(to: str, end: wire.WeightsEnd, **_: Any) -> Envelope:
+        if to == "b/x/0":
+            await receivers.abandoned[to].wait()
+            raise HetrlError("abandoned")
+        if not first:
+            await let.wait()
+        return await Receivers.request(receivers, to, end)
+
+    receivers.request = request  # type: ignore[method-assign]
+    found = asyncio.run(_published_impatiently(receivers, let, waits=not first))
+    assert (found.left_out, set(found.apply_seconds), found.failed) == (SLOW, {"a/x/0"}, {})
+
+
+async def _published_impatiently(receivers: Receivers, let: asyncio.Event, *, waits: bool = False) -> wire.Published:
+    kept = Kept()
+    request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0"), quorum=1, patience_seconds=0.05)
+    publisher = Publisher(cast(Member, receivers), request, kept)
+
+    async def send() -> wire.Published:
+        await publisher.send()
+        return await publisher.finish()
+
+    with publisher.leaving_out():
+        await asyncio.to_thread(publisher.take, [("w", torch.ones(3))])
+        sending = asyncio.create_task(send())
+        await asyncio.sleep(0.3)
+        if waits:
+            assert not receivers.abandoned["b/x/0"].is_set(), "nobody has the version"
+        let.set()
+        async with asyncio.timeout(5):
+            found = await sending
+    assert kept.behind == set(found.left_out)
+    return found
 
 
 def test_a_version_that_nobody_took_is_an_error() -> None:
