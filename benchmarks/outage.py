@@ -34,7 +34,7 @@ def measure(outages_seconds: list[int]) -> list[dict[str, Any]]:
 
         def publish() -> float:
             start = time.monotonic()
-            order(publishing, [SIZE_MB * 10**6, 1])
+            order(publishing, [SIZE_MB * 10**6, 1, False])
             reply_of(publishing)
             return time.monotonic() - start
 

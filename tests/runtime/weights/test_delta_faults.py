@@ -12,9 +12,9 @@ import torch
 from hetrl.runtime import wire
 from hetrl.runtime.transport import member as transport_member
 from hetrl.runtime.weights import publisher
-from tests.engines.transport.transport_runs import hasten, until
+from tests.engines.transport.transport_runs import BETA, BETA_1, hasten, until
 from tests.runtime.weights.receivers import model, same, stepped
-from tests.runtime.weights.world_of_faults import PARTS, Fault, World, faults, world
+from tests.runtime.weights.world_of_faults import PARTS, PHASES, Fault, World, faults, world
 
 ROUNDS = 3  # of the twelve phases: with seven parts 252 faults
 
@@ -39,6 +39,43 @@ def test_no_version_but_a_published_one_is_ever_served(tmp_path: Path, part: str
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("part", ["server", "gateway beta"])
+def test_who_is_brought_to_the_newest_version_comes_whatever_happens_meanwhile(tmp_path: Path, part: str) -> None:
+    """From nothing, beside two versions for the other one, with a fault in each phase of it."""
+
+    async def scenario() -> None:
+        async with asyncio.timeout(600), world(tmp_path) as one:
+            story = Story(one)
+            await story.publish([BETA])
+            for phase in PHASES["replica"]:
+                await one.replicas[BETA_1].restart()
+                one.fault = Fault(part, phase, BETA_1, 0.0)
+                coming = asyncio.create_task(story.bring(BETA_1))
+                for _ in range(2):
+                    found = await story.publish([BETA])
+                    assert found is not None
+                    assert set(found.apply_seconds) == {BETA}
+                await coming
+                assert one.fault.done
+                one.fault = None
+                await one.at_rest()
+                if one.replicas[BETA_1].server.ended:  # once it had loaded: whoever asks next finds out
+                    await story.publish()
+                    await one.at_rest()
+                await story.bring(BETA_1)
+                story.check_loads()
+                for replica in one.replicas.values():
+                    assert replica.serves is not None
+                    assert replica.serves[0] == story.version
+                    replica.began.clear()
+                after = await story.publish()
+                assert after is not None
+                assert after.repaired == after.failed == {}
+                assert all(replica.began == ["delta"] for replica in one.replicas.values())
+
+    asyncio.run(scenario())
+
+
 class Story:
     """The versions of a run, and what must be true of each that is served."""
 
@@ -46,19 +83,27 @@ class Story:
         self.world, self.weights, self.version = one, model(0), 0
         self.published: dict[int, dict[str, torch.Tensor]] = {}
 
-    async def publish(self) -> wire.Published | None:
-        """Publish the next version."""
+    async def publish(self, to: Sequence[str] | None = None) -> wire.Published | None:
+        """Publish the next version, to all or to some."""
         self.version, self.weights = self.version + 1, stepped(self.weights, self.version)
         self.published[self.version] = self.weights
-        return await self._publish([*self.world.replicas])
+        found = await self.world.publish(self.version, self.weights, [*self.world.replicas] if to is None else to)
+        self.check_loads()
+        return found
 
-    async def _publish(self, to: Sequence[str]) -> wire.Published | None:
-        """Publish the newest version; whatever was loaded meanwhile is what was published under its number."""
-        found = await self.world.publish(self.version, self.weights, to)
+    def check_loads(self) -> None:
+        """Whatever was loaded is what was published under its number."""
         for number, tensors in self.world.loads:
             assert same(tensors, self.published[number])
         self.world.loads.clear()
-        return found
+
+    async def bring(self, replica: str) -> None:
+        """Bring a replica to the newest version, as often as its life before is what fails; versions go on."""
+        for _ in range(5):
+            found = await self.world.catch_up(self.version, [replica])
+            if replica in found.apply_seconds and found.version == self.version:
+                return
+        raise AssertionError(f"{replica} does not come: {found}")
 
     async def survive(self, fault: Fault) -> None:
         """Let a fault happen to a version: the next one is everywhere, and the one after that goes as what changed."""
@@ -104,9 +149,9 @@ class Story:
         assert found is not None
         assert set(found.failed) <= {back}
         if found.failed:
-            alone = await self._publish([*found.failed])
-            assert alone is not None
+            alone = await self.world.catch_up(self.version, [*found.failed])
             assert alone.failed == alone.repaired == {}
+            self.check_loads()
         for replica in self.world.replicas.values():
             assert replica.serves is not None
             assert replica.serves[0] == self.version

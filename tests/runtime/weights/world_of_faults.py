@@ -16,6 +16,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Buffer
 from hetrl.runtime.transport.member import Envelope
 from hetrl.runtime.weights.kept import Kept
+from hetrl.runtime.weights.latecomers import Latecomers
 from hetrl.runtime.weights.publisher import Publisher
 from tests.engines.transport.transport_runs import BETA, BETA_1, TRAINER, Cable, Run, cabled, until
 from tests.runtime.weights.mortal_replica import PIECES, Replica, kill, name_of
@@ -75,15 +76,12 @@ class World:
         await until(lambda: self.run.is_up("alpha", "beta") and self.run.is_up("beta", "alpha"))
 
     async def publish(self, version: int, tensors: dict[str, torch.Tensor], to: Sequence[str]) -> wire.Published | None:
-        """Publish a version, the one that is kept as it is kept; None where the trainer is killed meanwhile."""
+        """Publish a version; None where the trainer is killed meanwhile."""
         request = wire.Publish(version=version, receivers=tuple(to), quorum=0, encoding="delta")
         publisher = Publisher(self.trainer, request, self.kept)
 
         async def run() -> wire.Published:
-            if self.kept.version == version:
-                publisher.take_kept()
-            else:
-                await asyncio.to_thread(publisher.take, tensors.items())
+            await asyncio.to_thread(publisher.take, tensors.items())
             self.pieces = len(self.kept.pieces)
             await publisher.send()
             return await publisher.finish()
@@ -92,6 +90,10 @@ class World:
         with suppress(asyncio.CancelledError):
             return await self._publishing
         return None
+
+    async def catch_up(self, version: int, to: Sequence[str]) -> wire.Published:
+        """Bring replicas to a version that is published, or a later one."""
+        return await Latecomers(self.trainer, wire.CatchUp(version=version, receivers=tuple(to)), self.kept).bring()
 
     async def moment(self, phase: str, replica: str) -> None:
         """A phase begins, of the trainer's work for a replica or of that replica's own: break what is to be broken."""
