@@ -200,7 +200,7 @@ class Trainer:
 
     async def catch_up(self, version: int, receivers: Sequence[str]) -> wire.Published:
         """Bring receivers that are behind to a version, or a later one; returns when they have it, or failed."""
-        request = wire.CatchUp(version=version, receivers=tuple(receivers))
+        request = wire.CatchUp(version=version, receivers=tuple(receivers), gives_way=self.gives_way)
         answer, _ = await self._ask(request, wire.Published, f"bring replicas to version {version} of {self.task}")
         return answer
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
+from msgspec import structs
+
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member, RunAborted
@@ -57,13 +59,15 @@ class Latecomers:
     @contextmanager
     def _leaving_out(self) -> Iterator[None]:
         """Leave receivers out whose link is out, or goes out."""
+        # One channel for all that a receiver gets: what is left of a version that it missed does not overtake the next.
+        channel = wire.priority_of(wire.WeightsBegin(version=0, gives_way=self._request.gives_way))
 
         def look(_: str | None = None) -> None:
             for receiver in [one for one in self._receivers if self._member.links.are_out(one)]:
                 cause = f"the link to {wire.site_of(receiver)} is out"
                 self._receivers.remove(receiver)
                 self._left_out[receiver] = cause
-                self._member.abandon(receiver, wire.Priority.WEIGHTS, cause)
+                self._member.abandon(receiver, channel, cause)
 
         with self._member.links.told(look):
             look()
@@ -118,7 +122,14 @@ class Latecomers:
         """Wait for the word of each; return why some refused the version."""
         sizes = {message.tensor.name: message.tensor.bytes for message in pieces}
         self._digest, self._bytes = digest, sum(sizes.values())
-        end = wire.WeightsEnd(version=version, tensors=len(sizes), bytes=self._bytes, digest=digest, load=load)
+        end = wire.WeightsEnd(
+            version=version,
+            tensors=len(sizes),
+            bytes=self._bytes,
+            digest=digest,
+            gives_way=self._request.gives_way,
+            load=load,
+        )
         refused: dict[str, str] = {}
 
         async def close(receiver: str) -> None:
@@ -143,4 +154,5 @@ class Latecomers:
 
     async def _send(self, to: Sequence[str], message: wire.TravellingWeights, data: bytes | None = None) -> None:
         if present := [one for one in to if one in self._receivers]:
+            message = structs.replace(message, gives_way=self._request.gives_way)
             await self._member.send(present, message, () if data is None else [data])

@@ -49,11 +49,12 @@ class CatchUp(Tagged, frozen=True, tag=True):
     """To a trainer: bring these members, which are behind, to the newest version, this one at least.
 
     At their own pace, beside the versions that are published meanwhile. Answered by `Published`, of the version that
-    they have then.
+    they have then. What they get travels in the channel of other versions, behind other weights if these `gives_way`.
     """
 
     version: int
     receivers: tuple[str, ...]
+    gives_way: bool = False
 
 
 class WeightsBegin(Tagged, frozen=True, tag=True):

@@ -30,6 +30,7 @@ class SlowWire(Wire):
         super().__init__(receivers)
         self.held: set[str] = set()
         self.let = 0
+        self.abandoned: set[wire.Priority] = set()
         self._moved = asyncio.Event()
 
     async def _bring(self, to: str, sent: Any) -> wire.Message | None:
@@ -44,7 +45,8 @@ class SlowWire(Wire):
         self.let, self.held = messages or 0, self.held if messages else set()
         self._moved.set()
 
-    def abandon(self, *_: object) -> None:
+    def abandon(self, _: str, priority: wire.Priority, __: str) -> None:
+        self.abandoned.add(priority)
         self._moved.set()
 
 
@@ -65,8 +67,8 @@ class Trainer:
         await publisher.send()
         return await publisher.finish()
 
-    async def catch_up(self, *to: str, version: int | None = None) -> wire.Published:
-        request = wire.CatchUp(version=version or self.version, receivers=to)
+    async def catch_up(self, *to: str, version: int | None = None, gives_way: bool = False) -> wire.Published:
+        request = wire.CatchUp(version=version or self.version, receivers=to, gives_way=gives_way)
         async with asyncio.timeout(60):
             return await Latecomers(cast(Member, self.wire), request, self.kept).bring()
 
@@ -201,6 +203,22 @@ def test_whoever_is_behind_a_link_that_goes_out_goes_on_later(trainer: Trainer) 
         trainer.wire.links.restored("b")
         assert set((await trainer.catch_up(B)).apply_seconds) == {B}
         trainer.check(A, B)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+def test_all_that_a_receiver_gets_goes_through_one_channel(trainer: Trainer, gives_way: bool) -> None:
+    channel = wire.Priority.LATER_WEIGHTS if gives_way else wire.Priority.WEIGHTS
+
+    async def run() -> None:
+        await trainer.publish([A])
+        trainer.wire.sent.clear()
+        await trainer.catch_up(B, gives_way=gives_way)
+        assert {wire.priority_of(message) for message in trainer.sent(B)} == {channel}
+        trainer.wire.links.lost("b")
+        await trainer.catch_up(B, gives_way=gives_way)
+        assert trainer.wire.abandoned == {channel}
 
     asyncio.run(run())
 
