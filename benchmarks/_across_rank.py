@@ -93,7 +93,7 @@ class Rank:
             dist.recv(self.forth, self.step.stages[self.place - 1])
         time.sleep(FORWARD * self.step.micro_batch_seconds)
         if self.place + 1 < len(self.step.stages):
-            self._pending.append(dist.isend(self.forth, self.step.stages[self.place + 1]))
+            self._begin(dist.isend(self.forth, self.step.stages[self.place + 1]))
 
     def backward(self, last: bool) -> None:
         """Do one backward pass of this stage; the last one reduces bucket after bucket."""
@@ -101,19 +101,26 @@ class Rank:
             dist.recv(self.back, self.step.stages[self.place + 1])
         for share, bucket in zip(self.share, self.gradient, strict=True) if last and self.group is not None else ():
             time.sleep((1 - FORWARD) * self.step.micro_batch_seconds / len(self.gradient))
-            self._pending.append(dist.reduce_scatter_single(share, bucket, group=self.group, async_op=True))
+            self._begin(dist.reduce_scatter_single(share, bucket, group=self.group, async_op=True))
         if not last or self.group is None:
             time.sleep((1 - FORWARD) * self.step.micro_batch_seconds)
         if self.place > 0:
-            self._pending.append(dist.isend(self.back, self.step.stages[self.place - 1]))
+            self._begin(dist.isend(self.back, self.step.stages[self.place - 1]))
+
+    def _begin(self, work: dist.Work | None) -> None:
+        assert work is not None  # this rank is in the group
+        self._pending.append(work)
 
 
 def sent_bytes() -> dict[str, int]:
     """Return what this rank's site has sent to each other one so far."""
+    assert world._world is not None
     endpoint = world._world.endpoint
     gateway = wire.gateway_of(wire.site_of(endpoint.address))
     asked = endpoint.member.request(gateway, wire.LinkStats(), timeout_seconds=20, doing="counters")
-    return {site: link.bytes_sent for site, link in endpoint.call(asked).message.links.items()}
+    stats = endpoint.call(asked).message
+    assert isinstance(stats, wire.LinkStatsReply)
+    return {site: link.bytes_sent for site, link in stats.links.items()}
 
 
 def link_gbps(size_bytes: int) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _cpu import Cpu, cpu_of
+from torch._C._distributed_c10d import TCPStore
 
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan.torch_world import start_world
@@ -25,7 +26,7 @@ def join(setup: dict[str, Any], rank: int) -> None:
     """Enter the world of the backend that the setup names."""
     host, port = setup["store"]
     if setup["backend"] == "gloo":
-        store = dist.TCPStore(host, port, is_master=rank == 0, wait_for_workers=False)
+        store = TCPStore(host, port, is_master=rank == 0, wait_for_workers=False)
         start_world(rank, len(setup["ranks"]), store, TIMEOUT_SECONDS, "cpu")
         return
     address = setup["ranks"][rank]

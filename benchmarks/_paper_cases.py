@@ -12,9 +12,10 @@ from _results import ROOT
 from hetrl.describe.sites import read_scenario, topology_of
 from hetrl.describe.yaml_file import Strict
 from hetrl.hardware import Topology
+from hetrl.lengths import Lengths
 from hetrl.search import Problem
 from hetrl.search.baselines.definition import AS_SOLVED, Definition
-from hetrl.workload import Lengths, Workload, architecture
+from hetrl.workload import Workload, architecture
 
 SYNC, ASYNC = "sync", "async"
 DEFINED = ("verl", "streamrl")  # what a `Definition` is about

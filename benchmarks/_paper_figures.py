@@ -83,9 +83,14 @@ def pairs(
 def ratios(plans: Pairs) -> dict[str, tuple[float, ...]]:
     """Return the rival's seconds over the planner's, predicted and played."""
     return {
-        PREDICTED: tuple(theirs.predicted_seconds / own.predicted_seconds for own, theirs in plans),
-        PLAYED: tuple(theirs.played_seconds / own.played_seconds for own, theirs in plans),
+        PREDICTED: tuple(_over(theirs.predicted_seconds, own.predicted_seconds) for own, theirs in plans),
+        PLAYED: tuple(_over(theirs.played_seconds, own.played_seconds) for own, theirs in plans),
     }
+
+
+def _over(theirs: float | None, own: float | None) -> float:
+    assert theirs is not None and own is not None  # pairs are of plans that were found
+    return theirs / own
 
 
 def inside(value: float, bounds: Range, widened_by: float = 0.0) -> bool:

@@ -147,7 +147,8 @@ def _pace(outcome: Outcome) -> Iterator[str]:
 
 def _parts(made: Made) -> str:
     kinds = ((ACTOR_GENERATION,), INFERENCES, TRAININGS)
-    return ", ".join(f"{sum(made.tasks.get(name, 0.0) for name in kind):.0f}" for kind in kinds)
+    seconds = made.tasks or {}
+    return ", ".join(f"{sum(seconds.get(name, 0.0) for name in kind):.0f}" for kind in kinds)
 
 
 def _trends(outcome: Outcome, found: Found, trends: Sequence[Trend]) -> Iterator[str]:

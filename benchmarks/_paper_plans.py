@@ -112,8 +112,11 @@ def record(made: Made) -> dict[str, Any]:
 def recorded(kept: Mapping[str, Any]) -> Made:
     """Return the plan that the result has kept."""
     setting = Setting(optimizer_steps=kept["optimizer_steps"], gradient_dtype=kept["gradient_dtype"])
-    case = Case(*(kept[key] for key in ("scenario", "model", "algorithm", "mode")), setting, kept["gpu"])
+    named = {key: kept[key] for key in ("scenario", "model", "algorithm", "mode", "gpu")}
+    case = Case(setting=setting, **named)
     asked = Asked(case, kept["solver"], Definition(**kept["definition"]))
     groups = tuple((tuple(tasks), gpus) for tasks, gpus in kept["groups"])
-    values = ("predicted_seconds", "played_seconds", "planning_seconds", "compared")
-    return Made(asked, *(kept[key] for key in values), tuple(kept["seeds"]), kept["tasks"], groups)
+    values = {
+        key: kept[key] for key in ("predicted_seconds", "played_seconds", "planning_seconds", "compared", "tasks")
+    }
+    return Made(asked, seeds=tuple(kept["seeds"]), groups=groups, **values)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf
+from typing import Any
 
 import numpy as np
 from _results import ROOT
@@ -174,6 +175,6 @@ def keep(case: str, known: Known) -> None:
     BEST_KNOWN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _all_known() -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads(BEST_KNOWN.read_text()) if BEST_KNOWN.exists() else {}
+def _all_known() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(BEST_KNOWN.read_text()) if BEST_KNOWN.exists() else {}
     return found

@@ -49,7 +49,7 @@ async def serve_replica(member: Member) -> None:
     """Take weights for as long as stdin is open."""
     with tempfile.TemporaryDirectory() as directory:
         weights = Intake(WeightFile(Path(directory) / "weights", MOST_BYTES))
-        await Agent(member, NoServer(), NeverIdle(), weights, recompute=False).serve()  # type: ignore[arg-type]
+        await Agent(member, NoServer(), NeverIdle(), weights, recompute=False, goes_with_it=False).serve()  # type: ignore[arg-type]
 
 
 async def serve_trainer(member: Member, receivers: Sequence[str]) -> None:

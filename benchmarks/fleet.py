@@ -127,12 +127,12 @@ class Plays:
             self._seconds[key] = simulate(plan, problem.model).iteration_seconds
         asked, samples = asked_for(plan, problem.topology), problem.workload.samples
         per_hour = sum(one.price_per_hour for one in asked)
-        seconds = plan.predicted.iteration_seconds, self._seconds[key]
+        predicted, played = plan.predicted.iteration_seconds, self._seconds[key]
         return Bought(
             gpus={one.gpu: one.gpus for one in asked},
             price_per_hour=per_hour,
-            samples_per_second=tuple(samples / one for one in seconds),
-            price_per_iteration=tuple(price_of(per_hour, one) for one in seconds),
+            samples_per_second=(samples / predicted, samples / played),
+            price_per_iteration=(price_of(per_hour, predicted), price_of(per_hour, played)),
         )
 
 

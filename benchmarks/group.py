@@ -59,7 +59,7 @@ class World:
 
     def __init__(self, sites: LabSites, backend: str, store_port: int = _STORE_PORT) -> None:
         ranks = [f"{site}/actor_training.rank/0" for site in SITES]
-        setup = {"backend": backend, "ranks": ranks, "gateways": sites.endpoints}
+        setup: dict[str, Any] = {"backend": backend, "ranks": ranks, "gateways": sites.endpoints}
         setup["store"] = [sites.address(SITES[0]), store_port]
         command = [sys.executable, str(ROOT / "benchmarks" / "_group_rank.py"), json.dumps(setup)]
         self._ranks = [

@@ -19,13 +19,14 @@ from itertools import product
 from _results import ROOT, write_result
 
 from hetrl.describe.sites import read_scenario, topology_of
+from hetrl.lengths import Lengths
 from hetrl.search import Problem
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.ilp.solver import EXACT, START_SHARE, best_in_space
 from hetrl.search.limits import Limits
 from hetrl.search.sha_ea import search
 from hetrl.search.space import Space
-from hetrl.workload import Lengths, Workload, architecture
+from hetrl.workload import Workload, architecture
 
 SHA_EA_SECONDS = 2.0
 SEED = 0

@@ -225,7 +225,7 @@ def _efforts(arguments: argparse.Namespace) -> dict[str, Effort]:
 def main() -> None:
     """Run all, write the result and the pictures."""
     arguments, knobs = _asked(), read_yaml(ROOT / "benchmarks" / "paper.yaml", Knobs)
-    cases = CASES if arguments.full or arguments.best_known else CASES[:1]
+    cases: tuple[tuple[str, str], ...] = CASES if arguments.full or arguments.best_known else CASES[:1]
     cases = tuple(case for case in CASES if " ".join(case) in arguments.case) if arguments.case else cases
     asked = {case: problem(Case(SCENARIO, MODEL, *case, knobs.setting), knobs) for case in cases}
     compiled = compile_seconds()
