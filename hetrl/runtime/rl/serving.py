@@ -20,7 +20,7 @@ from hetrl.runtime.rl.tasks import Trainer
 
 RETURN_TRIES = 3
 PATIENCE = 2.0  # times what a plan counts on for a version, before the run goes on without those that lack it
-LEAST_PATIENCE_SECONDS = 60.0  # small versions wait for an engine that loads them
+LEAST_PATIENCE_SECONDS = 20.0  # small versions wait for an engine that loads them
 
 
 class Told(Protocol):
