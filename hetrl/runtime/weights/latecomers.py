@@ -38,6 +38,9 @@ class Latecomers:
         """Bring all to the newest version; those that fail, and those whose link goes out, are named in the answer."""
         start = time.monotonic()
         self._kept.behind |= {*self._receivers}
+        for receiver in self._receivers:  # who lacks what it proved was started again
+            if self._kept.proven.get(receiver, _NOTHING) >= self._request.version:
+                del self._kept.proven[receiver]
         try:
             with self._leaving_out():
                 while behind := await self._behind():

@@ -49,6 +49,9 @@ def test_who_is_brought_to_the_newest_version_comes_whatever_happens_meanwhile(t
             await story.publish([BETA])
             for phase in PHASES["replica"]:
                 await one.replicas[BETA_1].restart()
+                await story.bring(BETA_1)
+                story.check_serves()
+                await one.replicas[BETA_1].restart()
                 one.fault = Fault(part, phase, BETA_1, 0.0)
                 coming = asyncio.create_task(story.bring(BETA_1))
                 for _ in range(2):
@@ -63,10 +66,8 @@ def test_who_is_brought_to_the_newest_version_comes_whatever_happens_meanwhile(t
                     await story.publish()
                     await one.at_rest()
                 await story.bring(BETA_1)
-                story.check_loads()
+                story.check_serves()
                 for replica in one.replicas.values():
-                    assert replica.serves is not None
-                    assert replica.serves[0] == story.version
                     replica.began.clear()
                 after = await story.publish()
                 assert after is not None
@@ -96,6 +97,13 @@ class Story:
         for number, tensors in self.world.loads:
             assert same(tensors, self.published[number])
         self.world.loads.clear()
+
+    def check_serves(self) -> None:
+        """All serve the newest version."""
+        self.check_loads()
+        for replica in self.world.replicas.values():
+            assert replica.serves is not None
+            assert replica.serves[0] == self.version
 
     async def bring(self, replica: str) -> None:
         """Bring a replica to the newest version, as often as its life before is what fails; versions go on."""
@@ -151,8 +159,5 @@ class Story:
         if found.failed:
             alone = await self.world.catch_up(self.version, [*found.failed])
             assert alone.failed == alone.repaired == {}
-            self.check_loads()
-        for replica in self.world.replicas.values():
-            assert replica.serves is not None
-            assert replica.serves[0] == self.version
+        self.check_serves()
         return found

@@ -162,6 +162,21 @@ def test_what_changed_is_kept_while_there_is_room(trainer: Trainer) -> None:
     asyncio.run(run())
 
 
+def test_who_was_started_again_with_the_newest_version_gets_it_once_more(trainer: Trainer) -> None:
+    async def run() -> None:
+        await trainer.publish([A, B])
+        trainer.wire.receivers[B].start()
+        trainer.wire.receivers[B].newest = 0
+        trainer.wire.sent.clear()
+        found = await trainer.catch_up(B)
+        assert (found.version, set(found.apply_seconds), found.repaired) == (1, {B}, {})
+        begins = [one for one in trainer.sent(B) if isinstance(one, wire.WeightsBegin)]
+        assert [one.encoding for one in begins] == ["full"]
+        trainer.check(A, B)
+
+    asyncio.run(run())
+
+
 def test_who_lost_what_it_had_gets_the_full_set(trainer: Trainer) -> None:
     async def run() -> None:
         await trainer.publish([A, B])
@@ -261,7 +276,9 @@ def test_whatever_happens_all_have_the_newest_version_in_the_end(tmp_path: Path,
                 in_step.discard(name)
                 trainer.kept.behind.add(name)
             case 3 if name not in in_step and name not in coming:
-                trainer.wire.receivers[name].start()  # with no file that it counts on
+                receiver = trainer.wire.receivers[name]
+                receiver.start()  # with no file that it counts on
+                receiver.newest = 0
             case 4:
                 trainer.wire.held = trainer.wire.held ^ {name} if name in coming else trainer.wire.held - {name}
                 trainer.wire.go_on(draws.randrange(1, 5))
