@@ -33,14 +33,14 @@ class Latecomers:
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
         self._left_out: dict[str, str] = {}
         self._version, self._digest, self._bytes = request.version, "", 0  # of what was brought last
+        for receiver in request.receivers:  # who lacks what it proved was started again
+            if kept.proven.get(receiver, _NOTHING) >= request.version:
+                del kept.proven[receiver]
 
     async def bring(self) -> wire.Published:
         """Bring all to the newest version; those that fail, and those whose link goes out, are named in the answer."""
         start = time.monotonic()
         self._kept.behind |= {*self._receivers}
-        for receiver in self._receivers:  # who lacks what it proved was started again
-            if self._kept.proven.get(receiver, _NOTHING) >= self._request.version:
-                del self._kept.proven[receiver]
         try:
             with self._leaving_out():
                 while behind := await self._behind():

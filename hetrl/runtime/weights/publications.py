@@ -8,7 +8,7 @@ CatchUp         members that are behind get the newest version, beside all of th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
@@ -65,7 +65,7 @@ class Publications:
 
     def catch_up(self, envelope: Envelope, message: wire.CatchUp) -> None:
         """Bring members that are behind to the newest version, and answer then."""
-        self._answer(envelope, self._bring(message))
+        self._answer(envelope, self._bring(Latecomers(self._member, message, self._kept), {*message.receivers}))
 
     def forget(self) -> None:
         """Keep no version: the weights become others under a number that they may have had."""
@@ -80,10 +80,10 @@ class Publications:
             task.cancel()
         await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _bring(self, message: wire.CatchUp) -> wire.Published:
-        while self._sending is not None and not self._sending.done() and self._to & {*message.receivers}:
+    async def _bring(self, latecomers: Latecomers, names: Set[str]) -> wire.Published:
+        while self._sending is not None and not self._sending.done() and self._to & names:
             await asyncio.wait([self._sending])  # one thing at a time to each of them
-        return await Latecomers(self._member, message, self._kept).bring()
+        return await latecomers.bring()
 
     def _answer(self, envelope: Envelope, outcome: Awaitable[wire.Published]) -> None:
         answer = asyncio.create_task(self._tell(envelope, outcome))

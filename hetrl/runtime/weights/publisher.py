@@ -58,7 +58,8 @@ class Publisher:
         self._room = -1.0
         self._base, self._digest = (kept.version, kept.digest), kept.digest
         self._holders = kept.holders() & {*request.receivers} if request.encoding == "delta" else frozenset[str]()
-        self._finds_changes = request.encoding == "delta" and bool(self._holders or kept.behind)
+        known = request.encoding == "delta" and kept.version is not None
+        self._finds_changes = known and bool(self._holders or kept.behind)
 
     @contextmanager
     def leaving_out(self) -> Iterator[None]:
@@ -267,7 +268,8 @@ class Publisher:
         try:
             if again:
                 await self._repeat(receiver)
-            self._applied[receiver] = await word_on(self._member, receiver, end)
+            if receiver in self._receivers:  # else it was left out meanwhile
+                self._applied[receiver] = await word_on(self._member, receiver, end)
         except RunAborted:
             raise
         except RefusedError as refusal:

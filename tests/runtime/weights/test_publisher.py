@@ -198,6 +198,23 @@ def test_who_says_nothing_is_left_out_once_another_one_has_the_version(first: bo
     assert (found.left_out, set(found.apply_seconds), found.failed) == (SLOW, {"a/x/0"}, {})
 
 
+def test_who_is_left_out_while_it_gets_the_full_set_once_more_is_asked_nothing_else() -> None:
+    receivers = Receivers({"a/x/0": None, "b/x/0": wire.WeightsRejected(version=4, cause="wrong base")})
+
+    async def send(to: Sequence[str], message: wire.Message, buffers: object = ()) -> None:
+        await Receivers.send(receivers, to, message, buffers)
+        if tuple(to) == ("b/x/0",):  # only what comes once more goes to it alone
+            await receivers.abandoned["b/x/0"].wait()
+
+    receivers.send = send  # type: ignore[method-assign]
+    let = asyncio.Event()
+    let.set()
+    found = asyncio.run(_published_impatiently(receivers, let))
+    assert (found.left_out, set(found.apply_seconds), found.failed) == (SLOW, {"a/x/0"}, {})
+    ends = [to for to, message in receivers.sent if isinstance(message, wire.WeightsEnd)]
+    assert sorted(ends) == [("a/x/0",), ("b/x/0",)]
+
+
 async def _published_impatiently(receivers: Receivers, let: asyncio.Event, *, waits: bool = False) -> wire.Published:
     kept = Kept()
     request = wire.Publish(version=4, receivers=("a/x/0", "b/x/0"), quorum=1, patience_seconds=0.05)
