@@ -24,7 +24,7 @@ from launch.collect import Collector
 from launch.executor import Executor, MakeExecutor, Prepared
 from launch.follow import CANCELLED, Outcome, Show, follow, note_exits
 from launch.interrupts import Interrupts
-from launch.reports import report_is_due, write_run_page
+from launch.reports import draw_run_page, report_is_due
 from launch.run_directory import LAUNCHER, Run
 from launch.screen import Screen, say
 from launch.show import columns, from_here
@@ -89,7 +89,7 @@ def live(
         def show(event: Mapping[str, Any], state: State) -> None:
             screen.show(event, state)
             if report_is_due(event):
-                write_run_page(run, plan)
+                draw_run_page(run)
 
         outcome = _start(run, executor, interrupts)
         if executor.outlives:
@@ -103,7 +103,7 @@ def live(
         with contextlib.suppress(OSError):  # nor must it hide how the run ended
             collector.collect()
     if outcome.phase != DETACHED:
-        write_run_page(run, plan)
+        draw_run_page(run)
     return outcome, remains, executor.elsewhere
 
 

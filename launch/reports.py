@@ -1,14 +1,19 @@
-"""The pages of a run: plan.html when it is planned, report.html while it runs and at its end."""
+"""The pages of a run: plan.html when it is planned, report.html while it runs and at its end.
+
+`python -m launch.reports RUN_DIRECTORY` writes the second one.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hetrl.files import read_lines
+from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from launch.run_directory import Run
@@ -32,6 +37,11 @@ def write_plan_page(run: Run, plan: Plan, problem: Problem) -> None:
         return plan_page(plan, problem.topology, problem.workload, found)
 
     _write(run.path / "plan.html", page)
+
+
+def draw_run_page(run: Run) -> None:
+    """Write report.html in a process of its own: what it takes of memory grows with the run, and goes with it."""
+    subprocess.run([sys.executable, "-m", "launch.reports", str(run.path)], start_new_session=True)
 
 
 def write_run_page(run: Run, plan: Plan) -> None:
@@ -60,3 +70,8 @@ def _write(path: Path, page: Callable[[], str]) -> None:
         path.write_text(page())
     except Exception as error:
         print(f"warning: {path.name} was not written: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    _run = Run(Path(sys.argv[1]))
+    write_run_page(_run, read_plan(_run.path / "plan.json"))

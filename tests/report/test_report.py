@@ -27,7 +27,7 @@ from hetrl.report.rows import link_rows
 from hetrl.report.run_page import run_page
 from hetrl.simulator import Simulated, Span, simulate
 from hetrl.workload import TASKS
-from launch.reports import write_run_page
+from launch.reports import draw_run_page, write_run_page
 from launch.run_directory import Run
 from tests.plan.plan_cases import plan, topology, workload
 from tests.report.report_cases import EVENTS, HOSTILE, METRICS, SUMMARY, Page, hostile
@@ -313,8 +313,13 @@ def test_the_page_of_a_run_directory_has_the_devices_of_the_topology(tmp_path: P
     (run.site("alps") / "site.json").write_text(json.dumps({"gpus": gpus, "held": {"alps": 8}}))
     run.events.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in METRICS))
+    (run.path / "plan.json").write_text(json.dumps(plan().to_json()))
     write_run_page(run, plan())
-    page = Page((tmp_path / "report.html").read_text())
+    drawn = (tmp_path / "report.html").read_text()
+    (tmp_path / "report.html").unlink()
+    draw_run_page(run)
+    assert (tmp_path / "report.html").read_text() == drawn, "a process of its own draws the same"
+    page = Page(drawn)
     titles = [value or "" for key, value in page.attributes if key == "title"]
     assert "GPU-hours held alps 0.0133" in page.text  # 8 devices for the 6 s that the events span
     assert "jsc/l40s-1/1 (l40s): idle" in titles

@@ -14,7 +14,7 @@ import msgspec
 
 from hetrl.describe.launching import link_name
 from hetrl.errors import HetrlError
-from hetrl.files import EventLog, append_line, replace_json
+from hetrl.files import EventLog, append_line, read_lines, replace_json
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
@@ -23,19 +23,18 @@ from hetrl.runtime.rl.stretches import BEFORE, Stretch
 from hetrl.runtime.run.context import Context
 from hetrl.workload import ITERATION
 
+METRICS = "metrics.jsonl"
 LAST_STEPS = 5  # reward_last is the mean over so many steps
 
 
 class Record:
-    """Writes one run's files into the controller's directory and remembers what the summary needs."""
+    """Writes one run's files into the controller's directory; the summary is made from them."""
 
     def __init__(self, directory: Path, site: str) -> None:
         self.events = EventLog(directory / "events.jsonl", site)
         self._directory, self._site = directory, site
         self._links_out: set[str] = set()
         self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter in the runs that this one goes on from
-        self._rows: list[dict[str, Any]] = []
-        self._published: list[dict[str, Any]] = []
         self._engines: dict[str, str] = {}
         self._warm_start: dict[str, Any] | None = None
         self._lost = 0
@@ -57,7 +56,6 @@ class Record:
         }
         if published.repaired:
             self.events.append("weights_repaired", version=published.version, causes=published.repaired)
-        self._published.append(row)
         self.events.append("weights_published", **row, to=sorted(published.apply_seconds))
 
     def replicas_behind(self, version: int, causes: Mapping[str, str]) -> None:
@@ -113,8 +111,7 @@ class Record:
         """
         self._spent_seconds = spent_seconds
         for row in rows:
-            self._rows.append(dict(row))
-            append_line(self._directory / "metrics.jsonl", row)
+            append_line(self._directory / METRICS, row)
         self.events.append("resumed", step=step, version=version, rows=len(rows), begun=begun)
 
     def saved(self, saved: wire.Saved, seconds: float, waited_seconds: float) -> None:
@@ -134,8 +131,7 @@ class Record:
     def step(self, row: Mapping[str, Any], of: int) -> None:
         """Write the metrics of one step."""
         row = {**row, "elapsed_seconds": round(self._elapsed_seconds, 3)}
-        self._rows.append(row)
-        append_line(self._directory / "metrics.jsonl", row)
+        append_line(self._directory / METRICS, row)
         self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
 
     @property
@@ -146,7 +142,8 @@ class Record:
     def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
         """Write summary.json; `stats` are those of the lead site's gateway."""
         plan = context.plan
-        rows, elapsed = self._rows, sum(row["seconds"][ITERATION] for row in self._rows)
+        rows = [*read_lines(self._directory / METRICS)]
+        elapsed = sum(row["seconds"][ITERATION] for row in rows)
         summary = {
             "run": context.run,
             "name": context.experiment.name,
@@ -160,7 +157,7 @@ class Record:
             "engines": self._engines,
             "sites": list(plan.site_order),
             "tasks": _task_seconds(rows, plan),
-            "weight_versions": self._published,
+            "weight_versions": self._versions(),
             "batch_versions": [[row["step"], row["versions"]] for row in rows],
             "bytes_per_link": {
                 f"{plan.lead_site}-{site}": link.bytes_sent + link.bytes_received for site, link in stats.links.items()
@@ -172,6 +169,12 @@ class Record:
             "faults_survived": self._lost + sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)
+
+    def _versions(self) -> list[dict[str, Any]]:
+        """Return the weight versions of this run, as their events have them."""
+        events = (one for one in read_lines(self.events.path) if one["kind"] == "weights_published")
+        others = ("time", "source", "sequence", "kind", "to")
+        return [{name: value for name, value in one.items() if name not in others} for one in events]
 
 
 def weight_metrics(published: wire.Published) -> dict[str, Any]:
