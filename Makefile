@@ -128,7 +128,7 @@ engines-ranks:
 	@$(PYTEST) tests/engines $(OTHERS:%=--ignore=%) $(ARGS) || [ $$? = 5 ] # 5: ARGS picks none of these
 
 engines-others:
-	@$(PYTEST) $(OTHERS) $(ARGS) || [ $$? = 5 ]
+	@$(PYTEST) -n 2 --dist loadfile $(OTHERS) $(ARGS) || [ $$? = 5 ]
 
 test-e2e: setup-dev ## the tests that run the command line from start to end
 	@$(PYTEST) -n 2 --dist loadfile tests/end_to_end $(ARGS)
