@@ -1,8 +1,8 @@
 """A member of the benchmark `slow`: the lead of a run, its controller and its trainer, or a replica.
 
-The lead does what it is told by lines of JSON on stdin: [number of versions, seconds between them, share of the words
-that change], answered by a row for each version, or [replica that was started again], answered by null; so does a
-replica once it has joined.
+The lead does what it is told by lines of JSON on stdin: [number of versions, seconds between them, whether all weights
+become others first], answered by a row for each version, or [replica that was started again], answered by null; so does
+a replica once it has joined.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy
 from _sync_member import serve_replica
 
 from hetrl.dispatch import Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.rl import serving
+from hetrl.runtime.emulated.weights import Weights
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.learner import Versions
+from hetrl.runtime.rl.serving import Serving
 from hetrl.runtime.rl.tasks import Trainer
 from hetrl.runtime.rl.timeline import Timeline
 from hetrl.runtime.run.context import answer_requests
@@ -35,7 +35,6 @@ from hetrl.runtime.wire.keys import read_keys
 
 MODEL_BYTES, TENSORS = 64 * 10**6, 4
 CONTROLLER, TRAINER = "alpha/controller/0", "alpha/actor_training/0"
-PATIENCE_SECONDS = 10.0  # more would only make the benchmark longer
 
 
 @dataclass(frozen=True)
@@ -48,36 +47,31 @@ class Row:
     in_step: Sequence[str]
 
 
-class Weights:
-    """Words in bf16, of which a share moves to its neighbours at each step."""
+class Model:
+    """The weights that are trained."""
 
     def __init__(self) -> None:
-        self._draws = numpy.random.default_rng(0)
-        words = MODEL_BYTES // TENSORS // 2
-        self.tensors = {
-            f"weight.{n}": self._draws.integers(-(2**15), 2**15, words, numpy.int16) for n in range(TENSORS)
-        }
-        self.share = 0.0
+        self._seed = 0
+        self.others()
 
-    def step(self) -> None:
-        """Move them."""
-        for tensor in self.tensors.values():
-            moved = self._draws.random(tensor.size) < self.share
-            tensor[moved] ^= 1 if self.share < 1 else self._draws.integers(1, 2**15, int(moved.sum()), numpy.int16)
+    def others(self) -> None:
+        """Let all be others."""
+        self._seed += 1
+        self.weights = Weights(TENSORS, MODEL_BYTES, self._seed)
 
     async def export(self, publisher: Publisher) -> None:
         """Let the publisher have them."""
-        await asyncio.to_thread(publisher.take, self.tensors.items())
+        await asyncio.to_thread(publisher.take, self.weights.tensors())
 
 
-async def serve_trainer(member: Member, weights: Weights) -> None:
+async def serve_trainer(member: Member, model: Model) -> None:
     """Publish what the controller asks for."""
     publications = Publications(member)
 
     async def answer(envelope: Envelope) -> None:
         match envelope.message:
             case wire.Publish():
-                await member.reply(envelope, await publications.begin(envelope.message, weights.export))
+                await member.reply(envelope, await publications.begin(envelope.message, model.export))
             case wire.FinishPublish():
                 publications.finish(envelope, envelope.message)
             case wire.CatchUp():
@@ -109,13 +103,12 @@ def lost(name: str, error: HetrlError) -> None:
     raise SystemExit(f"{name} is lost: {error}")
 
 
-async def lead(controller: Member, weights: Weights, replicas: Sequence[str]) -> None:
+async def lead(controller: Member, model: Model, replicas: Sequence[str]) -> None:
     """Do what stdin says until it ends."""
-    serving.LEAST_PATIENCE_SECONDS = PATIENCE_SECONDS
     dispatch = Dispatch({name: Capacity(1, 1) for name in replicas}, 8, 8)
     draws, versions = Draws(controller, dispatch, lost, Timeline()), Versions()
     actor = Trainer(controller, "actor_training", TRAINER, tuple(replicas), "delta")
-    served = serving.Serving(actor, draws, versions, Notes(), 0.0)
+    served = Serving(actor, draws, versions, Notes(), 0.0)
     catching_up = asyncio.create_task(served.catch_up())
     start = time.monotonic()
     with controller.links.told(draws.link_changed):
@@ -124,10 +117,10 @@ async def lead(controller: Member, weights: Weights, replicas: Sequence[str]) ->
                 case [str(replica)]:
                     served.back(replica)
                     said: object = None
-                case [count, every_seconds, share]:
-                    weights.share, rows = share, []
-                    for _ in range(count):
-                        await asyncio.to_thread(weights.step)
+                case [count, every_seconds, others]:
+                    rows = []
+                    for number in range(count):
+                        await asyncio.to_thread(model.others if others and number == 0 else model.weights.change)
                         began = time.monotonic()
                         await served.publish()
                         now = time.monotonic()
@@ -152,9 +145,9 @@ async def main() -> None:
             print("null", flush=True)
             await serve_replica(member)
             return
-        weights = Weights()
-        trainer = asyncio.create_task(serve_trainer(await join(TRAINER), weights))
-        await lead(await join(CONTROLLER), weights, replicas)
+        model = Model()
+        trainer = asyncio.create_task(serve_trainer(await join(TRAINER), model))
+        await lead(await join(CONTROLLER), model, replicas)
         trainer.cancel()
 
 

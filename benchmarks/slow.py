@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from _results import ROOT, write_result
-from _slow_member import CONTROLLER, MODEL_BYTES, PATIENCE_SECONDS
+from _slow_member import CONTROLLER, MODEL_BYTES
 
+from hetrl.runtime.emulated.weights import CHANGED
+from hetrl.runtime.rl.serving import LEAST_PATIENCE_SECONDS
 from lab.worlds.gateways import MEMBERS, SITES, LabSites, Shape, open_lab, order, reply_of
 
 FAST, SLOW = Shape(0.4, 25.0, 0.0), Shape(0.016, 25.0, 0.0)
-EVERY_SECONDS, CHANGED = 5.0, 0.012  # of bf16 weights between two versions
+EVERY_SECONDS = 5.0
 USUAL, LONG = 6, 30  # versions
 NEAR, FAR = "beta/actor_generation/0", "gamma/actor_generation/0"
 
@@ -45,14 +47,13 @@ class Phases:
     def _start(self, site: str, *replicas: str) -> Any:
         return self._sites.start(site, [sys.executable, self._script, self._sites.endpoints[site], *replicas])
 
-    def publish(self, name: str, versions: int, share: float = CHANGED, first: Sequence[Row] = ()) -> list[Row]:
-        """Publish versions, and note the phase, to which a `first` one may belong."""
-        order(self._lead, [versions, EVERY_SECONDS, share])
-        found = [*first, *reply_of(self._lead)]
+    def publish(self, name: str, versions: int, *, others: bool = False) -> None:
+        """Publish versions, in the first of which all weights may be `others`, and note the phase if it has a name."""
+        order(self._lead, [versions, EVERY_SECONDS, others])
+        found = reply_of(self._lead)
         if name:
             self.rows.append(summary_of(name, found))
             print(self.rows[-1], file=sys.stderr, flush=True)
-        return found
 
     def restart_far(self) -> None:
         """Kill the replica behind the slow link, and start it again."""
@@ -88,8 +89,7 @@ def measure() -> list[dict[str, Any]]:
         phases.publish("all links fast", USUAL)
         lab.link(SITES[0], SITES[2], SLOW.gbps, SLOW.delay_ms, SLOW.loss)
         phases.publish("one link slow", USUAL)
-        changed = phases.publish("", 1, share=1.0)
-        phases.publish("one link slow, all weights change once", LONG, first=changed)
+        phases.publish("one link slow, all weights change once", LONG, others=True)
         phases.restart_far()
         phases.publish("one link slow, the replica there is started again", LONG)
         return phases.rows
@@ -104,8 +104,7 @@ def main() -> None:
         f"from a trainer to a replica at each of two other sites, over links of {FAST}; slow: the link of one has "
         f"{SLOW}, over which a full set takes {MODEL_BYTES * 8e-9 / SLOW.gbps:.0f} s. Seconds: what the run waits for "
         f"a version; behind: how many versions the replica there did not have when the run went on, and for how long. "
-        f"Who holds a version up is waited for for {PATIENCE_SECONDS:.0f} s here (else 20 s, or twice the planned "
-        "time), once.",
+        f"Who holds a version up is waited for for {LEAST_PATIENCE_SECONDS:.0f} s (or twice the planned time), once.",
         "",
         "| phase | versions | median | worst | behind | for | has the newest at last |",
         "| --- " * 7 + "|",

@@ -87,8 +87,8 @@ def _apply(state: State, event: Mapping[str, Any]) -> State:
         case "link_back":
             return replace(state, links_out=tuple(link for link in state.links_out if link != event["link"]))
         case "go":
-            running = replace(state, phase="running", members=_members(state.members, event))
-            return state if state.ended else running
+            members = _members(state.members, event)
+            return state if state.ended else replace(state, phase="running", members=members)
         case "resumed":
             return replace(state, step=event["step"])
         case "step":

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-from msgspec import structs
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.weights.kept import Delta, Kept
-from hetrl.runtime.weights.word import RefusedError, word_on
+from hetrl.runtime.weights.party import Party, RefusedError
 
 _POLL_SECONDS = 0.05
 _NOTHING = -1  # a version before all others
@@ -29,9 +27,8 @@ class Latecomers:
 
     def __init__(self, member: Member, request: wire.CatchUp, kept: Kept) -> None:
         self._member, self._request, self._kept = member, request, kept
-        self._receivers = [*request.receivers]
+        self._party = Party(member, request.receivers, gives_way=request.gives_way)
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
-        self._left_out: dict[str, str] = {}
         self._version, self._digest, self._bytes = request.version, "", 0  # of what was brought last
         for receiver in request.receivers:  # who lacks what it proved was started again
             if kept.proven.get(receiver, _NOTHING) >= request.version:
@@ -40,37 +37,31 @@ class Latecomers:
     async def bring(self) -> wire.Published:
         """Bring all to the newest version; those that fail, and those whose link goes out, are named in the answer."""
         start = time.monotonic()
-        self._kept.behind |= {*self._receivers}
+        self._kept.behind |= {*self._party.present}
         try:
             with self._leaving_out():
                 while behind := await self._behind():
                     await self._next_version(behind)
         finally:
-            self._kept.behind -= {*self._request.receivers} - {*self._left_out}
+            self._kept.behind -= {*self._request.receivers} - {*self._party.left_out}
             self._kept.settle()
         return wire.Published(
             version=self._version,
             digest=self._digest,
             bytes=self._bytes,
             seconds=time.monotonic() - start,
-            apply_seconds={one: self._applied.get(one, 0.0) for one in self._receivers},
+            apply_seconds={one: self._applied.get(one, 0.0) for one in self._party.present},
             failed=self._failed,
-            left_out=self._left_out,
+            left_out=self._party.left_out,
             repaired=self._repaired,
         )
 
     @contextmanager
     def _leaving_out(self) -> Iterator[None]:
         """Leave receivers out whose link is out, or goes out."""
-        # One channel for all that a receiver gets: what is left of a version that it missed does not overtake the next.
-        channel = wire.priority_of(wire.WeightsBegin(version=0, gives_way=self._request.gives_way))
 
         def look(_: str | None = None) -> None:
-            for receiver in [one for one in self._receivers if self._member.links.are_out(one)]:
-                cause = f"the link to {wire.site_of(receiver)} is out"
-                self._receivers.remove(receiver)
-                self._left_out[receiver] = cause
-                self._member.abandon(receiver, channel, cause)
+            self._party.leave_out(self._party.unreachable())
 
         with self._member.links.told(look):
             look()
@@ -80,11 +71,11 @@ class Latecomers:
         """Return the receivers that lack most of the newest version, once one that will do is kept."""
         kept = self._kept
         while (newest := kept.version) is None or newest < self._request.version:
-            if not self._receivers:
+            if not self._party.present:
                 return []
             await asyncio.sleep(_POLL_SECONDS)
         self._version = newest
-        has = {one: kept.proven.get(one, _NOTHING) for one in self._receivers}
+        has = {one: kept.proven.get(one, _NOTHING) for one in self._party.present}
         lacking = {one: version for one, version in has.items() if version != newest}
         oldest = min(lacking.values(), default=_NOTHING)
         return [one for one, version in lacking.items() if version == oldest]
@@ -100,9 +91,9 @@ class Latecomers:
         begin = wire.WeightsBegin(
             version=delta.version, encoding="delta", base_version=delta.base, base_digest=delta.base_digest
         )
-        await self._send(to, begin)
+        await self._party.send(to, begin)
         for message, data in delta.pieces:
-            await self._send(to, message, data)
+            await self._party.send(to, message, [data])
         refused = await self._close(to, delta.version, delta.digest, [one for one, _ in delta.pieces], load=load)
         for receiver, cause in refused.items():
             self._repaired[receiver] = cause
@@ -112,32 +103,23 @@ class Latecomers:
         with self._kept.anchor() as anchor:
             if anchor is None:
                 return
-            await self._send(to, wire.WeightsBegin(version=anchor.version))
+            await self._party.send(to, wire.WeightsBegin(version=anchor.version))
             for message in anchor.messages:
-                await self._send(to, message, anchor.read(message))
+                await self._party.send(to, message, [anchor.read(message)])
             refused = await self._close(to, anchor.version, anchor.digest, anchor.messages, load=True)
         for receiver, cause in refused.items():
             self._give_up(receiver, f"{receiver}: {cause}")
 
     async def _close(
-        self, to: Sequence[str], version: int, digest: str, pieces: Iterable[wire.WeightsTensor], *, load: bool
+        self, to: Sequence[str], version: int, digest: str, pieces: Sequence[wire.WeightsTensor], *, load: bool
     ) -> dict[str, str]:
         """Wait for the word of each; return why some refused the version."""
-        sizes = {message.tensor.name: message.tensor.bytes for message in pieces}
-        self._digest, self._bytes = digest, sum(sizes.values())
-        end = wire.WeightsEnd(
-            version=version,
-            tensors=len(sizes),
-            bytes=self._bytes,
-            digest=digest,
-            gives_way=self._request.gives_way,
-            load=load,
-        )
+        self._digest, self._bytes = digest, sum(message.bytes for message in pieces)
         refused: dict[str, str] = {}
 
         async def close(receiver: str) -> None:
             try:
-                self._applied[receiver] = await word_on(self._member, receiver, end)
+                self._applied[receiver] = await self._party.word_of(receiver, version, digest, pieces, load=load)
                 self._kept.proven[receiver] = version
             except RunAborted:
                 raise
@@ -146,16 +128,11 @@ class Latecomers:
             except HetrlError as error:
                 self._give_up(receiver, str(error))
 
-        await asyncio.gather(*(close(one) for one in to if one in self._receivers))
+        await asyncio.gather(*(close(one) for one in to if one in self._party.present))
         return refused
 
     def _give_up(self, receiver: str, cause: str) -> None:
         self._kept.proven.pop(receiver, None)
-        if receiver in self._receivers:  # else it was left out
-            self._receivers.remove(receiver)
+        if receiver in self._party.present:  # else it was left out
+            self._party.present.remove(receiver)
             self._failed[receiver] = cause
-
-    async def _send(self, to: Sequence[str], message: wire.TravellingWeights, data: bytes | None = None) -> None:
-        if present := [one for one in to if one in self._receivers]:
-            message = structs.replace(message, gives_way=self._request.gives_way)
-            await self._member.send(present, message, () if data is None else [data])

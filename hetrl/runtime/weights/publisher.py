@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,13 @@ from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.transport.chunks import Buffer
 from hetrl.runtime.transport.exchange import WINDOW_BYTES
 from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.runtime.weights.digests import version_digest
 from hetrl.runtime.weights.intake import PIECES_PER_THREAD, threads
 from hetrl.runtime.weights.kept import DELTAS_SHARE, Cut, Delta, Kept, words
+from hetrl.runtime.weights.party import Party, RefusedError
 from hetrl.runtime.weights.pieces import PIECE_BYTES, check_spec, piece_of, word_bytes
-from hetrl.runtime.weights.word import RefusedError, word_on
 from hetrl.runtime.wire import changes
 
 if TYPE_CHECKING:  # emulated engines have no torch
@@ -47,8 +46,7 @@ class Publisher:
     def __init__(self, member: Member, request: wire.Publish, kept: Kept) -> None:
         self._member, self._request, self._kept = member, request, kept
         self._loop = asyncio.get_running_loop()
-        self._receivers = [*request.receivers]
-        self._left_out: dict[str, str] = {}
+        self._party = Party(member, request.receivers, gives_way=request.gives_way)
         self._sends = True
         self._cuts: asyncio.Queue[Cut | None] = asyncio.Queue()  # None: all are taken
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
@@ -79,8 +77,8 @@ class Publisher:
         await asyncio.sleep(patience)
         cause = f"it took longer than {patience:g} s for a version, and others did not"
         while True:
-            slow = [one for one in self._receivers if self._is_slow(one)]
-            others = [one for one in self._receivers if one not in slow and one not in self._failed]
+            slow = [one for one in self._party.present if self._is_slow(one)]
+            others = [one for one in self._party.present if one not in slow and one not in self._failed]
             if len(others) >= max(self._request.quorum or 0, 1):
                 self._leave_out(dict.fromkeys(slow, cause))
             await asyncio.sleep(min(patience, _LOOK_SECONDS))
@@ -88,26 +86,20 @@ class Publisher:
     def _is_slow(self, receiver: str) -> bool:
         """Whether a receiver holds up what is sent, or, behind the last piece, its own word on the version."""
         if self._sends:
-            return self._member.open_bytes(receiver, self._channel) > WINDOW_BYTES / 2
+            return self._party.open_bytes(receiver) > WINDOW_BYTES / 2
         return receiver not in self._applied and receiver not in self._failed
 
     def _look(self, _: str | None = None) -> None:
         """Leave those out that may be."""
         if (quorum := self._request.quorum) is None:
             return
-        out = {one: f"the link to {wire.site_of(one)} is out" for one in self._receivers if self._is_out(one)}
-        if len(self._receivers) - len(out) >= quorum:
+        out = {one: cause for one, cause in self._party.unreachable().items() if one not in self._applied}
+        if len(self._party.present) - len(out) >= quorum:
             self._leave_out(out)
 
-    def _is_out(self, receiver: str) -> bool:
-        return receiver not in self._applied and self._member.links.are_out(receiver)
-
     def _leave_out(self, causes: Mapping[str, str]) -> None:
-        for receiver, cause in causes.items():
-            self._receivers.remove(receiver)
-            self._left_out[receiver] = cause
-            self._kept.behind.add(receiver)
-            self._member.abandon(receiver, self._channel, cause)
+        self._party.leave_out(causes)
+        self._kept.behind |= {*causes}
 
     def take(self, tensors: Iterable[tuple[str, torch.Tensor | NDArray[Any]]]) -> None:
         """Make these weights the version that is kept; called in the engine's thread, which waits for no link."""
@@ -141,10 +133,10 @@ class Publisher:
     async def send(self) -> None:
         """Announce the version and send every piece as soon as it is taken."""
         version = self._request.version
-        await self._send(self._of(holders=False), wire.WeightsBegin(version=version))
+        await self._party.send(self._of(holders=False), wire.WeightsBegin(version=version))
         base, base_digest = self._base
         delta = wire.WeightsBegin(version=version, encoding="delta", base_version=base, base_digest=base_digest)
-        await self._send(self._of(holders=True), delta)
+        await self._party.send(self._of(holders=True), delta)
         while (cut := await self._cuts.get()) is not None:
             await self._send_piece(cut)
         self._sends = False
@@ -155,9 +147,9 @@ class Publisher:
         One that fails, refuses the full set or computed another digest is among the `failed`; raises HetrlError when a
         quorum is wanted and nobody applied it.
         """
-        receivers = tuple(self._receivers)
+        receivers = tuple(self._party.present)
         await asyncio.gather(*(self._close(receiver) for receiver in receivers))
-        told = [one for one in receivers if one not in self._left_out]
+        told = [one for one in receivers if one not in self._party.left_out]
         applied = {one: self._applied[one] for one in told if one in self._applied}
         failed = {one: self._failed[one] for one in told if one in self._failed}
         self._note(applied)
@@ -170,15 +162,11 @@ class Publisher:
             seconds=time.monotonic() - self._start,
             apply_seconds=applied,
             failed=failed,
-            left_out=self._left_out,
+            left_out=self._party.left_out,
             delta_bytes=self._delta_bytes if self._holders else None,
             changed=self._changed / self._words if self._holders and self._words else None,
             repaired=self._repaired,
         )
-
-    @property
-    def _channel(self) -> wire.Priority:
-        return wire.priority_of(wire.WeightsBegin(version=self._request.version, gives_way=self._request.gives_way))
 
     def _note(self, applied: Iterable[str]) -> None:
         """Note who has the version, and forget what changed before where nobody is behind."""
@@ -190,7 +178,7 @@ class Publisher:
 
     def _of(self, *, holders: bool) -> list[str]:
         """Return the receivers that have, or have not, the base of the delta."""
-        return [one for one in self._receivers if (one in self._holders) == holders]
+        return [one for one in self._party.present if (one in self._holders) == holders]
 
     def _works(
         self, name: str, tensor: torch.Tensor | NDArray[Any]
@@ -231,16 +219,16 @@ class Publisher:
         whole = self._kept.whole(cut.message)
         if cut.changes is None:
             self._delta_bytes += whole.nbytes
-            await self._send(self._receivers, cut.message, [whole])
+            await self._party.send(self._party.present, cut.message, [whole])
             return
         self._delta_bytes += len(cut.changes)
-        await self._send(self._of(holders=True), structs.replace(cut.message, changes=True), [cut.changes])
-        await self._send(self._of(holders=False), cut.message, [whole])
+        await self._party.send(self._of(holders=True), structs.replace(cut.message, changes=True), [cut.changes])
+        await self._party.send(self._of(holders=False), cut.message, [whole])
 
     async def _close(self, receiver: str) -> None:
         """Wait for the word of a receiver; one that refuses what it got gets the full set."""
         cause = await self._word_of(receiver)
-        if cause is not None and receiver in self._receivers:
+        if cause is not None and receiver in self._party.present:
             self._repaired[receiver] = cause
             cause = await self._word_of(receiver, again=True)
         if cause is not None:
@@ -248,28 +236,21 @@ class Publisher:
 
     async def _repeat(self, receiver: str) -> None:
         """Send the full set, as it is kept."""
-        await self._send([receiver], wire.WeightsBegin(version=self._request.version))
+        await self._party.send([receiver], wire.WeightsBegin(version=self._request.version))
         for message in self._kept.pieces.values():
-            await self._send([receiver], message, [self._kept.whole(message)])
+            await self._party.send([receiver], message, [self._kept.whole(message)])
 
     async def _word_of(self, receiver: str, *, again: bool = False) -> str | None:
         """Ask a receiver, sending the full set before where it is to come `again`, for its word on the version.
 
         Returns why it refused it. That it applied it, or failed, is noted.
         """
-        version, tensors = self._request.version, len({name for name, _ in self._kept.pieces})
-        end = wire.WeightsEnd(
-            version=version,
-            tensors=tensors,
-            bytes=self._kept.bytes,
-            digest=self._digest,
-            gives_way=self._request.gives_way,
-        )
+        version, pieces = self._request.version, self._kept.pieces.values()
         try:
             if again:
                 await self._repeat(receiver)
-            if receiver in self._receivers:  # else it was left out meanwhile
-                self._applied[receiver] = await word_on(self._member, receiver, end)
+            if receiver in self._party.present:  # else it was left out meanwhile
+                self._applied[receiver] = await self._party.word_of(receiver, version, self._digest, pieces)
         except RunAborted:
             raise
         except RefusedError as refusal:
@@ -277,12 +258,6 @@ class Publisher:
         except HetrlError as error:
             self._failed[receiver] = str(error)
         return None
-
-    async def _send(
-        self, receivers: Sequence[str], message: wire.TravellingWeights, buffers: Sequence[Buffer] = ()
-    ) -> None:
-        if to := [one for one in receivers if one in self._receivers]:
-            await self._member.send(to, structs.replace(message, gives_way=self._request.gives_way), buffers)
 
 
 def _bytes_of(tensor: torch.Tensor | NDArray[Any]) -> memoryview:

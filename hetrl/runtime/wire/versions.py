@@ -85,7 +85,7 @@ class WeightsTensor(Tagged, frozen=True, tag=True):
 class WeightsEnd(Tagged, frozen=True, tag=True):
     """All pieces of the version are sent: so many tensors and bytes, and the digest over those of all pieces.
 
-    It is kept and not loaded where `load` says so, since a newer one follows at once.
+    Without `load` it is kept and not loaded, since a newer one follows at once.
     """
 
     version: int

@@ -90,19 +90,20 @@ def publish(
     to: Sequence[str] | None = None,
 ) -> wire.Published:
     """Publish these tensors as a trainer does, to all receivers or to some."""
+    receivers = tuple(wire_.receivers if to is None else to)
+    request = wire.Publish(version=version, receivers=receivers, quorum=1, encoding="delta" if kept else "full")
+    return asyncio.run(published(wire_, request, tensors, kept or Kept()))
 
-    async def run() -> wire.Published:
-        receivers = tuple(wire_.receivers if to is None else to)
-        request = wire.Publish(version=version, receivers=receivers, quorum=1, encoding="delta" if kept else "full")
-        publisher = Publisher(cast(Member, wire_), request, kept or Kept())
-        if kept and kept.version == version:
-            publisher.take_kept()
-        else:
-            await asyncio.to_thread(publisher.take, tensors.items())
-        await publisher.send()
-        return await publisher.finish()
 
-    return asyncio.run(run())
+async def published(wire_: Wire, request: wire.Publish, tensors: dict[str, torch.Tensor], kept: Kept) -> wire.Published:
+    """Do what a trainer is asked for; a version that is kept is sent as it is kept."""
+    publisher = Publisher(cast(Member, wire_), request, kept)
+    if kept.version == request.version:
+        publisher.take_kept()
+    else:
+        await asyncio.to_thread(publisher.take, tensors.items())
+    await publisher.send()
+    return await publisher.finish()
 
 
 def same(served: dict[str, torch.Tensor], published: dict[str, torch.Tensor]) -> bool:

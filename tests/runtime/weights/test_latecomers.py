@@ -13,11 +13,10 @@ import torch
 
 from hetrl.runtime import wire
 from hetrl.runtime.transport.member import Member
-from hetrl.runtime.weights import publisher as publisher_module
+from hetrl.runtime.weights import publisher
 from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.latecomers import Latecomers
-from hetrl.runtime.weights.publisher import Publisher
-from tests.runtime.weights.receivers import Receiver, Wire, model, same, stepped
+from tests.runtime.weights.receivers import Receiver, Wire, model, published, same, stepped
 
 A, B, C = "a/actor_generation/0", "b/actor_generation/0", "b/actor_generation/1"
 Model = dict[str, torch.Tensor]
@@ -62,10 +61,7 @@ class Trainer:
         self.version += 1
         self.published[self.version] = stepped(self.published[self.version - 1], self.version, share)
         request = wire.Publish(version=self.version, receivers=tuple(to), quorum=0, encoding=self.encoding)
-        publisher = Publisher(cast(Member, self.wire), request, self.kept)
-        await asyncio.to_thread(publisher.take, self.published[self.version].items())
-        await publisher.send()
-        return await publisher.finish()
+        return await published(self.wire, request, self.published[self.version], self.kept)
 
     async def catch_up(self, *to: str, version: int | None = None, gives_way: bool = False) -> wire.Published:
         request = wire.CatchUp(version=version or self.version, receivers=to, gives_way=gives_way)
@@ -90,7 +86,7 @@ class Trainer:
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several pieces of small tensors."""
-    monkeypatch.setattr(publisher_module, "PIECE_BYTES", 2048)
+    monkeypatch.setattr(publisher, "PIECE_BYTES", 2048)
 
 
 @pytest.fixture
