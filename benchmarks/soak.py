@@ -1,7 +1,8 @@
 """A run that lasts an hour: whether memory and descriptors of its processes stay flat, and what it leaves behind.
 
 the quickstart with a checkpoint every second step, for so many minutes, followed by its launcher; then `hetrl cancel`
-    every few seconds, of each process: what it alone has in memory (USS), how many descriptors are open
+    every few seconds, of each process: its anonymous memory, how many descriptors are open; pages of mapped files are
+    left out, whose share falls to a process when its neighbours that map them end
     the first third is left out (allocators and caches fill up); then the slope of a line through what is left
     behind the run: processes, and what is in the system's temporary directory and /dev/shm that was not there before
 """
@@ -38,7 +39,7 @@ TEMPORARY = (Path(tempfile.gettempdir()), MEMORY)
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process has at some time: megabytes of its own, open descriptors."""
+    """What a process has at some time: megabytes of anonymous memory, open descriptors."""
 
     at_seconds: float
     own_mb: float
@@ -76,7 +77,8 @@ def watch(place: Place, launcher: subprocess.Popen[str], seconds: float) -> dict
             raise RuntimeError(f"the run ended after {now:.0f} s with code {launcher.returncode}")
         for process in (*place.processes(), psutil.Process(launcher.pid)):
             with suppress(psutil.Error):
-                own = process.memory_full_info().uss / 1e6
+                memory = process.memory_info()
+                own = (memory.rss - memory.shared) / 1e6
                 found.setdefault(name_of(process), []).append(Sample(now, own, process.num_fds()))
         print(f"{now:.0f} s: step {len(place.rows())}, {len(found)} processes", file=sys.stderr, flush=True)
         time.sleep(EVERY_SECONDS)
@@ -122,7 +124,7 @@ def page(trends: Sequence[Trend], facts: Mapping[str, float], left: Sequence[str
     flat = sum(one.flat for one in trends)
     head = (
         f"The quickstart for {facts['minutes']:.0f} minutes, {facts['steps']} steps, a checkpoint every second one. Of "
-        f"each process what it alone has in memory, its open descriptors, and by how much both grow in an hour, by a "
+        f"each process its anonymous memory, its open descriptors, and by how much both grow in an hour, by a "
         f"line through all samples but those of the first third. Flat: at most {GROWTH_MB:.0f} MB and "
         f"{GROWTH_DESCRIPTORS:.0f} descriptors; {flat} of {len(trends)} processes are. Left behind: "
         f"{', '.join(left) or 'nothing'}."
