@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +31,17 @@ from launch.show import columns, from_here
 from launch.state import State
 
 DETACHED = "detached"
+Keep = Callable[[Outcome], bool]  # whether the jobs of a run that ended so shall keep their nodes for another one
 
 
-def begin(prepared: Prepared, plan: Plan, console: Console, *, yes: bool, detach: bool) -> int:
+def nothing_kept(outcome: Outcome) -> bool:
+    """Return that nothing of a run shall go on once it has ended."""
+    return False
+
+
+def begin(
+    prepared: Prepared, plan: Plan, console: Console, *, yes: bool, detach: bool, keep: Keep = nothing_kept
+) -> int:
     """Start a run once it is agreed that it shall be, and follow it; returns the exit code."""
     events = EventLog(prepared.run.events, LAUNCHER)
     try:
@@ -47,29 +55,43 @@ def begin(prepared: Prepared, plan: Plan, console: Console, *, yes: bool, detach
     if not agreed:
         note_end(events, Outcome("cancelled", 0, "not submitted"))
         return 0
-    return bring_up(prepared.run, plan, prepared.executor, console, yes=yes, detach=detach)
+    return bring_up(prepared.run, plan, prepared.executor, console, yes=yes, detach=detach, keep=keep)
 
 
 def bring_up(
-    run: Run, plan: Plan, executor_of: MakeExecutor, console: Console, *, yes: bool = False, detach: bool = False
+    run: Run,
+    plan: Plan,
+    executor_of: MakeExecutor,
+    console: Console,
+    *,
+    yes: bool = False,
+    detach: bool = False,
+    keep: Keep = nothing_kept,
 ) -> int:
     """Start what is not started yet, follow the run to its end unless `detach`, and report; returns the exit code."""
-    outcome, remains, elsewhere = live(run, plan, executor_of, console, yes=yes, detach=detach)
+    outcome, remains, elsewhere = live(run, plan, executor_of, console, yes=yes, detach=detach, keep=keep)
     if elsewhere and outcome.phase != DETACHED:
         say(console, elsewhere)
-    return ended(run, outcome, console, remains)
+    return ended(run, outcome, console, remains, kept=keep(outcome))
 
 
-def ended(run: Run, outcome: Outcome, console: Console, remains: Sequence[str]) -> int:
+def ended(run: Run, outcome: Outcome, console: Console, remains: Sequence[str], *, kept: bool = False) -> int:
     """Say how a run ended, or how to come back to one that goes on; returns the exit code (`report_end`)."""
     if outcome.phase == DETACHED:
         print(_way_back(run, outcome), file=sys.stderr)
         return outcome.exit_code
-    return report_end(run, outcome, console, remains)
+    return report_end(run, outcome, console, remains, kept=kept)
 
 
 def live(
-    run: Run, plan: Plan, executor_of: MakeExecutor, console: Console, *, yes: bool = False, detach: bool = False
+    run: Run,
+    plan: Plan,
+    executor_of: MakeExecutor,
+    console: Console,
+    *,
+    yes: bool = False,
+    detach: bool = False,
+    keep: Keep = nothing_kept,
 ) -> tuple[Outcome, Sequence[str], str]:
     """Start what is not started yet, then follow the run to its end.
 
@@ -99,7 +121,7 @@ def live(
                 outcome = Outcome(DETACHED, 0)
         outcome = outcome or _follow(run, executor, collector, events, interrupts, show)
         if outcome.phase != DETACHED:
-            remains = _end(executor, events, outcome)
+            remains = _end(executor, events, outcome, kept=keep(outcome))
         with contextlib.suppress(OSError):  # nor must it hide how the run ended
             collector.collect()
     if outcome.phase != DETACHED:
@@ -135,11 +157,14 @@ def _follow(
     return outcome
 
 
-def _end(executor: Executor, events: EventLog, outcome: Outcome) -> Sequence[str]:
-    """Say how the run ended and end what is left of it; return a line for each part that could not be ended."""
+def _end(executor: Executor, events: EventLog, outcome: Outcome, *, kept: bool) -> Sequence[str]:
+    """Say how the run ended and end what is left of it; return a line for each part that could not be ended.
+
+    What is `kept` is left to those who take the run up.
+    """
     with contextlib.suppress(OSError):  # a disk that is full must not keep the processes from being stopped
         note_end(events, outcome)
-    remains = executor.stop()
+    remains = [] if kept else executor.stop()
     with contextlib.suppress(OSError):
         note_exits(events, executor.poll())
     return remains
@@ -190,10 +215,10 @@ def _way_back(run: Run, outcome: Outcome) -> str:
     )
 
 
-def report_end(run: Run, outcome: Outcome, console: Console, remains: Sequence[str] = ()) -> int:
+def report_end(run: Run, outcome: Outcome, console: Console, remains: Sequence[str] = (), *, kept: bool = False) -> int:
     """Print what the run achieved or why it ended, and where everything lies; returns the exit code.
 
-    `remains` are the parts of the run that could not be ended.
+    `remains` are the parts of the run that could not be ended; its jobs are `kept` where they hold their nodes.
     """
     if outcome.phase == "finished" and run.summary.exists():
         from hetrl.report.tables import summary_table
@@ -201,7 +226,7 @@ def report_end(run: Run, outcome: Outcome, console: Console, remains: Sequence[s
         console.print(summary_table(json.loads(run.summary.read_text())))
     if outcome.phase != "finished":
         print(f"{'error: ' if outcome.phase == 'failed' else ''}{outcome.cause}", file=sys.stderr)
-        left = "" if remains else "; nothing of it goes on"
+        left = "; its jobs hold their nodes" if kept else "" if remains else "; nothing of it goes on"
         print(f"run {run.id} is {outcome.phase}{left}", file=sys.stderr)
     for line in remains:
         print(f"error: not ended (`hetrl cancel {run.id}` tries again): {line}", file=sys.stderr)

@@ -3,6 +3,7 @@
 #
 # A job is there if the site wrote its id down, or if Slurm lists its key. One that sbatch was asked for and did not
 # answer about is looked up and never asked for again: it may still come. With `again` a job that has ended is none.
+# One that takes over the nodes of a job of an earlier run is that job, under its own key from then on.
 #
 # absent | damaged | busy | silent    why it ended before the first sbatch
 # refused JOB                         what sbatch said, and its exit code; this ended the submission
@@ -11,10 +12,13 @@
 
 declare directory
 declare manifest # the digests of all that was sent
-declare lock_seconds sbatch_seconds
+declare lock_seconds sbatch_seconds ask_seconds
+declare -a at
 declare unanswered # the exit code of timeout(1)
 declare unsure     # a pattern: sbatch lost its controller, which may have taken the job all the same
-declare -a jobs    # JOB KEY ...
+declare -a jobs    # JOB KEY TAKES TASKS ...: TAKES is the key of the job whose nodes this one takes over, or nothing
+declare held_seconds # that a job has until it holds its nodes, once its members are told to end
+declare earlier    # the directory of the run that that one is of
 declare again      # yes: what has ended is submitted once more
 
 cd "$directory" 2>/dev/null || { part absent true; exit; }
@@ -32,16 +36,68 @@ before=$(listed 9>&-) || { part silent echo "$before"; exit; }
 # Forget the ids of jobs that have ended, and what their tasks left for the gateway.
 if [ -n "$again" ]; then
   before=$(living <<<"$before")
-  for ((i = 0; i < ${#jobs[@]}; i += 2)); do
+  for ((i = 0; i < ${#jobs[@]}; i += 4)); do
     case "$before" in *"|${jobs[i + 1]}|"*) continue ;; esac
     if [ -s "jobs/${jobs[i]}" ]; then rm -f "jobs/${jobs[i]}" "jobs/${jobs[i]}.asked" "ended/${jobs[i]}".*; fi
   done
 fi
 
-# submit JOB KEY
+# rows_of TAKES: the elements that have not ended of a job of the earlier run, whether they hold their nodes or not.
+rows_of() {
+  timeout "$ask_seconds" squeue "${at[@]}" --me --local --noheader --array --states=PENDING,RUNNING \
+    --name="$1,held-$1" --format='%i|%j|%T' 2>/dev/null 9>&-
+}
+
+# ask PROGRAM [ARGUMENT]...: one of Slurm's clients that says nothing.
+ask() {
+  timeout "$ask_seconds" "$1" "${at[@]}" "${@:2}" >/dev/null 2>&1 9>&-
+}
+
+# end_members TAKES: members of a job of the earlier run that have heard nothing of its end hear it now. This comes before
+# any job goes on, as it would end the members of this run; and a gateway waits for those of the arrays.
+end_members() {
+  local rows
+  rows=$(rows_of "$1")
+  if grep -q "|$1|RUNNING" <<<"$rows"; then ask scancel --signal=TERM "${rows%%[!0-9]*}"; fi
+}
+
+# take JOB KEY TAKES TASKS: let the job go on as this one, once all of it holds its nodes; what does not is cancelled.
+take() {
+  local rows id deadline=$((SECONDS + held_seconds))
+  while true; do
+    rows=$(rows_of "$3")
+    id=${rows%%[!0-9]*}
+    if [ -z "$id" ]; then return 1; fi
+    if [ "$(wc -l <<<"$rows")" -lt "$4" ] || [ "$SECONDS" -gt "$deadline" ]; then break; fi
+    if ! grep -q "|$3|RUNNING" <<<"$rows"; then
+      ask scontrol update "JobId=$id" "JobName=$2" || break
+      echo "$id" >"jobs/$1"
+      hand "$1"
+      return 0
+    fi
+    sleep 1
+  done
+  ask scancel "$id"
+  return 1
+}
+
+# hand JOB: tell the job of the earlier run where it goes on.
+hand() {
+  if [ ! -d "$earlier" ]; then return; fi
+  mkdir -p "$earlier/handed"
+  echo "$directory" >"$earlier/handed/.$1"
+  mv "$earlier/handed/.$1" "$earlier/handed/$1"
+}
+
+# submit JOB KEY TAKES TASKS
 submit() {
   if [ -s "jobs/$1" ]; then return; fi
-  case "$before" in *"|$2|"*) return ;; esac
+  case "$before" in *"|$2|"*)
+    if [ -n "$3" ]; then hand "$1"; fi # by a launcher that ended in between
+    return
+    ;;
+  esac
+  if [ -n "$3" ] && take "$@"; then return; fi
   if [ -e "jobs/$1.asked" ]; then
     part "refused $1" refusal "$unanswered" /dev/null
     return 1
@@ -71,8 +127,11 @@ recorded() {
   done
 }
 
-for ((i = 0; i < ${#jobs[@]}; i += 2)); do
-  submit "${jobs[i]}" "${jobs[i + 1]}" || break
+for ((i = 0; i < ${#jobs[@]}; i += 4)); do
+  if [ -n "${jobs[i + 2]}" ]; then end_members "${jobs[i + 2]}"; fi
+done
+for ((i = 0; i < ${#jobs[@]}; i += 4)); do
+  submit "${jobs[@]:i:4}" || break
 done
 part recorded recorded
 part listed listed 9>&-

@@ -21,11 +21,12 @@ from launch.slurm.text import at_cluster, of_cluster
 ASK_SECONDS = 25  # squeue, scancel: Slurm's clients themselves wait MessageTimeout (10 s by default), some repeatedly
 SBATCH_SECONDS = 60
 LOCK_SECONDS = 60
+HELD_SECONDS = 60  # from SIGTERM to the members of a job until it holds its nodes
 MANIFEST = "manifest.sha256"
 # Never sent to a site: the jobs write them there, and what lies here is a copy.
 WRITTEN_THERE = (
     *("events.jsonl", "metrics.jsonl", "samples.jsonl", "summary.json", "rollouts/", "checkpoints/"),
-    *("logs/*", "jobs/", "ended/", "*.endpoint", "peers/*"),
+    *("logs/*", "jobs/", "ended/", "handed/", "*.endpoint", "peers/*"),
 )
 ENDED = {
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -63,17 +64,19 @@ class Queued:
         return self.state in _WAITING
 
 
-def about_jobs(site: SlurmSite) -> dict[str, str | int | Sequence[str]]:
-    """Return what the scripts are given that list the jobs of the run."""
-    keys = ",".join(job.key for job in site.jobs)
-    return {"directory": site.directory, "keys": keys, "ask_seconds": ASK_SECONDS, "at": of_cluster(site.cluster)}
+def about_jobs(site: SlurmSite, *, held: bool = False) -> dict[str, str | int | Sequence[str]]:
+    """Return what the scripts are given that list the jobs of the run, with those that `held` on to their nodes."""
+    keys = [job.key for job in site.jobs] + [job.held_key for job in site.jobs if held]
+    at = of_cluster(site.cluster)
+    return {"directory": site.directory, "keys": ",".join(keys), "ask_seconds": ASK_SECONDS, "at": at}
 
 
 def submit_script(site: SlurmSite, *, again: bool = False) -> str:
     """Submit the jobs that are not there yet, and say what is there afterwards; run twice, it does nothing twice.
 
-    Those that have ended are not there if they are wanted `again`.
+    Those that have ended are not there if they are wanted `again`; then no job of an earlier run is taken over either.
     """
+    jobs = ((job.name, job.key, "" if again else job.takes, str(max(job.tasks, 1))) for job in site.jobs)
     return script(
         *("jobs", "living", "submit"),
         **about_jobs(site),
@@ -82,7 +85,9 @@ def submit_script(site: SlurmSite, *, again: bool = False) -> str:
         sbatch_seconds=SBATCH_SECONDS,
         unanswered=UNANSWERED,
         unsure=_UNSURE,
-        jobs=[word for job in site.jobs for word in (job.name, job.key)],
+        earlier=site.earlier,
+        held_seconds=HELD_SECONDS,
+        jobs=[word for job in jobs for word in job],
         again="yes" if again else "",
         ended=sorted(ENDED),
     )
@@ -145,7 +150,9 @@ def cancel_script(site: SlurmSite, remove: bool) -> str:
 
     A job that Slurm takes up late (a controller that hung during sbatch) then finds nothing and ends at once.
     """
-    return script("jobs", "living", "cancel", **about_jobs(site), removes="yes" if remove else "", ended=sorted(ENDED))
+    return script(
+        "jobs", "living", "cancel", **about_jobs(site, held=True), removes="yes" if remove else "", ended=sorted(ENDED)
+    )
 
 
 def parse_cancelled(text: str, site: SlurmSite) -> tuple[int, str]:

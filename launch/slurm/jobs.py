@@ -109,7 +109,9 @@ class Jobs:
         if len(self.looked) < len(self.slurm.sites) or self.slurm.lead.name in self.silent:
             return
         known = [each for each in self._known() if each[0].name not in self.silent]
-        started = [found.start for *_, found in known if found.start is not None and found.state == "RUNNING"]
+        # One that took its nodes over has had them since before this run; the controller counts for those.
+        held = (found for _, job, found in known if not job.takes and found.state == "RUNNING")
+        started = [found.start for found in held if found.start is not None]
         waiting = [(site, job, found) for site, job, found in known if found.waiting]
         if self.slurm.begins_without_spare:
             waiting = [each for each in waiting if not each[1].spare]

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from hetrl.files import replace_json
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from launch.executor import Prepared
 from launch.reports import write_plan_page
+from launch.run_directory import Run
 from launch.screen import say
 from launch.show import from_here
 from launch.slurm.doctor import Answer
 from launch.slurm.executor import SlurmExecutor
+from launch.slurm.handing_on import taking_over
 from launch.slurm.preflight import preflight, preview_table
+from launch.slurm.run import read_slurm_run
 from launch.slurm.stage import Staged, describe, dry_run_text, stage_slurm
 
 
-def prepare_slurm(problem: Problem, plan: Plan, config: Path, continues: Mapping[str, Sequence[str]] = {}) -> Prepared:
+def prepare_slurm(
+    problem: Problem,
+    plan: Plan,
+    config: Path,
+    continues: Mapping[str, Sequence[str]] = {},
+    holding: Run | None = None,
+) -> Prepared:
     """Make the run directory with all that its sites read (`continues`: see `stage`); nothing is copied or submitted.
 
-    Whether it shall be, the sites say, and then the user. Raises what `stage_slurm` does.
+    Its jobs take over those of the run that is `holding` its nodes, where they fit. Whether it shall be, the sites say,
+    and then the user. Raises what `stage_slurm` does.
     """
     staged = stage_slurm(problem, plan, config, continues=continues)
     slurm = describe(problem, plan, staged)
+    if holding is not None and (earlier := read_slurm_run(holding)) is not None:
+        slurm = taking_over(slurm, staged.run, earlier, holding)
+    replace_json(staged.run.slurm, asdict(slurm))
 
     def agree(console: Console, always_yes: bool) -> bool:
         with console.status("asking every site"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from hetrl.report.text import ranges
 from hetrl.runtime.run.step import StepProcess
+from hetrl.runtime.transport.mailbox import RunAborted
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
 from launch.render import ARRAY, EMULATED, GANG, Process, argv_of, environment_of
 from launch.slurm.container import python_of, srun_options
@@ -40,6 +42,11 @@ from launch.slurm.resources import (
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "slurm_templates"
 WIDTH = 118
+HOLD_SECONDS = 600  # that a job keeps its nodes for a launcher that takes the run up: it may have to plan anew
+
+
+# How a job of each kind calls itself, and the element of an array that it is.
+_JOB = {GANG: "$SLURM_JOB_ID", ARRAY: "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class _Run:
     templates: jinja2.Environment
     walltime: str
     notice_seconds: int = 0
+    hold_seconds: int = 0
 
     @cached_property
     def gpu_by_device(self) -> Mapping[str, str]:
@@ -127,7 +135,8 @@ def site_scripts(
     files = {site.name: site for site in problem.scenario.sites}
     walltime = problem.experiment.launch.walltime
     notice = notice_seconds(plan.predicted.iteration_seconds, problem.experiment.launch.walltime_seconds)
-    run = _Run(run_id, problem, directories, inventories, files, _environment(templates), walltime, notice)
+    hold = HOLD_SECONDS if problem.experiment.launch.restarts else 0
+    run = _Run(run_id, problem, directories, inventories, files, _environment(templates), walltime, notice, hold)
     gangs, arrays = layouts(plan, problem.topology, files, emulates=problem.experiment.launch.emulates)
     tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
     scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
@@ -264,6 +273,10 @@ def _script(
         "directory": directory,
         "script": f"{directory}/scripts/{name}.sbatch",
         "log": f"{directory}/logs/{name}-{job_pattern}.log",
+        "job": _JOB[kind],
+        "hold_seconds": run.hold_seconds,
+        "least_seconds": 2 * run.notice_seconds,
+        "ended_from_elsewhere": f"^({RunAborted.exit_code}|{128 + signal.SIGTERM})$",
         "code": f"{directory}/code",
         "rows": f"scripts/{name}.json",
         "queue_timeout": launch.queue_timeout,

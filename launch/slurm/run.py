@@ -20,7 +20,8 @@ from launch.shell import Shell
 class SlurmJob:
     """One submission; Slurm knows it by `key`, its job name. `tasks` is the size of an array, 0 for a gang.
 
-    One that is `spare` has but replicas of generation, and perhaps a gateway.
+    One that is `spare` has but replicas of generation, and perhaps a gateway. Where the run goes on from another one,
+    `takes` is the key of the job there whose nodes this one takes over, if it still has them.
     """
 
     name: str
@@ -30,13 +31,20 @@ class SlurmJob:
     gpus: int
     tasks: int
     spare: bool = False
+    takes: str = ""
+
+    @property
+    def held_key(self) -> str:
+        """Return the name of the job once the run has failed and it keeps its nodes (`handing_on.sh.j2`)."""
+        return f"held-{self.key}"
 
 
 @dataclass(frozen=True)
 class SlurmSite:
     """One site's jobs, and the directory (absolute, at the cluster) from which they run.
 
-    `cluster` is the one that Slurm's -M names, None for that of the login node.
+    `cluster` is the one that Slurm's -M names, None for that of the login node. `earlier` is the directory of the run
+    that this one goes on from, where its jobs hand over their nodes.
     """
 
     name: str
@@ -44,6 +52,7 @@ class SlurmSite:
     directory: str
     jobs: tuple[SlurmJob, ...]
     cluster: str | None = None
+    earlier: str = ""
 
     @cached_property
     def shell(self) -> Shell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetrl.cost.charges import held_by_site
@@ -13,7 +13,7 @@ from hetrl.describe.inventory import Inventory, read_inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import find
 from hetrl.errors import UsageError
-from hetrl.files import replace_json, replace_text
+from hetrl.files import replace_text
 from hetrl.plan.plan import Plan, site_of
 from hetrl.problem import Problem, with_places
 from hetrl.runtime.emulated.costs import write_costs
@@ -81,7 +81,7 @@ def stage_slurm(
 
 
 def describe(problem: Problem, plan: Plan, staged: Staged) -> SlurmRun:
-    """Write `slurm.json` of a staged run and return what it says."""
+    """Return where the jobs of a staged run lie."""
     launch = problem.experiment.launch
     trainings = (task for task in plan.tasks.values() if task.engine == "megatron")
     trains = {site_of(device) for task in trainings for device in task.devices}
@@ -101,9 +101,7 @@ def describe(problem: Problem, plan: Plan, staged: Staged) -> SlurmRun:
         for name in plan.site_order
     )
     seconds = launch.poll_seconds, launch.queue_timeout_seconds
-    described = SlurmRun(sites, staged.carried, *seconds, launch.begins_without)
-    replace_json(staged.run.slurm, asdict(described))
-    return described
+    return SlurmRun(sites, staged.carried, *seconds, launch.begins_without)
 
 
 def job_of(script: SiteScript, spare: bool = False) -> SlurmJob:

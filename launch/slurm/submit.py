@@ -16,7 +16,15 @@ from pathlib import Path
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.files import EventLog
 from launch.run_directory import Run
-from launch.slurm.commands import ASK_SECONDS, LOCK_SECONDS, SBATCH_SECONDS, Taken, parse_submitted, submit_script
+from launch.slurm.commands import (
+    ASK_SECONDS,
+    HELD_SECONDS,
+    LOCK_SECONDS,
+    SBATCH_SECONDS,
+    Taken,
+    parse_submitted,
+    submit_script,
+)
 from launch.slurm.discover import at_every_site
 from launch.slurm.files import pack, send
 from launch.slurm.run import SlurmRun, SlurmSite
@@ -89,7 +97,8 @@ def submit_at(directory: Path, site: SlurmSite, *, again: bool = False) -> Taken
 
 def _ask(site: SlurmSite, again: bool) -> Taken:
     # Longer than all deadlines inside the script together: Slurm that hangs is an answer, and no lost connection.
-    deadline = LOCK_SECONDS + 2 * ASK_SECONDS + SBATCH_SECONDS * len(site.jobs) + 10.0
+    each = SBATCH_SECONDS + (HELD_SECONDS + 4 * ASK_SECONDS if site.earlier else 0)
+    deadline = LOCK_SECONDS + 2 * ASK_SECONDS + each * len(site.jobs) + 10.0
     try:
         done = site.shell.run(["bash", "-lc", submit_script(site, again=again)], timeout_seconds=deadline)
     except SiteUnreachableError as error:

@@ -13,6 +13,7 @@ from launch.collect import log_planned
 from launch.executor import SLURM, Prepared
 from launch.local import prepare_local
 from launch.reports import write_plan_page
+from launch.run_directory import Run
 from launch.screen import say
 from launch.show import from_here
 
@@ -25,16 +26,17 @@ def prepare(
     console: Console,
     *,
     continues: Mapping[str, Sequence[str]] = {},
+    holding: Run | None = None,
     dry_run: bool = False,
 ) -> Prepared:
     """Make the run directory with all that its sites read, its plan's page and first event; nothing is started.
 
-    `continues`: see `launch.run_directory.stage`.
+    `continues`: see `launch.run_directory.stage`. `holding` is a run at Slurm sites that failed and keeps its nodes.
     """
     if executor == SLURM:
         from launch.slurm.prepare import prepare_slurm
 
-        prepared = prepare_slurm(problem, plan, config, continues)
+        prepared = prepare_slurm(problem, plan, config, continues, holding)
     else:
         prepared = prepare_local(problem, plan, config, continues=continues, dry_run=dry_run)
     write_plan_page(prepared.run, plan, problem)

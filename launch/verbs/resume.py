@@ -29,12 +29,14 @@ from hetrl.runtime.checkpoints.files import METRICS_BEFORE
 from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
 from launch.executor import SLURM, Prepared, choose_executor
+from launch.follow import Outcome
 from launch.life import begin, bring_up
 from launch.local import carrying, processes_of, stop_processes
 from launch.render import check_startable
 from launch.run_directory import Run, find_run
 from launch.screen import say
 from launch.slurm.executor import SlurmExecutor
+from launch.slurm.handing_on import not_taken
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere, refresh
 from launch.state import FINISHED, State
@@ -47,8 +49,10 @@ from launch.verbs.stored import newest_of
 LEFT_OUT_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0  # of silence
 ANSWER_SECONDS, AGAIN_SECONDS = 3600.0, 60.0  # a run that nobody watches outlives the maintenance of a login node
 _Made = TypeVar("_Made")
-# How a run may end that another start of it may mend: a process, a node, a site or the time that it was given.
-_MENDED = (HetrlError.exit_code, SiteUnreachableError.exit_code, TimeUpError.exit_code)
+# How a run may end that another start of it may mend: by a process, a node, a site, with nodes that it still has; or
+# by the time that it was given.
+_MENDED_THERE = (HetrlError.exit_code, SiteUnreachableError.exit_code)
+_MENDED = (*_MENDED_THERE, TimeUpError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def resume_command(arguments: argparse.Namespace) -> int:
     if slurm is not None and not state.ended and not arguments.without:
         plan = read_plan(run.path / "plan.json")
         console = Console()
-        code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, detach=arguments.detach)
+        keep = partial(_kept, run, _allowed(run))
+        code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, detach=arguments.detach, keep=keep)
         return _restarted(run, code, console, run.path / "config.yaml")
     left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state, arguments.without)
     if state.phase == FINISHED and arguments.config is None:
@@ -87,7 +92,9 @@ def begin_and_restart(
 
     Returns the exit code of the last end.
     """
-    return _restarted(prepared.run, begin(prepared, plan, console, yes=yes, detach=detach), console, config)
+    keep = partial(_kept, prepared.run, _allowed(prepared.run))
+    code = begin(prepared, plan, console, yes=yes, detach=detach, keep=keep)
+    return _restarted(prepared.run, code, console, config)
 
 
 def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
@@ -96,21 +103,48 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
     Names in `config` are relative to where it lies, while it says what the run has of it.
     """
     kept = run.path / "config.yaml"
-    allowed = read_yaml(kept, Experiment).launch.restarts
+    allowed = _allowed(run)
     for number in range(1, allowed + 1):
         state = current_state(run)
         if state.phase != "failed" or state.exit_code not in _MENDED or not _took_steps(run):
             break
         say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
-        slurm, lost = read_slurm_run(run), tuple[str, ...]()
-        if slurm is not None:
-            state = once_all_answer(partial(refresh, run, slurm, "resume"))
-            lost = tuple(state.silent)
-            once_sites_answer(partial(_end_jobs, run, slurm, state, lost), console)
         same = config.exists() and config.read_bytes() == kept.read_bytes()
-        prepared, plan = _go_on(run, slurm, _Wanted(config if same else kept, without=lost), console)
-        run, code = prepared.run, begin(patient(prepared), plan, console, yes=True, detach=False)
+        prepared, plan = _again(run, config if same else kept, console)
+        keep = partial(_kept, prepared.run, allowed - number)
+        run, code = prepared.run, begin(patient(prepared), plan, console, yes=True, detach=False, keep=keep)
     return code
+
+
+def _again(run: Run, config: Path, console: Console) -> tuple[Prepared, Plan]:
+    """Make the run that takes up one that failed, once its sites answer, without those that stay silent.
+
+    Nothing is left of the one that failed but jobs that hold their nodes for this one.
+    """
+    if (slurm := read_slurm_run(run)) is None:
+        return _go_on(run, None, _Wanted(config), console)
+    state = once_all_answer(partial(refresh, run, slurm, "resume"))
+    lost = tuple(state.silent)
+    holds = state.exit_code in _MENDED_THERE
+    try:
+        made = _go_on(run, slurm, _Wanted(config, without=lost), console, holding=run if holds else None)
+    except BaseException:
+        cancel_everywhere(slurm)
+        raise
+    taken = read_slurm_run(made[0].run)
+    rest = not_taken(slurm, taken) if taken else slurm
+    once_sites_answer(partial(_end_jobs, run, rest, state, lost), console)
+    return made
+
+
+def _allowed(run: Run) -> int:
+    return read_yaml(run.path / "config.yaml", Experiment).launch.restarts
+
+
+def _kept(run: Run, attempts: int, outcome: Outcome) -> bool:
+    """Return whether the jobs of a run that ended so keep their nodes, as another start may mend it."""
+    mends = outcome.phase == "failed" and outcome.exit_code in _MENDED_THERE and attempts > 0
+    return mends and run.slurm.exists() and _took_steps(run)
 
 
 def once_all_answer(look: Callable[[], State]) -> State:
@@ -179,7 +213,9 @@ def _end_jobs(run: Run, slurm: SlurmRun, state: State, lost: Collection[str]) ->
     return ended
 
 
-def _go_on(run: Run, slurm: SlurmRun | None, wanted: _Wanted, console: Console) -> tuple[Prepared, Plan]:
+def _go_on(
+    run: Run, slurm: SlurmRun | None, wanted: _Wanted, console: Console, holding: Run | None = None
+) -> tuple[Prepared, Plan]:
     """Make a run that takes up the last checkpoints of another one, by its plan or another."""
     config = wanted.config or run.path / "config.yaml"
     problem = problem_at(config)
@@ -199,7 +235,7 @@ def _go_on(run: Run, slurm: SlurmRun | None, wanted: _Wanted, console: Console) 
     say(console, f"going on from {run.id}{taken}")
     sites = [site for site in plan.site_order if site not in wanted.without]
     continues = directories_of(run, slurm, sites)
-    prepared = prepare(problem, plan, config, executor, console, continues=continues)
+    prepared = prepare(problem, plan, config, executor, console, continues=continues, holding=holding)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, prepared.run.site(plan.lead_site) / METRICS_BEFORE)
     return prepared, plan

@@ -121,10 +121,7 @@ def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_wh
     """Nothing is computed: what begins, waits and joins is the same."""
     home = lab.home("alpha")
     assert (home / "plan.json").exists(), "the run over three clusters plans first"
-    experiment = with_paths(yaml.safe_load((ROOT / "configs/lab.yaml").read_text()))
-    launch = {**experiment["launch"], "engines": "emulated", "start_with": 1}
-    del experiment["warm_start"]
-    (home / "late.yaml").write_text(yaml.safe_dump({**experiment, "steps": 1000, "launch": launch}))
+    write_emulated(home, "late.yaml", 1000, start_with=1)
     before = newest_run(home)
     filling = ["sbatch", "--parsable", "--exclusive", "--time=30", "--output=/dev/null", "--wrap=sleep 1800"]
     taken = lab.run("gamma", filling).stdout.strip()
@@ -149,6 +146,33 @@ def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_wh
     assert [event["member"] for event in events(home, "replica_joined")] == go["absent"]
     assert events(home, "replica_back")
     wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+
+
+def test_a_run_that_failed_goes_on_with_the_nodes_that_it_has(lab: Lab) -> None:
+    """The trainers are killed: the jobs of all sites become those of the next run."""
+    home = lab.home("alpha")
+    assert (home / "plan.json").exists(), "the run over three clusters plans first"
+    write_emulated(home, "again.yaml", STEPS, restarts=1)
+    before = newest_run(home)
+    with lab.popen("alpha", ["venv/bin/hetrl", "submit", "again.yaml", "--plan", "plan.json", "--yes"]) as following:
+        wait_until(lambda: newest_run(home) != before, RUN_SECONDS, lambda: "no run")
+        failed = newest_run(home)
+        wait_until(lambda: len(events(home, "step")) > 4, RUN_SECONDS, lambda: logs(home))
+        steps = lab.run("alpha", ["squeue", "--steps", "--noheader", "--format=%i %j"]).stdout.splitlines()
+        (engines,) = (line.split()[0] for line in steps if line.endswith(" emulated"))
+        lab.run("alpha", ["scancel", "--signal=KILL", engines])
+        assert following.wait(RUN_SECONDS) == 0, logs(home)
+    run = newest_run(home)
+    assert run != failed
+    assert [row["step"] for row in lines(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
+    assert submitted(run) == submitted(failed)
+    assert {site for site, _ in submitted(run)} == set(SITES)
+    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+
+
+def submitted(run: Path) -> dict[tuple[str, str], str]:
+    """Return the ids of a run's jobs."""
+    return {(each["site"], each["job"]): each["job_id"] for each in events_of(run, "submitted")}
 
 
 def draws(home: Path, replica: str, behind: int) -> None:
@@ -232,6 +256,15 @@ def test_one_pipeline_over_two_clusters_trains(lab: Lab) -> None:
 def newest_run(home: Path) -> Path:
     """Return the run that was started last; rehearsals have another name."""
     return max((home / "runs").iterdir(), key=lambda run: run.name[-len("20261231-235959") :])
+
+
+def write_emulated(home: Path, name: str, steps: int, **launch: object) -> None:
+    """Write an experiment in which nothing is computed."""
+    experiment = with_paths(yaml.safe_load((ROOT / "configs/lab.yaml").read_text()))
+    del experiment["warm_start"]
+    changes = {"engines": "emulated", **launch}
+    document = {**experiment, "steps": steps, "launch": {**experiment["launch"], **changes}}
+    (home / name).write_text(yaml.safe_dump(document))
 
 
 def write_shared(home: Path) -> None:

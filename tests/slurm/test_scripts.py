@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,11 @@ from hetrl.runtime.transport.notice import ENDING
 from lab.lab import Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, JOB_USER_ID
+from launch.slurm.commands import parse_submitted, submit_script
+from launch.slurm.files import pack
 from launch.slurm.render import SiteScript, site_scripts
-from launch.slurm.stage import sbatch_argv
+from launch.slurm.run import SlurmSite
+from launch.slurm.stage import job_of, sbatch_argv
 from tests.launch.slurm.slurm_plans import plan, problem
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,23 @@ import os, time
 from pathlib import Path
 log = Path("logs/actor_training-0.log")
 while not (log.exists() and log.read_text()):
+    time.sleep(0.1)
+"""
+
+
+# A run that fails: its controller once both rollouts are there, and the others when they hear of it.
+TELL = """
+import time
+from pathlib import Path
+while len([*Path("logs").glob("actor_generation-*.log")]) < 2:
+    time.sleep(0.1)
+Path("told").touch()
+raise SystemExit(1)
+"""
+HEAR = """
+import time
+from pathlib import Path
+while not Path("told").exists():
     time.sleep(0.1)
 """
 
@@ -76,7 +96,13 @@ class Cluster:
 
 
 def cluster(
-    lab: Lab, trainers: list[str], rollouts: list[list[str]], programs: Mapping[str, str], grace: int = 3
+    lab: Lab,
+    trainers: list[str],
+    rollouts: list[list[str]],
+    programs: Mapping[str, str],
+    grace: int = 3,
+    run: str = "run",
+    restarts: int = 0,
 ) -> Cluster:
     """Put the directory of a plan on alpha; a program is looked up by process, then by step, then `report`."""
     site = {
@@ -87,13 +113,14 @@ def cluster(
         "nodes": [{"name": "a100", "gpu": "a100-80gb", "gpus": 4, "count": 2, "host_memory_gb": 8}],
     }
     other = {"name": "other", "nodes": [{"name": "x", "gpu": "l4", "gpus": 1}]}
-    directory = lab.home("alpha") / "run"
+    directory = lab.home("alpha") / run
     shutil.rmtree(directory, ignore_errors=True)
     for folder in ("scripts", "logs"):
         (directory / folder).mkdir(parents=True)
     (directory / "code").symlink_to(ROOT)
-    there = {"alpha": f"/home/{JOB_USER}/run", "other": "/nowhere"}
-    found = site_scripts(plan(trainers, rollouts), problem(site, other), "run", there)
+    there = {"alpha": f"/home/{JOB_USER}/{run}", "other": "/nowhere"}
+    asked = problem(site, other, launch={"restarts": restarts})
+    found = site_scripts(plan(trainers, rollouts), asked, run, there)
     scripts = {one.name: one for one in found if one.site == "alpha"}
     for name, script in scripts.items():
         text = script.text.replace("\ngrace=60 ", f"\ngrace={grace} ")
@@ -179,6 +206,52 @@ def test_a_gateway_alone_serves_until_the_tasks_of_the_arrays_have_ended(strange
     assert alpha.exit_code(gang) == "0:0"
     assert len(json.loads(alpha.log("actor_generation-0"))["CUDA_VISIBLE_DEVICES"].split(",")) == 1
     assert {path.name for path in (alpha.directory / "ended").iterdir()} == {"array-a100-80gb.0", "array-a100-80gb.1"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_jobs_of_a_run_that_failed_go_on_as_those_of_the_next(strangers: Lab, whole: bool) -> None:
+    """Both components of a heterogeneous gang, and an array; one of which a task is gone is submitted anew."""
+    trainers = ["alpha/a100-0/1", "alpha/a100-0/3", "alpha/a100-1/0", "alpha/a100-1/1", "alpha/a100-1/2"]
+    placed = (strangers, trainers, [["alpha/a100-0/0"], ["alpha/a100-1/3"]])
+    first, last = f"{HEAR}raise SystemExit({8 if whole else 1})", f"{HEAR}raise SystemExit(8)"
+    programs = {"actor_training": last, "actor_generation-0": first, "actor_generation-1": last}
+    failed = cluster(*placed, {"gateway": GATEWAY, "controller": TELL, **programs}, restarts=1)
+    ids = {name: failed.submit(name) for name in failed.scripts}
+    (array,) = (name for name in ids if name != "gang")
+    names = ["squeue", "--local", "--noheader", "--states=RUNNING", "--format=%j"]
+    held = {f"held-{one.key}" for one in failed.scripts.values()}
+    wait_until(lambda: set(strangers.run("alpha", names).stdout.split()) == held, 90, failed.logs)
+    again = cluster(*placed, {"gateway": GATEWAY}, run=f"next-{whole}", restarts=1)
+    got = taken_over(again, failed)
+    assert (got["gang"], got[array] == ids[array]) == (ids["gang"], whole)
+    assert all(again.exit_code(job) == "0:0" for job in got.values()), again.logs()
+    wait_until(lambda: not strangers.run("alpha", names).stdout, 90, failed.logs)
+    assert json.loads(again.log("controller"))["host"] == json.loads(again.log("actor_training-0"))["host"]
+    assert [json.loads(again.log(f"actor_generation-{one}"))["SLURM_PROCID"] for one in (0, 1)] == ["0", "0"]
+
+
+def test_members_that_heard_nothing_of_the_end_hear_it_before_their_jobs_go_on(strangers: Lab) -> None:
+    """A gateway that waits for the tasks of an array, which draw on: their controller was killed."""
+    placed = (strangers, ["other/x/0"], [["alpha/a100-0/0"], ["alpha/a100-1/2"]])
+    stays = {"gateway": GATEWAY, "actor_generation": STAY}
+    failed = cluster(*placed, stays, restarts=1)
+    ids = {name: failed.submit(name) for name in failed.scripts}
+    wait_until(lambda: len([*failed.directory.glob("logs/actor_generation-*.log")]) == 2, 90, failed.logs)
+    again = cluster(*placed, {"gateway": GATEWAY}, run="next-heard", restarts=1)
+    assert taken_over(again, failed) == ids
+    assert all(again.exit_code(job) == "0:0" for job in ids.values()), again.logs() + failed.logs()
+    assert [json.loads(again.log(f"actor_generation-{one}"))["SLURM_PROCID"] for one in (0, 1)] == ["0", "0"]
+
+
+def taken_over(again: Cluster, failed: Cluster) -> dict[str, str]:
+    """Submit a run that may take over the jobs of one that failed; return the ids of its jobs by their names."""
+    jobs = tuple(replace(job_of(one), takes=failed.scripts[one.name].key) for one in again.scripts.values())
+    homes = [f"/home/{JOB_USER}/{one.directory.name}" for one in (again, failed)]
+    site = SlurmSite("alpha", "local", homes[0], jobs, earlier=homes[1])
+    pack(again.directory)
+    taken = parse_submitted(again.lab.run("alpha", ["bash", "-lc", submit_script(site)]).stdout, site)
+    assert not taken.problem
+    return {name: number for name, (number, _) in taken.jobs.items()}
 
 
 def test_processes_of_a_gang_are_told_that_slurm_ends_it(strangers: Lab) -> None:

@@ -14,6 +14,8 @@ from hetrl.runtime.transport.chunks import Arrival
 class RunAborted(HetrlError):  # noqa: N818 - it says what happened to the run
     """The run ended for the cause that the message carries."""
 
+    exit_code = 8
+
 
 class DeadlineError(HetrlError):
     """Nobody answered, sent or took anything in time; the message says who and who waited."""

@@ -128,8 +128,12 @@ def sbatch(cluster: Path, words: list[str], faults: list[str]) -> int:
 
 
 def squeue(cluster: Path, words: list[str], faults: list[str]) -> int:
-    names = option(words, "name").split(",")
+    names, wanted = option(words, "name").split(","), option(words, "states").split(",")
     with Queue(cluster) as jobs:
+        if "--array" in words:
+            rows = (f"{job['id']}|{job['name']}|{job['state']}" for job in jobs if job["state"] in wanted)
+            print("".join(f"{row}\n" for row in rows if row.split("|")[1] in names), end="")
+            return 0
         for job in jobs:
             if job["name"] in names and job["state"] != "FORGOTTEN":
                 waits = job["state"] == "PENDING"
@@ -144,13 +148,22 @@ def squeue(cluster: Path, words: list[str], faults: list[str]) -> int:
 def scancel(cluster: Path, words: list[str], faults: list[str]) -> int:
     with Queue(cluster) as jobs:
         for job in jobs:
-            if job["id"] == words[-1]:
+            if job["id"] == words[-1] and option(words, "signal"):  # its members end, and it holds its nodes
+                job["name"] = f"held-{job['name']}"
+            elif job["id"] == words[-1]:
                 job["state"] = "COMPLETING" if "slow" in faults else "CANCELLED"
     return 0
 
 
 def scontrol(cluster: Path, words: list[str], faults: list[str]) -> int:
     parts = dict(part.split("\n", 1) for part in RECORDED.read_text().split("@ ")[1:])
+    if "update" in words:
+        given = dict(word.split("=", 1) for word in words[words.index("update") + 1 :])
+        with Queue(cluster) as jobs:
+            for job in jobs:
+                if job["id"] == given["JobId"]:
+                    job["name"] = given["JobName"]
+        return 0
     if words == ["ping"]:
         print("Slurmctld(primary) at a is UP")
     elif words == ["--version"]:

@@ -79,7 +79,7 @@ def two_node_types() -> tuple[Plan, Problem]:
     }
     trainers = [f"alps/a100-{node}/{gpu}" for node in (0, 1) for gpu in range(4)] + ["alps/l40s-0/0"]
     rollouts = [["alps/l40s-0/1"], *([f"alps/a100-2/{gpu}"] for gpu in range(4)), ["alps/l40s-1/0", "alps/l40s-1/1"]]
-    return plan(trainers, rollouts), problem(site)
+    return plan(trainers, rollouts), problem(site, launch={"restarts": 3})
 
 
 def single_gpus() -> tuple[Plan, Problem]:

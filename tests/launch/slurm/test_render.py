@@ -264,8 +264,8 @@ def test_a_job_is_told_of_its_end_while_there_is_time_for_a_step(iteration, wall
 def test_templates_have_no_logic_but_if():
     for path in TEMPLATES.glob("*.j2"):
         words = [line.split()[1] for line in path.read_text().splitlines() if line.startswith("{%")]
-        assert set(words) <= {"if", "else", "endif"}, path.name
-    assert {path.name for path in TEMPLATES.iterdir()} == {"gang.sbatch.j2", "array.sbatch.j2"}
+        assert set(words) <= {"if", "else", "endif", "include"}, path.name
+    assert {path.name for path in TEMPLATES.iterdir()} == {"gang.sbatch.j2", "array.sbatch.j2", "handing_on.sh.j2"}
 
 
 def test_a_user_may_bring_one_template_of_their_own(tmp_path):

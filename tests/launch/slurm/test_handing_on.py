@@ -1,0 +1,143 @@
+"""The jobs of a run that failed, as those of the run that takes it up: on clusters that are fakes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hetrl.files import read_lines
+from launch import follow
+from launch.cli import main
+from launch.run_directory import Run
+from launch.slurm.commands import submit_script
+from launch.slurm.run import read_slurm_run
+from tests.launch.launch_cases import ROOT
+from tests.launch.slurm.slurm_cases import SITES, Clusters, environment, make_clusters, submit
+
+SUBMISSIONS = {"alpha": 1, "beta": 2, "gamma": 1}
+DEADLINE_SECONDS = 120.0
+
+
+@pytest.fixture
+def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clusters]:
+    monkeypatch.setattr(follow, "WORD_SECONDS", 0.1)
+    made = make_clusters(tmp_path)
+    document = yaml.safe_load(made.config.read_text())
+    launch = {**document["launch"], "restarts": 1}
+    model = {"architecture": "tiny-qwen3"}  # one that a run can draw weights for
+    topology = {**document["topology"], "links": str(ROOT / "topology/quickstart-links.yaml")}
+    made.config.write_text(yaml.safe_dump({**document, "model": model, "topology": topology, "launch": launch}))
+    with environment(made):
+        yield made
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def submitted(run: Run) -> dict[tuple[str, str], str]:
+    rows = (row for row in read_lines(run.events) if row["kind"] == "submitted")
+    return {(row["site"], row["job"]): row["job_id"] for row in rows}
+
+
+def submissions(clusters: Clusters) -> dict[str, int]:
+    return {site: clusters.submissions(site) for site in SITES}
+
+
+def rename(clusters: Clusters, site: str, prefix: str) -> None:
+    """Let the jobs of a site hold their nodes."""
+    jobs = [{**job, "name": f"{prefix}{job['name']}"} for job in clusters.jobs(site)]
+    (clusters.path / site / "jobs.json").write_text(json.dumps(jobs))
+
+
+def followed(clusters: Clusters, *, steps: int = 1, exit_code: int = 1, again: bool = True) -> int:
+    """Follow a run that fails after some steps; the one that takes it up `again` finishes. Returns the exit code."""
+
+    def play() -> None:
+        (failed,) = clusters.runs()
+        clusters.control(failed, "go", members=["alpha/actor_training/0"])
+        for step in range(1, steps + 1):
+            clusters.control(failed, "step", step=step, of=2, reward=0.5, seconds={"iteration": 1.0})
+        rename(clusters, "alpha", "held-")
+        clusters.control(failed, "failed", cause="a rank is gone", exit_code=exit_code)
+        if not again:
+            return
+        until(lambda: len(clusters.runs()) == 2 and len(submitted(clusters.runs()[1])) == 4)
+        clusters.finish(clusters.runs()[1])
+
+    playing = threading.Thread(target=play, daemon=True)
+    playing.start()
+    return main(["resume"])
+
+
+def test_the_jobs_of_a_run_that_failed_go_on_as_those_of_the_next(clusters: Clusters) -> None:
+    """Those that hold their nodes, and those that have not noticed yet; nothing is submitted, nothing cancelled."""
+    assert submit(clusters) == 0
+    assert followed(clusters) == 0
+    failed, run = clusters.runs()
+    assert submitted(run) == submitted(failed)
+    assert submissions(clusters) == SUBMISSIONS
+    assert {state for states in clusters.states().values() for state in states} == {"COMPLETED"}
+    slurm = read_slurm_run(run)
+    assert slurm is not None
+    for site in slurm.sites:
+        assert [job["name"] for job in clusters.jobs(site.name)] == [job.key for job in site.jobs]
+        for job in site.jobs:
+            assert (clusters.directory(failed, site.name) / "handed" / job.name).read_text() == f"{site.directory}\n"
+
+
+def test_a_launcher_that_ends_between_the_name_and_the_word_tells_it_later(clusters: Clusters) -> None:
+    assert submit(clusters) == 0
+    assert followed(clusters) == 0
+    failed, run = clusters.runs()
+    slurm = read_slurm_run(run)
+    assert slurm is not None
+    handed = clusters.directory(failed, "alpha") / "handed/gang"
+    handed.unlink()
+    (clusters.directory(run, "alpha") / "jobs/gang").unlink()
+    slurm.lead.shell.run(["bash", "-lc", submit_script(slurm.lead)], timeout_seconds=DEADLINE_SECONDS)
+    assert handed.read_text() == f"{slurm.lead.directory}\n"
+    assert submissions(clusters) == SUBMISSIONS
+
+
+@pytest.mark.parametrize(("steps", "exit_code"), [(0, 1), (1, 2)])
+def test_nodes_are_given_back_where_another_start_would_end_likewise(
+    clusters: Clusters, steps: int, exit_code: int
+) -> None:
+    assert submit(clusters) == 0
+    assert followed(clusters, steps=steps, exit_code=exit_code, again=False) == exit_code
+    assert len(clusters.runs()) == 1
+    assert {state for states in clusters.states().values() for state in states} == {"CANCELLED"}
+
+
+def test_where_the_time_is_up_all_jobs_are_submitted_anew(clusters: Clusters) -> None:
+    assert submit(clusters) == 0
+    assert followed(clusters, exit_code=7) == 0
+    failed, run = clusters.runs()
+    assert submissions(clusters) == {site: 2 * count for site, count in SUBMISSIONS.items()}
+    assert submitted(run).keys() == submitted(failed).keys()
+    assert not set(submitted(run).items()) & set(submitted(failed).items())
+
+
+def test_a_job_that_asks_for_something_else_is_submitted_and_the_other_one_ended(clusters: Clusters) -> None:
+    assert submit(clusters) == 0
+    (failed,) = clusters.runs()
+    script = failed.site("beta") / "scripts/array-cpu.sbatch"
+    script.write_text(script.read_text().replace("#SBATCH --array=0-0", "#SBATCH --array=0-1"))
+    assert followed(clusters) == 0
+    failed, run = clusters.runs()
+    differing = {job for job, number in submitted(run).items() if submitted(failed)[job] != number}
+    assert differing == {("beta", "array-cpu")}
+    assert clusters.states()["beta"] == ["COMPLETED"] * 3  # the fake lets all jobs end so
+    assert any(
+        f"scancel {submitted(failed)['beta', 'array-cpu']}" == call for call in clusters.calls("beta", "scancel")
+    )
