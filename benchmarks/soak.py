@@ -3,7 +3,8 @@
 the quickstart with a checkpoint every second step, for so many minutes, followed by its launcher; then `hetrl cancel`
     every few seconds, of each process: its anonymous memory, how many descriptors are open; pages of mapped files are
     left out, whose share falls to a process when its neighbours that map them end
-    the first third is left out (allocators and caches fill up); then the slope of a line through what is left
+    the first third is left out (allocators and caches fill up); then the slope of a line through the least of each
+    minute
     behind the run: processes, and what is in the system's temporary directory and /dev/shm that was not there before
 """
 
@@ -18,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 
 import psutil
@@ -90,8 +92,11 @@ def trend(process: str, samples: Sequence[Sample], seconds: float) -> Trend | No
     counted = [one for one in samples if one.at_seconds >= LEFT_OUT * seconds]
     if len(counted) < seconds * (1 - LEFT_OUT) / EVERY_SECONDS / 2:
         return None
-    times = [one.at_seconds / 3600 for one in counted]
-    memory, descriptors = [one.own_mb for one in counted], [float(one.descriptors) for one in counted]
+    # Of each minute the least: requests that are open at the moment of a look come and go, what leaks stays.
+    minutes = [[*each] for _, each in groupby(counted, lambda one: one.at_seconds // 60)]
+    times = [each[0].at_seconds / 3600 for each in minutes]
+    memory = [min(one.own_mb for one in each) for each in minutes]
+    descriptors = [float(min(one.descriptors for one in each)) for each in minutes]
     slopes = (statistics.linear_regression(times, values).slope for values in (memory, descriptors))
     return Trend(process, statistics.mean(memory), statistics.mean(descriptors), *slopes)
 
@@ -125,7 +130,7 @@ def page(trends: Sequence[Trend], facts: Mapping[str, float], left: Sequence[str
     head = (
         f"The quickstart for {facts['minutes']:.0f} minutes, {facts['steps']} steps, a checkpoint every second one. Of "
         f"each process its anonymous memory, its open descriptors, and by how much both grow in an hour, by a "
-        f"line through all samples but those of the first third. Flat: at most {GROWTH_MB:.0f} MB and "
+        f"line through the least of each minute but those of the first third. Flat: at most {GROWTH_MB:.0f} MB and "
         f"{GROWTH_DESCRIPTORS:.0f} descriptors; {flat} of {len(trends)} processes are. Left behind: "
         f"{', '.join(left) or 'nothing'}."
     )
