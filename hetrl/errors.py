@@ -19,15 +19,20 @@ from collections.abc import Collection, Iterable
 
 
 class HetrlError(Exception):
-    """A failure that the command line reports as one short message."""
+    """A failure that the command line reports as one short message.
+
+    One that `travels` comes back as its kind where another process reports it; what only the one that raises it can
+    mean does not.
+    """
 
     exit_code = 1
+    travels = True
 
 
 def error_of(exit_code: int, message: str) -> HetrlError:
     """Return the error of this exit code: how an error that another process reports is raised here."""
     for kind in HetrlError.__subclasses__():
-        if vars(kind).get("exit_code") == exit_code:  # other kinds are told apart by more than a code
+        if kind.travels and vars(kind).get("exit_code") == exit_code:  # other kinds are told apart by more than a code
             return kind(message)
     return HetrlError(message)
 

@@ -15,4 +15,5 @@ def test_an_error_comes_back_as_the_kind_that_has_its_exit_code() -> None:
 def test_a_plain_failure_of_somebody_else_is_not_taken_for_the_end_of_the_run() -> None:
     assert issubclass(RunAborted, HetrlError)
     assert type(error_of(1, "why")) is HetrlError
+    assert type(error_of(RunAborted.exit_code, "why")) is HetrlError
     assert type(error_of(99, "why")) is HetrlError

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from hetrl.files import replace_json
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from launch.executor import Prepared
@@ -22,7 +20,7 @@ from launch.slurm.doctor import Answer
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.handing_on import taking_over
 from launch.slurm.preflight import preflight, preview_table
-from launch.slurm.run import read_slurm_run
+from launch.slurm.run import read_slurm_run, write_slurm_run
 from launch.slurm.stage import Staged, describe, dry_run_text, stage_slurm
 
 
@@ -42,7 +40,7 @@ def prepare_slurm(
     slurm = describe(problem, plan, staged)
     if holding is not None and (earlier := read_slurm_run(holding)) is not None:
         slurm = taking_over(slurm, staged.run, earlier, holding)
-    replace_json(staged.run.slurm, asdict(slurm))
+    write_slurm_run(staged.run, slurm)
 
     def agree(console: Console, always_yes: bool) -> bool:
         with console.status("asking every site"):

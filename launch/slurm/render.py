@@ -45,10 +45,6 @@ WIDTH = 118
 HOLD_SECONDS = 600  # that a job keeps its nodes for a launcher that takes the run up: it may have to plan anew
 
 
-# How a job of each kind calls itself, and the element of an array that it is.
-_JOB = {GANG: "$SLURM_JOB_ID", ARRAY: "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"}
-
-
 @dataclass(frozen=True)
 class SiteScript:
     """One submission: the text of the sbatch script and the rows that its processes read.
@@ -273,7 +269,6 @@ def _script(
         "directory": directory,
         "script": f"{directory}/scripts/{name}.sbatch",
         "log": f"{directory}/logs/{name}-{job_pattern}.log",
-        "job": _JOB[kind],
         "hold_seconds": run.hold_seconds,
         "least_seconds": 2 * run.notice_seconds,
         "ended_from_elsewhere": f"^({RunAborted.exit_code}|{128 + signal.SIGTERM})$",

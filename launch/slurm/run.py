@@ -6,12 +6,13 @@ Every verb finds a run's jobs by it, whatever became of the experiment and site 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import msgspec
 
 from hetrl.errors import HetrlError
+from hetrl.files import replace_json
 from launch.run_directory import Run
 from launch.shell import Shell
 
@@ -91,6 +92,11 @@ class SlurmRun:
     def site(self, name: str) -> SlurmSite:
         """Return the site of this name."""
         return next(site for site in self.sites if site.name == name)
+
+
+def write_slurm_run(run: Run, slurm: SlurmRun) -> None:
+    """Write where a run lies, before anything of it is submitted."""
+    replace_json(run.slurm, asdict(slurm))
 
 
 def read_slurm_run(run: Run) -> SlurmRun | None:

@@ -15,6 +15,7 @@ class RunAborted(HetrlError):  # noqa: N818 - it says what happened to the run
     """The run ended for the cause that the message carries."""
 
     exit_code = 8
+    travels = False
 
 
 class DeadlineError(HetrlError):

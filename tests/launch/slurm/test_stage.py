@@ -20,7 +20,7 @@ from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.gateway.ways import SiteLinks, Way, open_ways
 from hetrl.runtime.run.context import read_context
 from launch import cli
-from launch.slurm.run import read_slurm_run
+from launch.slurm.run import read_slurm_run, write_slurm_run
 from launch.slurm.stage import (
     Carried,
     carried_files,
@@ -65,6 +65,7 @@ def test_jobs_that_have_but_rollouts_are_spare(start_with, tmp_path):
     assert [(job.kind, job.spare) for job in described.site("a").jobs] == [("gang", False)]
     assert [(job.kind, job.spare) for job in described.site("b").jobs] == [("gang", True), ("array", True)]
     assert described.begins_without_spare == (start_with == 1)
+    write_slurm_run(staged.run, described)
     assert read_slurm_run(staged.run) == described
 
 
