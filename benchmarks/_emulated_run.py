@@ -24,7 +24,7 @@ from hetrl.files import parse_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Files, Problem
 from launch.collect import log_planned
-from launch.life import live
+from launch.life import Manner, live
 from launch.local import prepare_local
 from launch.rehearsal import Settings, rehearsed
 from launch.run_directory import Run
@@ -102,7 +102,7 @@ def run_emulated(
         thread = threading.Thread(target=beside or (lambda run, over: None), args=(prepared.run, over))
         thread.start()
         with (Path(directory) / "talk").open("w") as talk:
-            outcome, _, _ = live(prepared.run, plan, prepared.executor, Console(file=talk), yes=True)
+            outcome, _, _ = live(prepared.run, plan, prepared.executor, Console(file=talk), Manner(yes=True))
         over.set()
         thread.join()
         if outcome.phase != "finished" and ends:

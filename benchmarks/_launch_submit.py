@@ -14,7 +14,7 @@ from rich.console import Console
 
 from hetrl.problem import read_problem
 from lab.quick import quick_plan
-from launch.life import begin
+from launch.life import Manner, begin
 from launch.shell import Shell
 from launch.verbs.prepare import prepare
 
@@ -34,7 +34,7 @@ def main() -> None:
     Shell._spawn = timed  # type: ignore[method-assign, assignment]
     config, console = Path("config.yaml"), Console(stderr=True)
     prepared = prepare(read_problem(config), quick_plan(), config, "slurm", console)
-    code = begin(prepared, quick_plan(), console, yes=True, detach=True)
+    code = begin(prepared, quick_plan(), console, Manner(yes=True, detach=True))
     print(json.dumps({"code": code, "trips": trips}))
 
 

@@ -25,7 +25,7 @@ from hetrl.plan.plan import (
     WeightSync,
 )
 from hetrl.problem import read_problem
-from launch.life import begin
+from launch.life import Manner, begin
 from launch.verbs.prepare import prepare
 
 GANG = """\
@@ -82,7 +82,7 @@ def quick_plan() -> Plan:
 
 def submit_slurm(config: Path, console: Console, detach: bool) -> int:
     prepared = prepare(read_problem(config), quick_plan(), config, "slurm", console)
-    return begin(prepared, quick_plan(), console, yes=True, detach=detach)
+    return begin(prepared, quick_plan(), console, Manner(yes=True, detach=detach))
 
 
 def submit_here() -> None:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,26 @@ def nothing_kept(outcome: Outcome) -> bool:
     return False
 
 
-def begin(
-    prepared: Prepared, plan: Plan, console: Console, *, yes: bool, detach: bool, keep: Keep = nothing_kept
-) -> int:
+@dataclass(frozen=True)
+class Manner:
+    """How a run is followed: with `yes` to whatever is asked; not at all once it is submitted (`detach`).
+
+    `keep` says of how it ended whether its jobs keep their nodes.
+    """
+
+    yes: bool = False
+    detach: bool = False
+    keep: Keep = nothing_kept
+
+
+PLAIN = Manner()
+
+
+def begin(prepared: Prepared, plan: Plan, console: Console, manner: Manner) -> int:
     """Start a run once it is agreed that it shall be, and follow it; returns the exit code."""
     events = EventLog(prepared.run.events, LAUNCHER)
     try:
-        agreed = prepared.agree(console, yes)
+        agreed = prepared.agree(console, manner.yes)
     except HetrlError as error:
         note_end(events, Outcome("failed", error.exit_code, str(error)))
         raise
@@ -55,24 +68,15 @@ def begin(
     if not agreed:
         note_end(events, Outcome("cancelled", 0, "not submitted"))
         return 0
-    return bring_up(prepared.run, plan, prepared.executor, console, yes=yes, detach=detach, keep=keep)
+    return bring_up(prepared.run, plan, prepared.executor, console, manner)
 
 
-def bring_up(
-    run: Run,
-    plan: Plan,
-    executor_of: MakeExecutor,
-    console: Console,
-    *,
-    yes: bool = False,
-    detach: bool = False,
-    keep: Keep = nothing_kept,
-) -> int:
-    """Start what is not started yet, follow the run to its end unless `detach`, and report; returns the exit code."""
-    outcome, remains, elsewhere = live(run, plan, executor_of, console, yes=yes, detach=detach, keep=keep)
+def bring_up(run: Run, plan: Plan, executor_of: MakeExecutor, console: Console, manner: Manner) -> int:
+    """Start what is not started yet, follow the run to its end, and report; returns the exit code."""
+    outcome, remains, elsewhere = live(run, plan, executor_of, console, manner)
     if elsewhere and outcome.phase != DETACHED:
         say(console, elsewhere)
-    return ended(run, outcome, console, remains, kept=keep(outcome))
+    return ended(run, outcome, console, remains, kept=manner.keep(outcome))
 
 
 def ended(run: Run, outcome: Outcome, console: Console, remains: Sequence[str], *, kept: bool = False) -> int:
@@ -84,14 +88,7 @@ def ended(run: Run, outcome: Outcome, console: Console, remains: Sequence[str], 
 
 
 def live(
-    run: Run,
-    plan: Plan,
-    executor_of: MakeExecutor,
-    console: Console,
-    *,
-    yes: bool = False,
-    detach: bool = False,
-    keep: Keep = nothing_kept,
+    run: Run, plan: Plan, executor_of: MakeExecutor, console: Console, manner: Manner = PLAIN
 ) -> tuple[Outcome, Sequence[str], str]:
     """Start what is not started yet, then follow the run to its end.
 
@@ -105,7 +102,7 @@ def live(
     with ExitStack() as stack:
         stack.enter_context(_only_launcher(run))
         screen = stack.enter_context(Screen(console, collector.state.steps))
-        interrupts = stack.enter_context(Interrupts(yes or executor.outlives, screen.hold))
+        interrupts = stack.enter_context(Interrupts(manner.yes or executor.outlives, screen.hold))
         stack.callback(executor.leave)
 
         def show(event: Mapping[str, Any], state: State) -> None:
@@ -117,11 +114,11 @@ def live(
         if executor.outlives:
             for event in collector.collect():
                 show(event, collector.state)
-            if outcome is None and detach and not collector.state.ended:  # it may have been cancelled meanwhile
+            if outcome is None and manner.detach and not collector.state.ended:  # it may have been cancelled meanwhile
                 outcome = Outcome(DETACHED, 0)
         outcome = outcome or _follow(run, executor, collector, events, interrupts, show)
         if outcome.phase != DETACHED:
-            remains = _end(executor, events, outcome, kept=keep(outcome))
+            remains = _end(executor, events, outcome, kept=manner.keep(outcome))
         with contextlib.suppress(OSError):  # nor must it hide how the run ended
             collector.collect()
     if outcome.phase != DETACHED:

@@ -128,6 +128,11 @@ def events_of(directory: Path, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, whole) if event["kind"] in kinds]
 
 
+def job_ids(directory: Path) -> dict[tuple[str, str], str]:
+    """Return Slurm's id of each job of a run, by its site and name."""
+    return {(each["site"], each["job"]): each["job_id"] for each in events_of(directory, "submitted")}
+
+
 def drew_again(directory: Path, replica: str, behind: int) -> int:
     """Return the first step behind one in which a replica drew samples; 0 while there is none."""
     lines = (directory / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()

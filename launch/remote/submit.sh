@@ -17,6 +17,7 @@ declare -a at
 declare unanswered # the exit code of timeout(1)
 declare unsure     # a pattern: sbatch lost its controller, which may have taken the job all the same
 declare -a jobs    # JOB KEY TAKES TASKS ...: TAKES is the key of the job whose nodes this one takes over, or nothing
+declare held       # stands before the name of a job that holds its nodes
 declare held_seconds # that a job has until it holds its nodes, once its members are told to end
 declare earlier    # the directory of the run that that one is of
 declare again      # yes: what has ended is submitted once more
@@ -45,7 +46,7 @@ fi
 # rows_of TAKES: the elements that have not ended of a job of the earlier run, whether they hold their nodes or not.
 rows_of() {
   timeout "$ask_seconds" squeue "${at[@]}" --me --local --noheader --array --states=PENDING,RUNNING \
-    --name="$1,held-$1" --format='%i|%j|%T' 2>/dev/null 9>&-
+    --name="$1,$held$1" --format='%i|%j|%T' 2>/dev/null 9>&-
 }
 
 # ask PROGRAM [ARGUMENT]...: one of Slurm's clients that says nothing.

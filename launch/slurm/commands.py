@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from launch.remote import Part, parse, script
 from launch.shell import final_line
-from launch.slurm.run import SlurmSite
+from launch.slurm.run import HELD, SlurmSite
 from launch.slurm.text import at_cluster, of_cluster
 
 ASK_SECONDS = 25  # squeue, scancel: Slurm's clients themselves wait MessageTimeout (10 s by default), some repeatedly
@@ -86,6 +86,7 @@ def submit_script(site: SlurmSite, *, again: bool = False) -> str:
         unanswered=UNANSWERED,
         unsure=_UNSURE,
         earlier=site.earlier,
+        held=HELD,
         held_seconds=HELD_SECONDS,
         jobs=[word for job in jobs for word in job],
         again="yes" if again else "",

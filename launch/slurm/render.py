@@ -39,6 +39,7 @@ from launch.slurm.resources import (
     sbatch_lines,
     unmanaged_gpus,
 )
+from launch.slurm.run import HELD
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "slurm_templates"
 WIDTH = 118
@@ -270,6 +271,7 @@ def _script(
         "script": f"{directory}/scripts/{name}.sbatch",
         "log": f"{directory}/logs/{name}-{job_pattern}.log",
         "hold_seconds": run.hold_seconds,
+        "held": HELD,
         "least_seconds": 2 * run.notice_seconds,
         "ended_from_elsewhere": f"^({RunAborted.exit_code}|{128 + signal.SIGTERM})$",
         "code": f"{directory}/code",

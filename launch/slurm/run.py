@@ -16,6 +16,8 @@ from hetrl.files import replace_json
 from launch.run_directory import Run
 from launch.shell import Shell
 
+HELD = "held-"  # stands before the name of a job that keeps its nodes once its run has failed
+
 
 @dataclass(frozen=True)
 class SlurmJob:
@@ -37,7 +39,7 @@ class SlurmJob:
     @property
     def held_key(self) -> str:
         """Return the name of the job once the run has failed and it keeps its nodes (`handing_on.sh.j2`)."""
-        return f"held-{self.key}"
+        return f"{HELD}{self.key}"
 
 
 @dataclass(frozen=True)

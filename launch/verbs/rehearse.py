@@ -22,7 +22,7 @@ from hetrl.files import parse_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from launch.executor import HERE, SLURM, ExecutorName, choose_executor
-from launch.life import ended, live
+from launch.life import Manner, ended, live
 from launch.rehearsal import Compared, Settings, compare, document, ratio, rehearsed, settings_of
 from launch.render import check_startable
 from launch.show import from_here
@@ -45,7 +45,7 @@ def rehearse_command(arguments: argparse.Namespace) -> int:
         config.write_text(yaml.safe_dump(_document(rehearsal, arguments.config), sort_keys=False))
         prepared = prepare(rehearsal, plan, config, executor, talk)
         prepared.agree(talk, True)
-        outcome, remains, _ = live(prepared.run, plan, prepared.executor, talk, yes=True)
+        outcome, remains, _ = live(prepared.run, plan, prepared.executor, talk, Manner(yes=True))
     if outcome.phase != "finished":
         return ended(prepared.run, outcome, talk, remains)
     rows = list(parse_lines(prepared.run.metrics.read_bytes()))

@@ -30,7 +30,7 @@ from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
 from launch.executor import SLURM, Prepared, choose_executor
 from launch.follow import Outcome
-from launch.life import begin, bring_up
+from launch.life import Manner, begin, bring_up
 from launch.local import carrying, processes_of, stop_processes
 from launch.render import check_startable
 from launch.run_directory import Run, find_run
@@ -72,8 +72,8 @@ def resume_command(arguments: argparse.Namespace) -> int:
     if slurm is not None and not state.ended and not arguments.without:
         plan = read_plan(run.path / "plan.json")
         console = Console()
-        keep = partial(_kept, run, _allowed(run))
-        code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, detach=arguments.detach, keep=keep)
+        manner = _manner(run, _allowed(run), detach=arguments.detach)
+        code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, manner)
         return _restarted(run, code, console, run.path / "config.yaml")
     left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state, arguments.without)
     if state.phase == FINISHED and arguments.config is None:
@@ -92,8 +92,8 @@ def begin_and_restart(
 
     Returns the exit code of the last end.
     """
-    keep = partial(_kept, prepared.run, _allowed(prepared.run))
-    code = begin(prepared, plan, console, yes=yes, detach=detach, keep=keep)
+    manner = _manner(prepared.run, _allowed(prepared.run), yes=yes, detach=detach)
+    code = begin(prepared, plan, console, manner)
     return _restarted(prepared.run, code, console, config)
 
 
@@ -111,8 +111,8 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
         say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
         same = config.exists() and config.read_bytes() == kept.read_bytes()
         prepared, plan = _again(run, config if same else kept, console)
-        keep = partial(_kept, prepared.run, allowed - number)
-        run, code = prepared.run, begin(patient(prepared), plan, console, yes=True, detach=False, keep=keep)
+        manner = _manner(prepared.run, allowed - number, yes=True)
+        run, code = prepared.run, begin(patient(prepared), plan, console, manner)
     return code
 
 
@@ -141,10 +141,14 @@ def _allowed(run: Run) -> int:
     return read_yaml(run.path / "config.yaml", Experiment).launch.restarts
 
 
-def _kept(run: Run, attempts: int, outcome: Outcome) -> bool:
-    """Return whether the jobs of a run that ended so keep their nodes, as another start may mend it."""
-    mends = outcome.phase == "failed" and outcome.exit_code in _MENDED_THERE and attempts > 0
-    return mends and run.slurm.exists() and _took_steps(run)
+def _manner(run: Run, attempts: int, *, yes: bool = False, detach: bool = False) -> Manner:
+    """Follow a run whose jobs keep their nodes where it failed, and another one of so many starts may mend that."""
+
+    def keep(outcome: Outcome) -> bool:
+        mends = outcome.phase == "failed" and outcome.exit_code in _MENDED_THERE and attempts > 0
+        return mends and run.slurm.exists() and _took_steps(run)
+
+    return Manner(yes, detach, keep)
 
 
 def once_all_answer(look: Callable[[], State]) -> State:

@@ -21,7 +21,7 @@ from lab.lab import ROOT, Lab
 from lab.processes import wait_until
 from lab.shape import JOB_USER, RUN_SITES as SITES
 from lab.submission import CHECKOUT, SITE_FILES, in_checkout, log_in
-from tests.runs import drew_again, events_of
+from tests.runs import drew_again, events_of, job_ids
 
 CONFIG, ACROSS = f"{CHECKOUT}/configs/lab.yaml", f"{CHECKOUT}/configs/lab-training.yaml"
 STEPS = 12
@@ -165,14 +165,9 @@ def test_a_run_that_failed_goes_on_with_the_nodes_that_it_has(lab: Lab) -> None:
     run = newest_run(home)
     assert run != failed
     assert [row["step"] for row in lines(run / "metrics.jsonl")] == list(range(1, STEPS + 1))
-    assert submitted(run) == submitted(failed)
-    assert {site for site, _ in submitted(run)} == set(SITES)
+    assert job_ids(run) == job_ids(failed)
+    assert {site for site, _ in job_ids(run)} == set(SITES)
     wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
-
-
-def submitted(run: Path) -> dict[tuple[str, str], str]:
-    """Return the ids of a run's jobs."""
-    return {(each["site"], each["job"]): each["job_id"] for each in events_of(run, "submitted")}
 
 
 def draws(home: Path, replica: str, behind: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,8 +41,8 @@ class Clusters:
         (self.path / site / "dead").touch() if dead else (self.path / site / "dead").unlink()
 
     def jobs(self, site: str) -> list[dict[str, str]]:
-        path = self.path / site / "jobs.json"
-        return json.loads(path.read_text()) if path.exists() else []
+        with fake_slurm.Queue(self.path / site) as jobs:
+            return [*jobs]
 
     def states(self) -> dict[str, list[str]]:
         """Return the states of all jobs by site."""
@@ -51,8 +50,9 @@ class Clusters:
 
     def turn(self, site: str, state: str, **more: str) -> None:
         """Let every job of a site be in a state."""
-        jobs = [{**job, "state": state, "reason": "None", **more} for job in self.jobs(site)]
-        (self.path / site / "jobs.json").write_text(json.dumps(jobs))
+        with fake_slurm.Queue(self.path / site) as jobs:
+            for job in jobs:
+                job.update({"state": state, "reason": "None", **more})
 
     def calls(self, site: str, program: str) -> list[str]:
         path = self.path / site / "calls"

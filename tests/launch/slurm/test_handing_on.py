@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from hetrl.files import read_lines
+from lab.processes import wait_until
 from launch import follow
 from launch.cli import main
-from launch.run_directory import Run
 from launch.slurm.commands import submit_script
-from launch.slurm.run import read_slurm_run
+from launch.slurm.run import HELD, read_slurm_run
 from tests.launch.launch_cases import ROOT
+from tests.launch.slurm import fake_slurm
 from tests.launch.slurm.slurm_cases import SITES, Clusters, environment, make_clusters, submit
+from tests.runs import job_ids
 
 SUBMISSIONS = {"alpha": 1, "beta": 2, "gamma": 1}
 DEADLINE_SECONDS = 120.0
@@ -37,26 +36,15 @@ def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluste
         yield made
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def submitted(run: Run) -> dict[tuple[str, str], str]:
-    rows = (row for row in read_lines(run.events) if row["kind"] == "submitted")
-    return {(row["site"], row["job"]): row["job_id"] for row in rows}
-
-
 def submissions(clusters: Clusters) -> dict[str, int]:
     return {site: clusters.submissions(site) for site in SITES}
 
 
-def rename(clusters: Clusters, site: str, prefix: str) -> None:
+def hold(clusters: Clusters, site: str) -> None:
     """Let the jobs of a site hold their nodes."""
-    jobs = [{**job, "name": f"{prefix}{job['name']}"} for job in clusters.jobs(site)]
-    (clusters.path / site / "jobs.json").write_text(json.dumps(jobs))
+    with fake_slurm.Queue(clusters.path / site) as jobs:
+        for job in jobs:
+            job["name"] = f"{HELD}{job['name']}"
 
 
 def followed(clusters: Clusters, *, steps: int = 1, exit_code: int = 1, again: bool = True) -> int:
@@ -67,12 +55,15 @@ def followed(clusters: Clusters, *, steps: int = 1, exit_code: int = 1, again: b
         clusters.control(failed, "go", members=["alpha/actor_training/0"])
         for step in range(1, steps + 1):
             clusters.control(failed, "step", step=step, of=2, reward=0.5, seconds={"iteration": 1.0})
-        rename(clusters, "alpha", "held-")
+        hold(clusters, "alpha")
         clusters.control(failed, "failed", cause="a rank is gone", exit_code=exit_code)
         if not again:
             return
-        until(lambda: len(clusters.runs()) == 2 and len(submitted(clusters.runs()[1])) == 4)
+        wait_until(taken_up, DEADLINE_SECONDS, lambda: "the run is not taken up")
         clusters.finish(clusters.runs()[1])
+
+    def taken_up() -> bool:
+        return [len(job_ids(run.path)) for run in clusters.runs()] == [4, 4]
 
     playing = threading.Thread(target=play, daemon=True)
     playing.start()
@@ -84,7 +75,7 @@ def test_the_jobs_of_a_run_that_failed_go_on_as_those_of_the_next(clusters: Clus
     assert submit(clusters) == 0
     assert followed(clusters) == 0
     failed, run = clusters.runs()
-    assert submitted(run) == submitted(failed)
+    assert job_ids(run.path) == job_ids(failed.path)
     assert submissions(clusters) == SUBMISSIONS
     assert {state for states in clusters.states().values() for state in states} == {"COMPLETED"}
     slurm = read_slurm_run(run)
@@ -124,8 +115,8 @@ def test_where_the_time_is_up_all_jobs_are_submitted_anew(clusters: Clusters) ->
     assert followed(clusters, exit_code=7) == 0
     failed, run = clusters.runs()
     assert submissions(clusters) == {site: 2 * count for site, count in SUBMISSIONS.items()}
-    assert submitted(run).keys() == submitted(failed).keys()
-    assert not set(submitted(run).items()) & set(submitted(failed).items())
+    assert job_ids(run.path).keys() == job_ids(failed.path).keys()
+    assert not set(job_ids(run.path).items()) & set(job_ids(failed.path).items())
 
 
 def test_a_job_that_asks_for_something_else_is_submitted_and_the_other_one_ended(clusters: Clusters) -> None:
@@ -135,9 +126,9 @@ def test_a_job_that_asks_for_something_else_is_submitted_and_the_other_one_ended
     script.write_text(script.read_text().replace("#SBATCH --array=0-0", "#SBATCH --array=0-1"))
     assert followed(clusters) == 0
     failed, run = clusters.runs()
-    differing = {job for job, number in submitted(run).items() if submitted(failed)[job] != number}
+    differing = {job for job, number in job_ids(run.path).items() if job_ids(failed.path)[job] != number}
     assert differing == {("beta", "array-cpu")}
     assert clusters.states()["beta"] == ["COMPLETED"] * 3  # the fake lets all jobs end so
     assert any(
-        f"scancel {submitted(failed)['beta', 'array-cpu']}" == call for call in clusters.calls("beta", "scancel")
+        f"scancel {job_ids(failed.path)['beta', 'array-cpu']}" == call for call in clusters.calls("beta", "scancel")
     )
