@@ -1,4 +1,4 @@
-"""Versions of weights as an optimiser makes them, for the benchmark `sync`: bf16 weights after 0, 1, 4 and 16 steps.
+"""Versions of bf16 weights as an optimiser makes them, after 0, 1, 4 and 16 steps: for the benches `sync` and `pause`.
 
 Run as a process (torch wants all cores and much memory): `_weight_steps.py DIRECTORY SIZE RATE`. The model is a Qwen3
 with random weights (N(0, 0.02), as pretrained ones are about); its steps are those of a policy gradient on random
@@ -66,9 +66,11 @@ class Training:
 
 
 def main() -> None:
-    """Write `steps-N.safetensors` for each N; print how many parameters the model has."""
+    """Write `steps-N.safetensors` for each N, and the model's configuration in `model`; print how many parameters it has."""
     directory, size, rate = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     training = Training(size, rate)
+    training.model.config.architectures = [type(training.model).__name__]
+    training.model.config.save_pretrained(directory / "model")
     for _ in range(WARM_UP_STEPS):
         training.step()
     for step in range(max(STEPS) + 1):

@@ -43,7 +43,7 @@ from launch.rehearsal import Settings
 from launch.run_directory import Run
 
 SIZES = ((64, 4), (256, 4), (256, 16), (1024, 16))  # ranks and sites
-STEPS, GPUS_PER_NODE, TENSOR = 8, 8, 4
+STEPS, FIRST_STEPS, GPUS_PER_NODE, TENSOR = 8, 2, 8, 4
 SAMPLES_PER_REPLICA, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 64, 128
 SPEED = 1000.0  # engines take next to no time: the control plane is what is measured
 GOAL_GATHER_SECONDS = 60.0
@@ -62,12 +62,18 @@ class Measured:
     step_seconds: float
     gateway_messages_per_second: float
     controller_share: float
+    cpu_seconds: float  # of all processes, in a step
     replicas_per_site: int
     site_mb: float
     controller_mb: float
     gateway_mb: float
     end_seconds: float
     death_seconds: float | None = None
+
+    @property
+    def replicas(self) -> int:
+        """Return how many draw."""
+        return self.replicas_per_site * (self.sites - 1)
 
 
 def problem_of(ranks: int, sites: int) -> Problem:
@@ -132,11 +138,12 @@ class Watch:
     kills: bool
     memory: dict[str, float]
     controller_share: float = 0.0
+    cpu_seconds: float = 0.0
     death_seconds: float | None = None
 
     def __call__(self, run: Run, over: threading.Event) -> None:
         """Wait for the steps, measure, and stop a site."""
-        if not _came(run, over, "step", 2):
+        if not _came(run, over, "step", FIRST_STEPS):
             return
         found = {one.cmdline()[2]: one for one in _processes(run, "s00")}
         self.memory |= {name: one.memory_full_info().uss / 1e6 for name, one in found.items()}
@@ -146,9 +153,11 @@ class Watch:
         if self.kills:
             self._stop(run, over, others[0])
             return
-        started, began = sum(controller.cpu_times()[:2]), time.monotonic()
+        everybody = _processes(run)
+        before, began = [_cpu_seconds(controller), sum(map(_cpu_seconds, everybody))], time.monotonic()
         _came(run, over, "step", STEPS - 1)
-        self.controller_share = (sum(controller.cpu_times()[:2]) - started) / (time.monotonic() - began)
+        self.controller_share = (_cpu_seconds(controller) - before[0]) / (time.monotonic() - began)
+        self.cpu_seconds = (sum(map(_cpu_seconds, everybody)) - before[1]) / (STEPS - 1 - FIRST_STEPS)
 
     def _stop(self, run: Run, over: threading.Event, process: psutil.Process) -> None:
         expected = sum('"s01/' in line for line in run.events.read_text().splitlines() if "member_ready" in line)
@@ -167,15 +176,20 @@ def _came(run: Run, over: threading.Event, kind: str, count: int) -> bool:
     return False
 
 
-def _processes(run: Run, site: str) -> list[psutil.Process]:
-    found = []
+def _processes(run: Run, site: str | None = None) -> list[psutil.Process]:
+    """Return the processes of a run, all or those of one site."""
+    found, where = [], str(run.path if site is None else run.site(site))
     for process in psutil.process_iter():
         try:
-            if process.environ().get("HETRL_SITE_DIRECTORY") == str(run.site(site)) and len(process.cmdline()) > 2:
+            if process.environ().get("HETRL_SITE_DIRECTORY", "").startswith(where) and len(process.cmdline()) > 2:
                 found.append(process)
         except psutil.Error:
             continue
     return found
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    return float(sum(process.cpu_times()[:2]))
 
 
 def settings(steps: int) -> Settings:
@@ -211,6 +225,7 @@ def measured_of(ranks: int, sites: int, plan: Plan, ran: Ran, watch: Watch, deat
         statistics.median(row["seconds"]["iteration"] for row in ran.rows[1:]),
         messages / (steps[-1] - go),
         watch.controller_share,
+        watch.cpu_seconds,
         members // (sites - 1),
         names["replicas"],
         names["controller"],
@@ -251,7 +266,8 @@ def table_of(found: list[Measured]) -> str:
     """Return the part of the page."""
     lines = [
         f"| {one.ranks} | {one.sites} | {one.members} | {one.gather_seconds:.1f} s | {one.publish_seconds:.2f} s "
-        f"| {one.step_seconds:.2f} s | {one.gateway_messages_per_second:.0f} | {one.controller_share:.0%} "
+        f"| {one.step_seconds:.2f} s | {one.cpu_seconds:.1f} s | {one.cpu_seconds / one.replicas * 1e3:.0f} ms "
+        f"| {one.gateway_messages_per_second:.0f} | {one.controller_share:.0%} "
         f"| {one.site_mb:.0f} MB ({one.replicas_per_site}) | {one.controller_mb:.0f}, {one.gateway_mb:.0f} MB "
         f"| {'' if one.death_seconds is None else f'{one.death_seconds:.1f} s'} | {one.end_seconds:.1f} s |"
         for one in found
@@ -263,16 +279,19 @@ def table_of(found: list[Measured]) -> str:
             f"{SAMPLES_PER_REPLICA} samples of {RESPONSE_TOKENS} tokens per replica and step, weights of some "
             "kilobytes. Gather: from the first process to GO, all processes' start on this machine's cores included. "
             "Publish: a version to every replica, and its digest back. Step: samples drawn, judged, trained on, and a "
-            "version published. Messages: of the leading site's gateway with other sites, per second. Controller: its "
+            "version published. Cpu: processor seconds of all processes for a step, and of those for each replica; "
+            "a step is longer than that on this machine's cores where each of them has its turn, and what members say "
+            "every few seconds, that they live, comes on top as long as it lasts. "
+            "Messages: of the leading site's gateway with other sites, per second. Controller: its "
             "share of a core. Memory: of a site's process with so many replicas, of the controller, of the leading "
             f"gateway; {member_mb(found):.2f} MB per replica. Death: until every replica "
             f"of a site whose process was stopped is given up; {SILENCE_SECONDS:.0f} s after its last heartbeat "
             "are allowed. "
             f"Goal: gather within {GOAL_GATHER_SECONDS:.0f} s, nothing grows faster than the ranks.",
             "",
-            "| ranks | sites | members | gather | publish | step | messages/s | controller | site "
-            "| controller, gateway | death | end |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| ranks | sites | members | gather | publish | step | cpu of a step | per replica | messages/s "
+            "| controller | site | controller, gateway | death | end |",
+            "| --- " * 14 + "|",
             *lines,
         ]
     )

@@ -12,6 +12,7 @@ for each of so many plans (PPO and GRPO, sync and async, one to four sites), ran
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from _emulated_run import run_emulated, with_experiment
-from _random_plans import Case
 from _results import write_result
-from simulate import RANDOM, SEARCHED, Compared, compare
+from simulate import RANDOM, SEARCHED, compare
 
 from hetrl.errors import HetrlError
 from hetrl.plan.plan import Plan
@@ -38,6 +38,7 @@ WALL_SECONDS, MOST_SPEED = {"sync": 40.0, "async": 120.0}, 25.0
 FAST, FAST_STEPS = 1000.0, 8
 NOISE = 0.1
 GOAL_ITERATION, GOAL_TASK = 0.05, 0.10
+LIKELY = 2.0  # standard errors: a smaller gap may be nothing but that steps differ
 LARGE_PART = 0.3  # of a gap: from where on what is not the engines' is named
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 
@@ -49,7 +50,11 @@ def is_sync(shape: str) -> bool:
 
 @dataclass(frozen=True)
 class Threefold:
-    """Seconds of an iteration and of each task, in three ways; `control` is what is not the engines', at speed 1."""
+    """Seconds of an iteration and of each task, in three ways.
+
+    `control` is what is not the engines', at speed 1; `errors` are the standard errors of the means over the run's
+    steps.
+    """
 
     made: str
     number: int
@@ -59,6 +64,7 @@ class Threefold:
     played: Mapping[str, float]
     run: Mapping[str, float]
     control: Mapping[str, float]
+    errors: Mapping[str, float]
 
     def off(self, name: str = ITERATION) -> float:
         """Return run / predicted - 1."""
@@ -90,6 +96,8 @@ class Threefold:
         if abs(self.off()) <= GOAL_ITERATION:
             return ""
         found = []
+        if abs(gap) < LIKELY * self.errors[ITERATION]:
+            found.append(f"steps differ: the mean of these is known to {self.errors[ITERATION]:.1f} s")
         if gap < 0 < self.as_it_ran - self.predicted[ITERATION]:
             found.append("what was taken off is too much: this machine was busier in the second run")
         others = self.control[ITERATION] * (1.0 if self.is_sync else self.speed)
@@ -110,22 +118,16 @@ def measure(made: str, number: int, seed: int) -> Threefold:
     case = played.case
     problem = with_experiment(case.problem, f"prediction-{made}-{number}")
     settings = paced(settings_of(case.plan, problem, noise=NOISE), case.plan)
-    slow = seconds_of(problem, case.plan, settings)
+    slow, errors = seconds_of(problem, case.plan, settings)
     steps = settings.steps - settings.counted
     fast = Settings(steps + FAST_STEPS, FAST_STEPS, settings.emulation.model_copy(update={"speed": FAST}))
-    control = {name: seconds / FAST for name, seconds in seconds_of(problem, case.plan, fast).items()}
+    control = {name: seconds / FAST for name, seconds in seconds_of(problem, case.plan, fast)[0].items()}
     speed = settings.emulation.speed
     off = (speed - 1) * is_sync(played.shape)
     run = {name: seconds - off * control[name] for name, seconds in slow.items()}
-    return threefold(played, speed, run, control)
-
-
-def threefold(played: Compared, speed: float, run: Mapping[str, float], control: Mapping[str, float]) -> Threefold:
-    """Return the three beside each other."""
-    case: Case = played.case
     predicted = {**case.plan.predicted.tasks, ITERATION: case.plan.predicted.iteration_seconds}
     simulated = {**played.simulated.tasks, ITERATION: played.simulated.iteration_seconds}
-    return Threefold(played.made, case.number, played.shape, speed, predicted, simulated, run, control)
+    return Threefold(made, number, played.shape, speed, predicted, simulated, run, control, errors)
 
 
 def paced(settings: Settings, plan: Plan) -> Settings:
@@ -136,10 +138,13 @@ def paced(settings: Settings, plan: Plan) -> Settings:
     return replace(settings, emulation=settings.emulation.model_copy(update={"speed": speed}))
 
 
-def seconds_of(problem: Problem, plan: Plan, settings: Settings) -> dict[str, float]:
-    """Run a plan; return the seconds of its tasks and of an iteration, in those of the engines."""
-    ran = run_emulated(problem, plan, settings)
-    return {one.name: one.rehearsed for one in compare_rows(ran.rows, plan, settings)}
+def seconds_of(problem: Problem, plan: Plan, settings: Settings) -> tuple[dict[str, float], dict[str, float]]:
+    """Run a plan; return the seconds of its tasks and of an iteration, in those of the engines, and their errors."""
+    rows, speed = run_emulated(problem, plan, settings).rows, settings.emulation.speed
+    means = {one.name: one.rehearsed for one in compare_rows(rows, plan, settings)}
+    counted = [row["seconds"] for row in rows[-settings.counted :]]
+    spread = {name: statistics.stdev(row.get(name, 0.0) for row in counted) for name in means}
+    return means, {name: speed * one / math.sqrt(len(counted)) for name, one in spread.items()}
 
 
 def numbers(plans: int) -> list[int]:

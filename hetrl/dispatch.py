@@ -19,9 +19,9 @@ same prompt, Seer (arXiv 2511.14617); what hangs is drawn elsewhere, too, backup
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -60,6 +60,7 @@ class Dispatch:
         self.stretch, self._longest = stretch, longest
         self._prompts: dict[int, _Prompt] = {}
         self._paused: list[Key] = []  # begun, and nobody draws them
+        self._drawers: dict[Key, list[str]] = {}  # who draws those that somebody does
         self._lacking = 0.0  # tokens that all open samples lack, as expected
 
     @property
@@ -80,9 +81,12 @@ class Dispatch:
 
     def drop(self, prompt: int) -> list[Begun]:
         """Forget a prompt; return who draws of it in vain."""
-        for number in [*self._prompts[prompt].open] if prompt in self._prompts else ():
-            self._close((prompt, number))
-        return [self._stop(name, key) for name, key in self._replicas.drawing() if key[0] == prompt]
+        if prompt not in self._prompts:
+            return []
+        keys = [(prompt, number) for number in self._prompts[prompt].open]
+        for key in keys:
+            self._close(key)
+        return [self._stop(name, key) for key in keys for name in [*self._drawers.get(key, ())]]
 
     def next(self, now: float) -> list[Begun]:
         """Return which replicas begin a stretch of which samples now, the one with the least to do first."""
@@ -134,7 +138,7 @@ class Dispatch:
         self._stop(name, key)
         self._replicas[name].hanging.clear()
         self._add(key, tokens, complete=complete)
-        return [self._stop(other, key) for other, one in self._replicas.items() if key in one.under_way]
+        return [self._stop(other, key) for other in [*self._drawers.get(key, ())]]
 
     def _add(self, key: Key, tokens: int, *, complete: bool) -> None:
         sample, prompt = self._sample(key), self._prompts[key[0]]
@@ -157,10 +161,10 @@ class Dispatch:
 
     def lost(self, name: str) -> list[Begun]:
         """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""
-        replica = self._replicas.pop(name)
-        drawn = {key for _, key in self._replicas.drawing()}
-        self._paused += [key for key in replica.under_way if key not in drawn]
-        return [(name, key) for key in replica.under_way]
+        in_vain = [self._stop(name, key) for key in [*self._replicas[name].under_way]]
+        del self._replicas[name]
+        self._paused += [key for _, key in in_vain if key not in self._drawers]
+        return in_vain
 
     def back(self, name: str) -> None:
         """Take a replica back that was lost; it has drawn nothing yet."""
@@ -180,7 +184,7 @@ class Dispatch:
             if running[batch] >= part:
                 continue
             # What it holds nothing of comes in the order of the list; the others may count more for this replica.
-            first = next((one for one in reversed(entries) if one[1] <= most), None)
+            first = _longest(entries, most)
             if first is None:
                 continue
             own = [one for one in entries if one[-1][0] in held and one[1] <= most] if held else []
@@ -231,10 +235,14 @@ class Dispatch:
             prompt.fresh.remove(key[1])
         sample.at = name
         self._replicas[name].begin(key, now)
+        self._drawers.setdefault(key, []).append(name)
         return name, key
 
     def _stop(self, name: str, key: Key) -> Begun:
         self._replicas[name].stop(key)
+        self._drawers[key].remove(name)
+        if not self._drawers[key]:
+            del self._drawers[key]
         return name, key
 
     # ---- what is expected
@@ -263,3 +271,12 @@ class Dispatch:
             del self._prompts[key[0]]
             for replica in self._replicas.values():
                 replica.prompts.discard(key[0])
+
+
+def _longest(entries: Sequence[_Waits], most: float) -> _Waits | None:
+    """Return the last of these, which are in order, that lacks at most so much."""
+    for unknown in (True, False):
+        end = bisect_right(entries, (unknown, most, True))  # ahead of all that lack more, behind all that lack as much
+        if end and entries[end - 1][0] == unknown:
+            return entries[end - 1]
+    return None

@@ -125,11 +125,13 @@ class Replicas(dict[str, Replica]):
         """Begin with speeds as planned."""
         super().__init__({name: Replica(capacity, capacity.speed) for name, capacity in capacities.items()})
         self._capacities, self._stretch = capacities, stretch
+        self._unmeasured = {*capacities}
         self._whole = (0.0, -math.inf, 0.0)  # the last stretch that was whole: planned speed, its begin and its seconds
 
     def back(self, name: str) -> None:
         """Take a replica back that was given up; it has drawn nothing yet."""
         self[name] = Replica(self._capacities[name], self._capacities[name].speed)
+        self._unmeasured.add(name)
         self._set_speeds()
 
     def drawing(self) -> list[Begun]:
@@ -172,7 +174,9 @@ class Replicas(dict[str, Replica]):
         counts = tokens * replica.crowding(key, began + seconds)
         replica.tokens, replica.seconds = _MEMORY * replica.tokens + counts, _MEMORY * replica.seconds + seconds
         replica.speed = replica.measured or replica.speed
-        if any(one.measured is None for one in self.values()):
+        if replica.measured:
+            self._unmeasured.discard(name)
+        if any(other in self for other in self._unmeasured):
             self._set_speeds()
 
     def _set_speeds(self) -> None:

@@ -33,7 +33,7 @@ from hetrl.runtime.gateway.seat import Seat
 from hetrl.runtime.gateway.zap import ZapHandler
 from hetrl.runtime.transport.chunks import bytes_of
 from hetrl.runtime.transport.endpoints import listen
-from hetrl.runtime.transport.lane import Attempt, Parcel, now
+from hetrl.runtime.transport.lane import Attempt, Parcel, now, parcel_for
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
@@ -228,7 +228,7 @@ class Gateway:
 
     def _route(self, header: wire.Header, frames: Sequence[Any], origin: str) -> None:
         """Queue a message once per other site and once per receiver here."""
-        size_bytes = bytes_of(frames)
+        places = dict(zip(header.to, header.places, strict=True)) if header.places else {}
         for site, receivers in wire.by_site(tuple(dict.fromkeys(header.to))).items():
             if site == self.site:
                 groups: list[tuple[str, ...]] = [(receiver,) for receiver in receivers if receiver != self.address]
@@ -236,7 +236,7 @@ class Gateway:
                 # What came from another site went from there to each site among its receivers.
                 groups = [receivers] if origin == self.site else []
             for group in groups:
-                self._offer(site, Parcel(header, frames, group, size_bytes))
+                self._offer(site, parcel_for(header, places, frames, group))
 
     def _offer(self, site: str, parcel: Parcel) -> None:
         strangers = [one for one in parcel.receivers if one != gateway_of(site) and one not in self._members]

@@ -54,7 +54,7 @@ class Seat:
 
     def pump(self) -> None:
         """Send what waits."""
-        for lane in self._lanes.values():
+        for lane in filter(None, self._lanes.values()):
             lane.pump()
 
     def overdue(self) -> tuple[list[Parcel], str]:

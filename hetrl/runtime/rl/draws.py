@@ -68,6 +68,7 @@ class Draws:
         self._changed = asyncio.Event()
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self._choice: asyncio.Handle | None = None  # that is to be made in this turn of the loop
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -147,8 +148,9 @@ class Draws:
 
     def served(self, name: str) -> None:
         """Let a replica draw: it has the newest weights."""
-        self._missed.discard(name)
-        self.link_changed(wire.site_of(name))
+        if name in self._missed:
+            self._missed.discard(name)
+            self.link_changed(wire.site_of(name))
 
     def missed(self, name: str) -> None:
         """Let a replica draw nothing: newer weights than it has were published."""
@@ -182,8 +184,19 @@ class Draws:
     # ---- stretches
 
     def _go_on(self) -> None:
-        """Let every replica that has room begin what it takes."""
-        self._begin(self._dispatch.next(self._clock()))
+        """Let every replica that has room begin what it takes, once for all that came to pass in this turn of the loop.
+
+        A choice looks at all replicas and prompts; a thousand groups begin at once.
+        """
+        if self._choice is None:
+            self._choice = asyncio.get_running_loop().call_soon(self._choose)
+
+    def _choose(self) -> None:
+        self._choice = None
+        try:
+            self._begin(self._dispatch.next(self._clock()))
+        except Exception as defect:  # it is raised where the samples are waited for
+            self._fail(defect)
 
     def _begin(self, begun: Sequence[Begun]) -> None:
         for name, key in begun:

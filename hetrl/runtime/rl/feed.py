@@ -26,10 +26,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from hetrl.runtime.rl.sampling import PromptGroup
 
@@ -107,7 +106,7 @@ class Feed:
         self._since: dict[int, int] = {}  # the version that served when a running group was admitted, or of its samples
         self._drawn_under = drawn_under
         self._waiting: dict[int, PromptGroup] = {}
-        self._admitted = asyncio.Event()  # groups may run that nobody waits for yet
+        self._changed = asyncio.Event()  # a group is drawn
         self._most_rejected = (max_draws - 1) * batch
         self._taken = start.batches * batch
         self._next, self._again = start.following, deque(start.again)
@@ -137,17 +136,15 @@ class Feed:
 
     async def batch(self, version: int) -> tuple[PromptGroup, ...]:
         """Return the batch that is trained from `version`, in the order of the prompts; raises what a draw raised."""
+        arrived = [*self._waiting]
         while True:
-            self._sweep(version)
+            self._sweep(arrived, version)
             self._admit()
             if self._accepted() >= self._batch and not self._leaves_behind(version):
                 return self._take()
-            admitted = asyncio.ensure_future(self._admitted.wait())
-            changes: list[asyncio.Future[Any]] = [*self._running.values(), admitted]
-            await asyncio.wait(changes, return_when=asyncio.FIRST_COMPLETED)
-            admitted.cancel()
-            self._admitted.clear()
-            self._collect()
+            await self._changed.wait()
+            self._changed.clear()
+            arrived = self._collect()
 
     def trained(self) -> None:
         """Note that the oldest batch that was taken is trained: its prompts are done with."""
@@ -159,7 +156,6 @@ class Feed:
         """Note that `version`, which another batch gave, is served; more groups may start."""
         self._version, self._served = version, self._served + 1
         self._admit()
-        self._admitted.set()
 
     async def close(self) -> None:
         """Give up the groups that are under way."""
@@ -174,13 +170,17 @@ class Feed:
         for _ in range(min(allowed, self._needed - accepted - len(self._running))):
             number = self._again.popleft() if self._again else self._next
             self._next = max(self._next, number + 1)
-            self._running[number] = asyncio.ensure_future(self._draw(number))
+            self._running[number] = group = asyncio.ensure_future(self._draw(number))
+            group.add_done_callback(lambda _: self._changed.set())
             self._since[number] = min(self._version, self._drawn_under.get(number, self._version))
 
-    def _collect(self) -> None:
-        for number in [number for number, task in self._running.items() if task.done()]:
+    def _collect(self) -> list[int]:
+        """Let the groups that are drawn wait; return which."""
+        drawn = [number for number, task in self._running.items() if task.done()]
+        for number in drawn:
             del self._since[number]
             self._waiting[number] = self._running.pop(number).result()
+        return drawn
 
     def _accepted(self) -> int:
         """Return how many groups wait that none is drawn in place of."""
@@ -196,8 +196,9 @@ class Feed:
         """Whether a group is under way that this batch may take and the next one may not."""
         return version - self._max_staleness in self._since.values()
 
-    def _sweep(self, version: int) -> None:
-        stale = [n for n, group in self._waiting.items() if version - oldest_version(group) > self._max_staleness]
+    def _sweep(self, numbers: Sequence[int], version: int) -> None:
+        """Drop those of some groups that wait which are too old for a version."""
+        stale = [n for n in numbers if version - oldest_version(self._waiting[n]) > self._max_staleness]
         for number in stale:
             del self._waiting[number]
         self._settling.dropped += stale

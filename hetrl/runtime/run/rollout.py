@@ -183,7 +183,14 @@ class Agent:
         if self._current:
             await self._server.update_weights(end.version, path, UPDATE_SECONDS, recompute=self._recompute)
         seconds = time.monotonic() - start
-        await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=digest, seconds=seconds))
+        applied = wire.WeightsApplied(
+            version=end.version,
+            digest=digest,
+            seconds=seconds,
+            node=self._weights.node,
+            follows=self._weights.follows,
+        )
+        await self._member.reply(envelope, applied)
 
     async def _load(self) -> None:
         """Give a server that was asleep the newest version, where it does not have it."""

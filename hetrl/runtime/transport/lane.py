@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetrl.runtime.wire import Header, Priority
+from msgspec.structs import replace
+
+from hetrl.runtime.transport.chunks import bytes_of
+from hetrl.runtime.wire import Header, Place, Priority, encode_struct
 
 _WEIGHTS_TURN = 8  # the others belong to data first: weights shall not starve, nor hold it up
 
@@ -26,6 +29,19 @@ class Parcel:
     frames: Sequence[Any]
     receivers: tuple[str, ...]
     bytes: int
+
+
+def parcel_for(
+    header: Header, places: Mapping[str, Place], frames: Sequence[Any], receivers: tuple[str, ...]
+) -> Parcel:
+    """Return what goes to some receivers of a message: its header names them alone, lest each reads of a thousand.
+
+    A chunk has `places`, by receiver.
+    """
+    if receivers != header.to:
+        header = replace(header, to=receivers, places=tuple(places[one] for one in receivers if places))
+        frames = [encode_struct(header), *frames[1:]]
+    return Parcel(header, frames, receivers, bytes_of(frames))
 
 
 class Attempt(enum.Enum):

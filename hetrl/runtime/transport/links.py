@@ -15,7 +15,7 @@ class Links:
     def __init__(self) -> None:
         self._out: set[str] = set()
         self._given_up: dict[str, str] = {}
-        self._listeners: list[Callable[[str], None]] = []
+        self._listeners: dict[object, Callable[[str], None]] = {}  # as many as requests wait: found by a key
 
     def are_out(self, address: str) -> bool:
         """Whether what is sent to a member waits for a link."""
@@ -42,17 +42,18 @@ class Links:
         self._tell(site)
 
     def _tell(self, site: str) -> None:
-        for listener in [*self._listeners]:
+        for listener in [*self._listeners.values()]:
             listener(site)
 
     @contextmanager
     def told(self, listener: Callable[[str], None]) -> Iterator[None]:
         """Let `listener` hear of each change, by the site at the other end."""
-        self._listeners.append(listener)
+        key = object()
+        self._listeners[key] = listener
         try:
             yield
         finally:
-            self._listeners.remove(listener)
+            del self._listeners[key]
 
     @asynccontextmanager
     async def timeout(self, receivers: Iterable[str], seconds: float) -> AsyncIterator[None]:

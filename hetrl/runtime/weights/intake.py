@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,8 @@ from hetrl.runtime.wire import WeightsBegin, WeightsEnd, WeightsTensor
 MOST_THREADS = 8  # hashing and writing is bound by the node's memory soon after
 PIECES_PER_THREAD = 2  # under way: what is held in memory besides the file
 SHARE_SECONDS = 120.0  # until a replica no longer counts on the one that takes versions for its node
-_POLL_SECONDS = 0.05
+# Looks for the file of another replica: hundreds may wait on one machine, so that those that wait long look less often.
+_POLL_SECONDS, _LONGEST_POLL_SECONDS, _POLL_GROWTH = 0.02, 1.0, 1.25
 
 
 def threads() -> int:
@@ -38,6 +40,16 @@ class Intake:
         self._threads = ThreadPoolExecutor(self._count, thread_name_prefix="weights")
         self._writing: set[asyncio.Future[None]] = set()
         self._cause: str | None = None  # of the version that arrives
+
+    @property
+    def node(self) -> str:
+        """Return what names the files that it shares with others of its node; empty where it does not."""
+        return f"{socket.gethostname()}:{self._share.directory}" if self._share is not None else ""
+
+    @property
+    def follows(self) -> bool:
+        """Return whether another replica of the node took the last version for it."""
+        return self._share is not None and self._follows
 
     async def begin(self, begin: WeightsBegin) -> None:
         """Start a version; raises what `WeightFile.begin` does."""
@@ -75,11 +87,12 @@ class Intake:
 
     async def _follow(self, end: WeightsEnd, share: NodeShare) -> tuple[Path, str]:
         """Wait for the file of the replica that takes versions for this node, and make it this one's, too."""
-        deadline = time.monotonic() + SHARE_SECONDS
+        deadline, pause_seconds = time.monotonic() + SHARE_SECONDS, _POLL_SECONDS
         while time.monotonic() < deadline and not share.leads():
             if (path := share.find(end.digest)) is not None:
                 return await asyncio.to_thread(self._file.adopt, path, end.version, end.digest), end.digest
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(pause_seconds)
+            pause_seconds = min(_POLL_GROWTH * pause_seconds, _LONGEST_POLL_SECONDS)
         if not share.leads():
             self._share = None
         raise HetrlError(f"weight version {end.version}: the replica that takes it for this node does not have it")

@@ -7,7 +7,7 @@ is copied before it is written over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -79,7 +79,8 @@ class Kept:
     """One copy of the weights in host memory; without a `version` it is none, or half of one.
 
     `tensors` are raw bytes, `pieces` the messages that they go in, by tensor and offset. `proven` has the newest
-    version that each member proved; for those that are `behind` what changed since is kept while there is room for it.
+    version that each member proved, `words` the last that it said of one; for those that are `behind` what changed
+    since is kept while there is room for it.
     """
 
     version: int | None = None
@@ -87,6 +88,7 @@ class Kept:
     tensors: dict[str, NDArray[numpy.uint8]] = field(default_factory=dict)
     pieces: dict[_Place, wire.WeightsTensor] = field(default_factory=dict)
     proven: dict[str, int] = field(default_factory=dict)
+    words: dict[str, wire.WeightsApplied] = field(default_factory=dict)
     behind: set[str] = field(default_factory=set)
     deltas: dict[int, Delta] = field(default_factory=dict)  # by their bases
     anchors: list[Anchor] = field(default_factory=list)
@@ -100,6 +102,12 @@ class Kept:
     def holders(self) -> frozenset[str]:
         """Return the members that have the version that is kept."""
         return frozenset(one for one, version in self.proven.items() if version == self.version)
+
+    def followers(self, receivers: Iterable[str]) -> frozenset[str]:
+        """Return those of some receivers that need no pieces: another one of their node, among these, takes them."""
+        said = {one: self.words[one] for one in receivers if one in self.words and one in self.proven}
+        led = {word.node for word in said.values() if word.node and not word.follows}
+        return frozenset(one for one, word in said.items() if word.follows and word.node in led)
 
     def room_for(self, spec: wire.TensorSpec) -> tuple[NDArray[numpy.uint8], bool]:
         """Return the bytes that are kept of a tensor, and whether they are those of the last version."""

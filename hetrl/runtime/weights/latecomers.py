@@ -119,7 +119,8 @@ class Latecomers:
 
         async def close(receiver: str) -> None:
             try:
-                self._applied[receiver] = await self._party.word_of(receiver, version, digest, pieces, load=load)
+                applied = await self._party.word_of(receiver, version, digest, pieces, load=load)
+                self._applied[receiver], self._kept.words[receiver] = applied.seconds, applied
                 self._kept.proven[receiver] = version
             except RunAborted:
                 raise

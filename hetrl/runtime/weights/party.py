@@ -55,8 +55,8 @@ class Party:
 
     async def word_of(
         self, receiver: str, version: int, digest: str, pieces: Iterable[wire.WeightsTensor], *, load: bool = True
-    ) -> float:
-        """Close a version of these pieces at a receiver; return the seconds that it took to apply it, all bits proven.
+    ) -> wire.WeightsApplied:
+        """Close a version of these pieces at a receiver; return its word that it applied it, all bits proven.
 
         Raises RefusedError, RunAborted, or another HetrlError where it failed or says nothing.
         """
@@ -72,8 +72,8 @@ class Party:
         seconds, doing = APPLY_SECONDS + end.bytes / SLOWEST_BYTES_PER_S, f"apply weight version {version}"
         reply = await self._member.request(receiver, end, timeout_seconds=seconds, doing=doing)
         match reply:
-            case Envelope(message=wire.WeightsApplied(digest=arrived, seconds=took)) if arrived == digest:
-                return took
+            case Envelope(message=wire.WeightsApplied(digest=arrived) as applied) if arrived == digest:
+                return applied
         raise RefusedError(_refusal(reply.message, end))
 
 

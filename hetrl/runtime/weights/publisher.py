@@ -39,7 +39,8 @@ _LOOK_SECONDS = 1.0  # between looks for whoever holds the others up
 class Publisher:
     """Streams the tensors of one `Publish`: its version becomes the one that is kept, and is sent from there.
 
-    With encoding delta, the holders of the version that was kept before get what changed. A receiver that refuses what
+    With encoding delta, the holders of the version that was kept before get what changed. Replicas that share a node's
+    files get the pieces once, as far as it is known who takes them. A receiver that refuses what
     it got gets the full set, once.
     """
 
@@ -56,6 +57,7 @@ class Publisher:
         self._room = -1.0
         self._base, self._digest = (kept.version, kept.digest), kept.digest
         self._holders = kept.holders() & {*request.receivers} if request.encoding == "delta" else frozenset[str]()
+        self._followers = kept.followers(request.receivers)
         known = request.encoding == "delta" and kept.version is not None
         self._finds_changes = known and bool(self._holders or kept.behind)
 
@@ -180,6 +182,10 @@ class Publisher:
         """Return the receivers that have, or have not, the base of the delta."""
         return [one for one in self._party.present if (one in self._holders) == holders]
 
+    def _taking(self, receivers: Iterable[str]) -> list[str]:
+        """Return those of some receivers that take pieces, for themselves and for others of their node."""
+        return [one for one in receivers if one not in self._followers]
+
     def _works(
         self, name: str, tensor: torch.Tensor | NDArray[Any]
     ) -> Iterator[tuple[wire.TensorSpec, int, memoryview, bool]]:
@@ -219,11 +225,12 @@ class Publisher:
         whole = self._kept.whole(cut.message)
         if cut.changes is None:
             self._delta_bytes += whole.nbytes
-            await self._party.send(self._party.present, cut.message, [whole])
+            await self._party.send(self._taking(self._party.present), cut.message, [whole])
             return
         self._delta_bytes += len(cut.changes)
-        await self._party.send(self._of(holders=True), structs.replace(cut.message, changes=True), [cut.changes])
-        await self._party.send(self._of(holders=False), cut.message, [whole])
+        changed = structs.replace(cut.message, changes=True)
+        await self._party.send(self._taking(self._of(holders=True)), changed, [cut.changes])
+        await self._party.send(self._taking(self._of(holders=False)), cut.message, [whole])
 
     async def _close(self, receiver: str) -> None:
         """Wait for the word of a receiver; one that refuses what it got gets the full set."""
@@ -250,7 +257,8 @@ class Publisher:
             if again:
                 await self._repeat(receiver)
             if receiver in self._party.present:  # else it was left out meanwhile
-                self._applied[receiver] = await self._party.word_of(receiver, version, self._digest, pieces)
+                applied = await self._party.word_of(receiver, version, self._digest, pieces)
+                self._applied[receiver], self._kept.words[receiver] = applied.seconds, applied
         except RunAborted:
             raise
         except RefusedError as refusal:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.transport.chunks import Buffer, flat
@@ -17,6 +19,7 @@ from hetrl.runtime.wire import TensorSpec
 
 # Bytes kept for the length and the header: enough for some 30,000 tensors at about 130 bytes each.
 HEADER_BYTES = 4 * 2**20
+_BLOCK_BYTES = 2**16
 
 Places = Mapping[str, tuple[TensorSpec, int]]  # of each tensor: what it is, and its first byte in the data section
 
@@ -34,12 +37,24 @@ def places_of(path: Path) -> dict[str, tuple[TensorSpec, int]]:
     """Return where the tensors of a file stand, as its header says."""
     names = {name: dtype for dtype, (name, _) in DTYPES.items()}
     with path.open("rb") as file:
-        header = json.loads(file.read(HEADER_BYTES)[8:])
+        file.seek(8)
+        header = _read_header(file)
     return {
         name: (TensorSpec(name, names[entry["dtype"]], tuple(entry["shape"]), end - start), start)
         for name, entry in header.items()
         for start, end in [entry["data_offsets"]]
     }
+
+
+def _read_header(file: BinaryIO) -> dict[str, Any]:
+    """Read the JSON header; of the padding behind it, which is nearly all, no more than a block."""
+    text, left = b"", HEADER_BYTES - 8
+    while block := file.read(min(_BLOCK_BYTES, left)):
+        text, left = text + block, left - len(block)
+        if block.endswith(b" "):  # else it goes on in the next one
+            with suppress(ValueError):
+                return cast(dict[str, Any], json.loads(text))
+    return cast(dict[str, Any], json.loads(text))
 
 
 def write_at(descriptor: int, data: Buffer, offset: int) -> None:

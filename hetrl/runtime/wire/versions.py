@@ -99,12 +99,15 @@ class WeightsEnd(Tagged, frozen=True, tag=True):
 class WeightsApplied(Tagged, frozen=True, tag=True):
     """A receiver serves this version from now on, or when it wakes, or keeps it where that was all that was asked.
 
-    `digest` is what it computed from what arrived.
+    `digest` is what it computed from what arrived. Of those that share a node's files one takes what comes, the others
+    follow it.
     """
 
     version: int
     digest: str
     seconds: float
+    node: str = ""  # what names the files that it shares
+    follows: bool = False
 
 
 class WeightsRejected(Tagged, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from hetrl.dispatch import Capacity, Dispatch
+from hetrl.dispatch import Begun, Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl import draws as module
@@ -103,6 +103,44 @@ def test_samples_are_the_same_whoever_draws_them() -> None:
     assert [one.sample for one in alone] == [one.sample for one in spread]
     assert {name for name, _ in members.asked} == {"a", "b", "c"}
     assert len({one.sample.tokens for one in alone}) == len(alone), "each has a seed of its own"
+
+
+def test_groups_that_begin_together_are_dispatched_together() -> None:
+    """Each choice looks at all replicas and all prompts."""
+
+    class Counted(Dispatch):
+        choices = 0
+
+        def next(self, now: float) -> list[Begun]:
+            self.choices += 1
+            return super().next(now)
+
+    async def run() -> tuple[int, int]:
+        members, dispatch = Members({"a": never}), Counted({"a": Capacity(60, 60)}, LONGEST, STRETCH)
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
+        groups = [asyncio.create_task(draws.group([request_of(k) for k in range(3)], 0)) for _ in range(20)]
+        while len(members.asked) < 60:
+            await asyncio.sleep(0)
+        for group in groups:
+            group.cancel()
+        await asyncio.gather(*groups, return_exceptions=True)
+        return dispatch.choices, len(members.told)
+
+    assert asyncio.run(run()) == (1, 60), "chosen once, and all withdrawn"
+
+
+def test_a_defect_of_the_dispatch_is_raised_where_samples_are_waited_for() -> None:
+    class Broken(Dispatch):
+        def next(self, now: float) -> list[Begun]:
+            raise ZeroDivisionError
+
+    async def run() -> None:
+        dispatch = Broken({"a": Capacity(2, 2)}, LONGEST, STRETCH)
+        draws = Draws(cast(Member, Members({"a": never})), dispatch, lambda name, error: None, Timeline())
+        await draws.group([request_of(0)], 0)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
 
 
 def test_a_stretch_goes_on_where_the_one_before_ended_and_no_sample_is_too_long() -> None:

@@ -56,6 +56,8 @@ class Run:
 class Files:
     """Weights that are whole as soon as they end."""
 
+    node, follows = "", False
+
     async def end(self, end: wire.WeightsEnd) -> tuple[Path, str]:
         return Path(f"version-{end.version}"), end.digest
 

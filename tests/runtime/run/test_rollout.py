@@ -114,6 +114,8 @@ def test_a_version_behind_which_a_newer_one_follows_is_kept_and_not_loaded() -> 
             loaded.append(version)
 
     class Proves:
+        node, follows = "", False
+
         async def end(self, end: wire.WeightsEnd) -> tuple[Path, str]:
             return Path(f"version-{end.version}"), f"digest {end.version}"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from hetrl.runtime import wire
-from hetrl.runtime.transport.lane import Attempt, Lane, Parcel
+from hetrl.runtime.transport.lane import Attempt, Lane, Parcel, parcel_for
 from hetrl.runtime.wire import Priority
 
 
@@ -74,3 +74,19 @@ def test_a_full_lane_takes_nothing_more_and_counts_what_it_holds() -> None:
         assert lane.offer(_parcel(Priority.DATA))
 
     asyncio.run(scenario())
+
+
+def test_a_parcel_names_those_alone_to_whom_it_goes_each_with_its_place() -> None:
+    to = ("beta/b/0", "gamma/b/1", "beta/b/2")
+    places = {name: wire.Place(stream=1, sequence=sequence) for sequence, name in enumerate(to)}
+    header = wire.Header(run="r", source="alpha/a/0", to=to, id=1, places=tuple(places.values()), sizes=(3,))
+    frames = [wire.encode_struct(header), b"abc"]
+    part = parcel_for(header, places, frames, ("beta/b/2", "beta/b/0"))
+    heard = wire.decode_header(part.frames[0])
+    assert (heard.to, [place.sequence for place in heard.places]) == (("beta/b/2", "beta/b/0"), [2, 0])
+    assert (heard.id, heard.sizes, part.frames[1], part.header) == (1, (3,), b"abc", heard)
+    assert part.bytes == len(part.frames[0]) + 3
+    assert parcel_for(header, places, frames, to).frames is frames
+    plain = wire.Header(run="r", source="alpha/a/0", to=to, id=1)
+    heard = wire.decode_header(parcel_for(plain, {}, frames, to[:1]).frames[0])
+    assert (heard.to, heard.places) == (to[:1], ())

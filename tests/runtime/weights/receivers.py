@@ -49,7 +49,8 @@ class Receiver:
                 case wire.WeightsEnd(version=version):
                     path, digest = await self.intake.end(message)
                     self.served[version], self.newest = load_file(path), version
-                    return wire.WeightsApplied(version=version, digest=digest, seconds=0.0)
+                    shared = {"node": self.intake.node, "follows": self.intake.follows}
+                    return wire.WeightsApplied(version=version, digest=digest, seconds=0.0, **shared)
         except HetrlError as error:
             if isinstance(message, wire.WeightsEnd):
                 return wire.WeightsRejected(version=message.version, cause=str(error))

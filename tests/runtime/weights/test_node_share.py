@@ -48,6 +48,37 @@ def test_one_takes_a_version_and_all_have_its_file(node: Wire) -> None:
         weights = stepped(weights, version)
 
 
+def test_the_pieces_of_a_version_come_once_to_a_node_whoever_takes_them(node: Wire) -> None:
+    kept, weights = Kept(), model(0)
+    publish(node, 1, weights, kept)
+    node.sent.clear()  # nobody had said anything
+    weights = stepped(weights, 1)
+    publish(node, 2, weights, kept)
+    assert {to for to, (one, _) in node.sent if isinstance(one, wire.WeightsTensor)} == {LEADER}
+    assert all(serves(node, name, 2, weights) for name in (LEADER, OTHER))
+    share = node.receivers.pop(LEADER).share
+    assert share is not None
+    share.close()
+    node.sent.clear()
+    publish(node, 3, weights, kept)
+    assert {to for to, (one, _) in node.sent if isinstance(one, wire.WeightsTensor)} == {OTHER}
+    assert serves(node, OTHER, 3, weights)
+
+
+def test_one_that_leads_all_at_once_and_got_no_pieces_gets_the_full_set(node: Wire) -> None:
+    """The one that took them is started again, the other is faster to lead, and nobody has said so yet."""
+    kept, weights = Kept(), model(0)
+    publish(node, 1, weights, kept)
+    leader, other = node.receivers[LEADER].share, node.receivers[OTHER].share
+    assert leader is not None and other is not None
+    leader.close()
+    assert other.leads()
+    for version in (2, 3):
+        weights = stepped(weights, version)
+        assert list(publish(node, version, weights, kept).repaired) == ([OTHER] if version == 2 else [])
+        assert all(serves(node, name, version, weights) for name in (LEADER, OTHER))
+
+
 def test_a_version_that_the_other_missed_is_there_when_it_asks(node: Wire) -> None:
     kept = Kept()
     publish(node, 1, model(0), kept, to=[LEADER])
