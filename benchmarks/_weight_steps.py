@@ -66,7 +66,7 @@ class Training:
 
 
 def main() -> None:
-    """Write `steps-N.safetensors` for each N, and the model's configuration in `model`; print how many parameters it has."""
+    """Write `steps-N.safetensors` for each N and the model's configuration; print how many parameters it has."""
     directory, size, rate = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     training = Training(size, rate)
     training.model.config.architectures = [type(training.model).__name__]
