@@ -184,7 +184,7 @@ class Dispatch:
             if running[batch] >= part:
                 continue
             # What it holds nothing of comes in the order of the list; the others may count more for this replica.
-            first = _longest(entries, most)
+            first = longest(entries, most)
             if first is None:
                 continue
             own = [one for one in entries if one[-1][0] in held and one[1] <= most] if held else []
@@ -273,7 +273,7 @@ class Dispatch:
                 replica.prompts.discard(key[0])
 
 
-def _longest(entries: Sequence[_Waits], most: float) -> _Waits | None:
+def longest(entries: Sequence[_Waits], most: float) -> _Waits | None:
     """Return the last of these, which are in order, that lacks at most so much."""
     for unknown in (True, False):
         end = bisect_right(entries, (unknown, most, True))  # ahead of all that lack more, behind all that lack as much

@@ -106,8 +106,8 @@ class Kept:
     def followers(self, receivers: Iterable[str]) -> frozenset[str]:
         """Return those of some receivers that need no pieces: another one of their node, among these, takes them."""
         said = {one: self.words[one] for one in receivers if one in self.words and one in self.proven}
-        led = {word.node for word in said.values() if word.node and not word.follows}
-        return frozenset(one for one, word in said.items() if word.follows and word.node in led)
+        led = {(wire.site_of(one), word.node) for one, word in said.items() if word.node and not word.follows}
+        return frozenset(one for one, word in said.items() if word.follows and (wire.site_of(one), word.node) in led)
 
     def room_for(self, spec: wire.TensorSpec) -> tuple[NDArray[numpy.uint8], bool]:
         """Return the bytes that are kept of a tensor, and whether they are those of the last version."""
