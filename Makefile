@@ -105,7 +105,7 @@ lint: setup-dev ## ruff, clang-format and mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror hetrl/search/cpp/*.h hetrl/search/cpp/*.cpp
 	@$(BIN)/mypy --strict hetrl launch
-	@cd benchmarks && MYPYPATH=.. ../$(BIN)/mypy --strict --config-file ../pyproject.toml *.py
+	@cd benchmarks && MYPYPATH=.. ../$(BIN)/mypy --strict --config-file ../pyproject.toml --cache-dir ../.mypy_cache *.py
 
 .PHONY: programs
 programs: # rsync for the tests of the launcher, Slurm and a shaped network for those of the lab
