@@ -122,11 +122,10 @@ class Dispatch:
         Where one hangs, nothing else is begun until something comes from there.
         """
         drawing, begun = self._replicas.drawing(), list[Begun]()
-        counts = Counter(key for _, key in drawing)
         late = [(name, key) for name, key in drawing if self._replicas[name].is_late(key, now, self.stretch)]
         for name, key in late:
             self._replicas[name].hanging.add(key)
-        for key in [key for _, key in late if counts[key] == 1]:
+        for key in [key for _, key in late if len(self._drawers[key]) == 1]:
             able = [name for name, one in self._replicas.items() if one.free and key not in one.under_way]
             if able:
                 begun.append(self._begin(max(able, key=lambda name: self._replicas[name].speed), key, now))

@@ -26,7 +26,6 @@ from hetrl.runtime.emulated.server import EmulatedIdle, EmulatedServer, Replica
 from hetrl.runtime.emulated.world import Emulated, EmulatedWorld
 from hetrl.runtime.run.context import (
     GENERATION,
-    RANK_HEARTBEAT_SECONDS,
     WORD_SECONDS,
     Context,
     log_to_stderr,
@@ -127,7 +126,7 @@ async def _rank_member(context: Context, world: World, rank: int) -> AsyncIterat
     """Connect the member at which a rank meets the others; it says to the controller that it lives."""
     launch = context.experiment.launch
     async with context.member(world.task + wire.RANK, rank) as member:
-        member.start_heartbeat(lambda: (context.controller,), RANK_HEARTBEAT_SECONDS)
+        member.start_heartbeat(lambda: (context.controller,))
         if rank != world.first:
             orphan_seconds = launch.orphan_timeout_seconds
             member.expect_word_of(world.ranks[0], orphan_seconds, launch.start_seconds + orphan_seconds)

@@ -36,8 +36,7 @@ from hetrl.runtime.wire.keys import read_keys
 from hetrl.runtime.wire.members import World, addresses_of, keepers_of, worlds_of
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Architecture, architecture
 
-# Of a member that may be silent for a minute, and of a rank, for which all others of its world wait.
-HEARTBEAT_SECONDS, RANK_HEARTBEAT_SECONDS = 5.0, 2.0
+HEARTBEAT_SECONDS = 5.0  # of a member that may be silent for a minute
 WORD_SECONDS = 10.0  # between two of the controller's to a member
 GENERATION = ACTOR_GENERATION
 
