@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from itertools import chain, islice, repeat
+from pathlib import Path
 
 import psutil
 
@@ -13,15 +16,45 @@ from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
 
 LOOPBACK = "127.0.0.1"
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int, host: str = LOOPBACK) -> list[int]:
-    """Return so many different ports that nobody listens on now."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:  # all stay bound until the last is, or two might get the same port
-            one.bind((host, 0))
+    """Return so many different ports that nobody listens on now.
+
+    None of those from which the kernel takes one for whoever connects: such a port may be gone before its gateway
+    listens, seconds later.
+    """
+    with ExitStack() as stack:  # all stay bound until the last is, or two might get the same port
+        bound = (_bound(host, port) for port in chain(_beside_ephemeral(), repeat(0)))
+        sockets = islice((stack.enter_context(one) for one in bound if one is not None), count)
         return [int(one.getsockname()[1]) for one in sockets]
+
+
+def _bound(host: str, port: int) -> socket.socket | None:
+    """Return a socket that has the port, None where somebody else does."""
+    one = socket.socket()
+    try:
+        one.bind((host, port))
+    except OSError as error:
+        one.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
+    return one
+
+
+def _beside_ephemeral() -> Iterator[int]:
+    """Give in random order the ports from 20000 up that are not ephemeral (ip(7), ip_local_port_range), if there are.
+
+    Below are those of known services: Slurm's, NFS.
+    """
+    try:
+        first, last = map(int, _EPHEMERAL.read_text().split())
+    except OSError:
+        return
+    beside = [*range(20_000, first), *range(last + 1, 65_536)]
+    yield from random.sample(beside, len(beside))
 
 
 def gateway_endpoints(sites: Sequence[SiteFile]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError, UsageError
 from hetrl.files import EventLog, read_lines
-from launch import local
+from launch import local, ports
 from launch.local import LocalExecutor, processes_of, stop_processes
 from launch.ports import free_ports, gateway_endpoints
 from launch.render import Command, Job, commands
@@ -143,12 +143,29 @@ def test_gateway_that_is_killed_stays_down_once_the_run_is_stopped(run):
 
 
 def test_free_ports_differ_and_sites_get_their_fixed_or_a_free_one():
-    ports = free_ports(20)
-    assert len(set(ports)) == 20
-    sites = [SiteFile(name="alpha", gateway_port=ports[0]), SiteFile(name="beta"), SiteFile(name="gamma")]
+    free = free_ports(20)
+    assert len(set(free)) == 20
+    sites = [SiteFile(name="alpha", gateway_port=free[0]), SiteFile(name="beta"), SiteFile(name="gamma")]
     endpoints = gateway_endpoints(sites)
-    assert endpoints["alpha"] == f"tcp://127.0.0.1:{ports[0]}"
+    assert endpoints["alpha"] == f"tcp://127.0.0.1:{free[0]}"
     assert len(set(endpoints.values())) == 3
+
+
+def test_free_ports_are_none_that_the_kernel_gives_to_whoever_connects():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+        assert first <= listener.getsockname()[1] <= last
+    assert not [port for port in free_ports(50) if first <= port <= last]
+
+
+def test_where_all_ports_are_ephemeral_any_free_one_is_taken(tmp_path, monkeypatch):
+    everything = tmp_path / "ip_local_port_range"
+    everything.write_text("1024\t65535\n")
+    for at in (everything, tmp_path / "missing"):
+        monkeypatch.setattr(ports, "_EPHEMERAL", at)
+        assert len(set(free_ports(20))) == 20
 
 
 def test_the_port_of_a_site_with_a_prefix_is_not_tried_here():

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hetrl.files import write_private
 from hetrl.runtime.gateway.relay_protocol import make_secret
-from tests.runtime.gateway.gateway_runs import ENVIRONMENT, GATEWAY, PIECES, ROOT, Run, exchanged, free_port
+from launch.ports import free_ports
+from tests.runtime.gateway.gateway_runs import ENVIRONMENT, GATEWAY, PIECES, ROOT, Run, exchanged
 from tests.runtime.gateway.ways_cases import http_proxy
 
 
@@ -20,7 +21,7 @@ class RelayProcess:
     """`hetrl relay` as a process that can be killed and started again on its port."""
 
     def __init__(self, folder: Path) -> None:
-        self.secret, self.address = make_secret(), f"127.0.0.1:{free_port()}"
+        self.secret, self.address = make_secret(), f"127.0.0.1:{free_ports(1)[0]}"
         write_private(folder / "relay.secret", self.secret, "relay secret")
         self._command = [sys.executable, "-m", "launch.cli", "relay", "--listen", self.address]
         self._command += ["--secret", str(folder / "relay.secret")]

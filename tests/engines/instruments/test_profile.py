@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -25,13 +23,6 @@ from launch.cli import main
 CPU = torch.device("cpu")
 ONCE = Repetitions(warm_up=1, count=2, seconds=1.0)
 MODELS = ["tiny-qwen3", "mpt-1b", "qwen2.5-0.5b"]
-
-
-def free_port() -> int:
-    with ExitStack() as stack:
-        probe = stack.enter_context(socket.socket())
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -6,7 +6,6 @@ The processes live as long as a test session and join one world after the other,
 from __future__ import annotations
 
 import gc
-import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from hetrl.runtime.megatron.hf_weights import random_weights
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.optimizer import OptimizerSettings
 from hetrl.runtime.wire import LossSettings
+from launch.ports import free_ports
 
 LARGEST_WORLD = 4
 ANSWER_SECONDS = 120.0
@@ -285,9 +285,7 @@ class Worlds:
 
     def run(self, function: Callable[[int, int, Any], Any], size: int, argument: Any) -> list[Any]:
         """Return what each rank returned; raise the first error of a rank."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        (port,) = free_ports(1)
         for rank in range(size):
             self.connections[rank].send((function, port, argument))
         answers = [self._answer(rank) for rank in range(size)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from hetrl.runtime.transport.sockets import client_socket
 from hetrl.runtime.wire.authority import Authority
 from hetrl.runtime.wire.header import Tagged
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
+from launch.ports import free_ports
 
 SITES = ("alpha", "beta", "gamma")
 CONTROLLER, TRAINER, CRITIC = "alpha/controller/0", "alpha/actor_training/0", "alpha/critic_training/0"
@@ -39,9 +39,7 @@ class Anything:
 
 
 def free_endpoint() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}"
 
 
 def port_of(endpoint: str) -> int:

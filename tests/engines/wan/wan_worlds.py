@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan.torch_world import start_world
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
+from launch.ports import free_ports
 from tests.engines.megatron.megatron_worlds import Job, Worlds, let_go_later, store_at
 
 LAYOUTS = {
@@ -34,12 +34,6 @@ LAYOUTS = {
         "gamma/actor_training.rank/0",
     ),
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 CONTROLLER = "alpha/controller/0"
@@ -83,7 +77,7 @@ def sites_of(ranks: tuple[str, ...], backend: str = "wan", crossed: dict[str, in
     if backend == "gloo":
         yield Sites(ranks, backend)
         return
-    endpoints = {name: f"tcp://127.0.0.1:{free_port()}" for name in names}
+    endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
     sites = Sites(ranks, backend, make_run_keys(names), endpoints)
     known = (*ranks, CONTROLLER)
     gateways = [Gateway(name, "run", endpoints[name], endpoints, sites.keys[name], known) for name in names]

@@ -14,10 +14,10 @@ from pathlib import Path
 from hetrl.describe.sites import SiteFile
 from hetrl.files import write_private
 from hetrl.runtime import wire
-from hetrl.runtime.gateway import tcp
 from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys, write_keys
+from launch.ports import free_ports
 from launch.site_ways import links_of
 
 ROOT = Path(__file__).parents[3]
@@ -27,16 +27,13 @@ GATEWAY = [sys.executable, "-m", "hetrl.runtime.gateway.gateway_process", "--mem
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def free_port() -> int:
-    with tcp.listen("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
-
-
 class Run:
     """The files and gateway processes of two sites; `keys` are what their site files say."""
 
     def __init__(self, folder: Path, secret: str, **sites: dict[str, object]) -> None:
-        self.endpoints = {site: f"tcp://127.0.0.1:{free_port()}" for site in sites}
+        self.endpoints = {
+            site: f"tcp://127.0.0.1:{port}" for site, port in zip(sites, free_ports(len(sites)), strict=True)
+        }
         self.keys: dict[str, SiteKeys] = make_run_keys(list(sites))
         files = [SiteFile.model_validate({"name": site, **keys}) for site, keys in sites.items()]
         self._folders = {site: folder / site for site in sites}

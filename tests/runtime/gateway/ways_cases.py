@@ -15,6 +15,7 @@ import psutil
 
 from hetrl.errors import SiteUnreachableError
 from hetrl.runtime.gateway import tcp
+from launch.ports import free_ports
 
 SSHD = "/usr/sbin/sshd"
 
@@ -67,8 +68,7 @@ class Sshd:
         for name in ("host", "user"):
             key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
             subprocess.run(key, check=True, stdin=subprocess.DEVNULL)
-        with tcp.listen("127.0.0.1", 0) as probe:
-            self._port = probe.getsockname()[1]
+        (self._port,) = free_ports(1)
         self.client, self._server = folder / "ssh_config", folder / "sshd_config"
         (folder / "known").write_text(f"[127.0.0.1]:{self._port} {(folder / 'host.pub').read_text()}")
         self.client.write_text(
