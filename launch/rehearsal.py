@@ -3,6 +3,7 @@
 stand-ins   for data, models and weights that are not on this machine: each is a finding; none at the sites
 speed       so that the steps take about a minute
 bytes       so few that a version of the weights has some megabytes
+tokens      so few on this machine that one process holds those of a batch: each counts as several
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hetrl.cost.weight_sync import held_bytes
-from hetrl.describe.experiment import Data, Experiment, Model
+from hetrl.describe.experiment import Batch, Data, Experiment, Model
 from hetrl.describe.launching import Emulation, Launch, seconds_of
 from hetrl.describe.models import critic_of
 from hetrl.describe.sites import SiteFile
@@ -31,7 +32,9 @@ from hetrl.workload import ACTOR_TRAINING, architecture
 WALLTIME_AT_SITES = "00:30:00"  # a short job starts soon
 MOST_WEIGHT_BYTES = 4e6  # of a version: as much goes to every replica that has none
 WANTED_SECONDS, LEAST_SPEED = 90.0, 0.1
-PROMPTS = 256  # made up where the data is not here
+MOST_TOKENS = 2_000_000  # of a batch, in the controller's memory with all that it knows of each
+LEAST_PROMPT_TOKENS = 8  # so many characters tell made-up prompts apart
+PROMPTS = 256  # at least, made up where the data is not here
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,13 @@ def settings_of(
     speed: float | None = None,
     noise: float = 0.1,
     bytes_share: float | None = None,
+    *,
+    whole_texts: bool = False,
 ) -> Settings:
     """Return how a plan is rehearsed; what is not given follows from its prediction.
 
-    The first steps do not count: nothing is drawn ahead of the first one, and in mode async 1 + max_staleness batches.
+    With `whole_texts` a token is a token, however many there are. The first steps do not count: nothing is drawn ahead
+    of the first one, and in mode async 1 + max_staleness batches.
     """
     staleness = problem.workload.staleness
     before = 1 + (2 * (1 + staleness) if staleness else 0)
@@ -73,9 +79,17 @@ def settings_of(
         speed=speed or max(float(f"{wanted:.2g}"), LEAST_SPEED),
         noise=noise,
         bytes_share=bytes_share or min(float(f"{MOST_WEIGHT_BYTES / sum(held.values()):.2g}"), 1.0),
+        tokens_each=1 if whole_texts else _tokens_each(problem),
         seed=problem.experiment.seed,
     )
     return Settings(steps, steps - before, emulation)
+
+
+def _tokens_each(problem: Problem) -> int:
+    """Return what a token counts as, so that a batch has few enough and prompts still differ."""
+    batch = problem.experiment.batch
+    tokens = batch.samples * (batch.prompt_tokens + problem.workload.response.mean)
+    return max(min(math.ceil(tokens / MOST_TOKENS), batch.prompt_tokens // LEAST_PROMPT_TOKENS), 1)
 
 
 def rehearsed(problem: Problem, settings: Settings, directory: Path | None) -> tuple[Problem, tuple[str, ...]]:
@@ -86,7 +100,9 @@ def rehearsed(problem: Problem, settings: Settings, directory: Path | None) -> t
     """
     experiment, files = problem.experiment, problem.files
     assert files is not None  # a problem without files has no experiment
-    stood_in, findings = (experiment, ()) if directory is None else _stand_ins(experiment, directory)
+    stood_in, findings = experiment, tuple[str, ...]()
+    if directory is not None:
+        stood_in, findings = _stand_ins(experiment, settings.emulation.tokens_each, directory)
     launch = experiment.launch.model_dump() | {"engines": "emulated", "emulation": settings.emulation}
     if directory is not None:
         launch["executor"] = "local"
@@ -118,24 +134,40 @@ def _never_ending(experiment: Experiment) -> tuple[dict[str, Any], list[str]]:
     return {"warm_start": None, "algorithm": algorithm}, findings
 
 
+def _shortened(experiment: Experiment, tokens_each: int) -> Experiment:
+    """Return the experiment with texts of so many times fewer tokens, and prompts that are so short."""
+    batch, reward = experiment.batch, experiment.reward
+    short_batch = Batch(
+        samples=batch.samples,
+        prompt_tokens=max(batch.prompt_tokens // tokens_each, 1),
+        response_tokens=math.ceil(batch.response_tokens / tokens_each),
+    )
+    if reward.overlong:
+        buffer = math.ceil(reward.overlong.buffer_tokens / tokens_each)
+        reward = reward.model_copy(update={"overlong": reward.overlong.model_copy(update={"buffer_tokens": buffer})})
+    return experiment.model_copy(update={"batch": short_batch, "reward": reward})
+
+
 def _here(site: SiteFile) -> SiteFile:
     """Return a site as a group of processes of this machine."""
     kept = ("name", "nodes", "gpus", "allocation", "engines", "delay_ms", "node_delay_ms", "price_per_gpu_hour")
     return SiteFile(**{key: getattr(site, key) for key in kept})
 
 
-def _stand_ins(experiment: Experiment, directory: Path) -> tuple[Experiment, tuple[str, ...]]:
+def _stand_ins(experiment: Experiment, tokens_each: int, directory: Path) -> tuple[Experiment, tuple[str, ...]]:
     """Return the experiment with something in the place of what is not here, and a line for each."""
     findings: list[str] = []
+    if tokens_each > 1:
+        experiment = _shortened(experiment, tokens_each)
     policy, tiny = experiment.model, directory / "model"
     missing = _missing("model.weights", policy)
     data = _missing_data(experiment.data)
     findings += filter(None, (missing, data))
     changed: dict[str, Any] = {}
-    if missing or data:  # a tokenizer and prompts that fit each other
+    if missing or data or tokens_each > 1:  # a tokenizer and prompts that fit each other
         _write_model(tiny)
         changed["model"] = policy.model_copy(update={"weights": str(tiny)})
-        changed["data"] = _made_up(directory / "prompts.jsonl", experiment.batch.prompt_tokens)
+        changed["data"] = _made_up(directory / "prompts.jsonl", experiment)
     if experiment.reward.has_model:
         assert experiment.reward.architecture is not None
         judge = Model(architecture=experiment.reward.architecture, weights=experiment.reward.weights)
@@ -174,9 +206,13 @@ def _write_model(directory: Path) -> None:
     (directory / "model.safetensors").touch()  # emulated engines load nothing
 
 
-def _made_up(path: Path, prompt_tokens: int) -> Data:
-    """Write prompts of the longest length that the experiment allows: a character of the tiny model is a token."""
-    rows = ({"prompt": f"{n:0{prompt_tokens}}"[-prompt_tokens:], "answer": "0"} for n in range(PROMPTS))
+def _made_up(path: Path, experiment: Experiment) -> Data:
+    """Write prompts of the longest length that the experiment allows: a character of the tiny model is a token.
+
+    Those of a batch differ, or replicas would have them in their caches.
+    """
+    length, count = experiment.batch.prompt_tokens, max(PROMPTS, 2 * experiment.prompts)
+    rows = ({"prompt": f"{n:0{length}}"[-length:], "answer": "0"} for n in range(count))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Data(kind="jsonl", path=str(path), template="plain")

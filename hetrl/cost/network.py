@@ -43,12 +43,21 @@ def all_reduce_seconds(ranks: int, transferred_bytes: float, edge: Path | None) 
     return 2 * edge.delay_ms / 1e3 + 2 * (ranks - 1) / ranks * transferred_bytes * seconds_per_byte
 
 
-def site_gbps(topology: Topology, devices: Iterable[Device], direction: Direction) -> Path:
-    """Return the path between the best-connected of the devices' nodes in two sites: the gateways stand there."""
-    nodes = _one_per_node(devices)
-    sources, targets = ([node for node in nodes if node.site == site] for site in direction)
-    paths = (path(topology, source, target) for source in sources for target in targets)
-    return max(paths, key=lambda found: found.gbps, default=NO_PATH)
+def best_uplinks(topology: Topology, devices: Iterable[Device]) -> dict[str, float]:
+    """Return of each site what the best-connected of the devices' nodes exchanges with others, in Gbps."""
+    best: dict[str, float] = {}
+    for device in _one_per_node(devices):
+        gbps = topology.node_by_id[device.node_id].uplink_gbps
+        best[device.site] = max(gbps, best.get(device.site, gbps))
+    return best
+
+
+def gateway_path(topology: Topology, uplinks: Mapping[str, float], direction: Direction) -> Path:
+    """Return the path between two sites whose gateways stand at nodes with these uplinks (`best_uplinks`)."""
+    link, (source, target) = topology.link(*direction), direction
+    if link is None or link.gbps <= 0 or source not in uplinks or target not in uplinks:
+        return NO_PATH
+    return Path(link.delay_ms, min(link.gbps, uplinks[source], uplinks[target]))
 
 
 def _one_per_node(devices: Iterable[Device]) -> list[Device]:
@@ -174,12 +183,12 @@ def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
 
 def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> list[float]:
     """Return the time of either phase, as long as its slowest direction."""
-    devices, seconds = [device for ring in rings for device in ring.devices], []
+    uplinks, seconds = best_uplinks(topology, (device for ring in rings for device in ring.devices)), []
     for phase in wan_phases(rings):
         times = [0.0]
         for direction, load in phase.items():
-            best = site_gbps(topology, devices, direction)
-            times.append(wire_seconds(load * sharing.get(direction, 1), best.gbps))
+            between = gateway_path(topology, uplinks, direction)
+            times.append(wire_seconds(load * sharing.get(direction, 1), between.gbps))
         seconds.append(max(times))
     return seconds
 

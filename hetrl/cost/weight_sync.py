@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost import formulas
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Direction, link_delay_ms, link_seconds, site_gbps
+from hetrl.cost.network import Direction, best_uplinks, gateway_path, link_delay_ms, link_seconds
 from hetrl.cost.stages import model_of, stage_shape
 from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
@@ -164,14 +164,13 @@ def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, routes: Sequenc
 
 def _uplink_seconds(wan: Mapping[Direction, float], devices: Sequence[Device], topology: Topology) -> float:
     """Return the slowest of: each link alone; each site's uplink with all that leaves through its best node."""
-    slowest = 0.0
+    slowest, uplinks = 0.0, best_uplinks(topology, devices)
     leaving: defaultdict[str, float] = defaultdict(float)
     for direction, load in wan.items():
-        slowest = max(slowest, site_gbps(topology, devices, direction).seconds(load))
+        slowest = max(slowest, gateway_path(topology, uplinks, direction).seconds(load))
         leaving[direction[0]] += load
     for source, load in leaving.items():
-        gbps = max(topology.node_by_id[device.node_id].uplink_gbps for device in devices if device.site == source)
-        slowest = max(slowest, wire_seconds(load, gbps))
+        slowest = max(slowest, wire_seconds(load, uplinks[source]))
     return slowest
 
 

@@ -24,12 +24,14 @@ class Emulation(Strict):
     """How engines are emulated: so many of their seconds pass in one of ours, and what is perturbed by how much.
 
     Rates and response lengths are drawn anew, evenly within the share `noise` of what is expected. `bytes_share` is the
-    part of the bytes between processes that is really sent: gradients, activations and weights.
+    part of the bytes between processes that is really sent: gradients, activations and weights. A token of a text
+    counts as `tokens_each` tokens, of a prompt as of a response.
     """
 
     speed: Positive = 1.0
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
     bytes_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    tokens_each: Annotated[int, Field(ge=1)] = 1
     seed: int = 0
 
 

@@ -136,11 +136,15 @@ def derivatives(
     among: list[Resource], model: CostModel, times: Callable[[CostModel], Mapping[str, float]]
 ) -> dict[str, tuple[Part, ...]]:
     """Return the parts of each of the times that a function of the cost model returns."""
-    parts: dict[str, list[Part]] = {}
+    usual = times(model)
+    parts: dict[str, list[Part]] = {name: [] for name in usual}
     for resource in among:
-        slow, fast = (times(resource.slower(model, 1 + step)) for step in (STEP, -STEP))
+        slow = times(resource.slower(model, 1 + STEP))
+        if slow == usual:  # nobody waits for it, as for most links of many sites
+            continue
+        fast = times(resource.slower(model, 1 - STEP))
         for name, seconds in slow.items():
-            parts.setdefault(name, []).append(Part(resource.name, (seconds - fast[name]) / (2 * STEP)))
+            parts[name].append(Part(resource.name, (seconds - fast[name]) / (2 * STEP)))
     return {name: _largest_first(found) for name, found in parts.items()}
 
 

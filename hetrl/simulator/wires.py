@@ -13,7 +13,8 @@ Each wire is one direction. Source of the filling: Bertsekas and Gallager, Data 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+import heapq
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -55,30 +56,40 @@ def route(topology: Topology, source: Device, target: Device) -> WireRoute:
 
 
 def gateways(topology: Topology, sources: Sequence[Device], targets: Sequence[Device]) -> tuple[Device, Device]:
-    """Return the best-connected pair of devices, one of either side: what crosses between sites crosses there."""
-
-    def gbps(pair: tuple[Device, Device]) -> float:
-        found = topology.path(*pair)
-        return found.gbps if found else 0.0
-
-    return max(((a, b) for a in sources for b in targets), key=gbps)
+    """Return the first best-connected device of two sites each: what crosses between the sites crosses there."""
+    link = topology.link(sources[0].site, targets[0].site)
+    uplinks = [[topology.node_by_id[device.node_id].uplink_gbps for device in side] for side in (sources, targets)]
+    enough = min(link.gbps if link else 0.0, *map(max, uplinks))  # what nothing at either end makes more of
+    first, other = (next(n for n, gbps in enumerate(side) if gbps >= enough) for side in uplinks)
+    return sources[first], targets[other]
 
 
 def fair_rates(paths: Sequence[Sequence[Wire]], capacity: Mapping[Wire, float]) -> list[float]:
     """Return the max-min fair rate of each flow; every flow passes at least one wire."""
-    rates = [0.0] * len(paths)
-    left, users = dict(capacity), Counter(wire for path in paths for wire in path)
-    undecided = dict.fromkeys(range(len(paths)))
-    while undecided:
-        tightest = min((wire for wire in users if users[wire]), key=lambda wire: left[wire] / users[wire])
+    flows = defaultdict[Wire, list[int]](list)
+    for flow, path in enumerate(paths):
+        for wire in path:
+            flows[wire].append(flow)
+    left, users = dict(capacity), {wire: len(those) for wire, those in flows.items()}
+    rates: list[float | None] = [None] * len(paths)
+    # What a wire has per open flow never falls while others get their rates: what the heap says of it is at most that.
+    heap = [(left[wire] / count, number, wire) for number, (wire, count) in enumerate(users.items())]
+    heapq.heapify(heap)
+    while heap:
+        known, number, tightest = heapq.heappop(heap)
+        if not users[tightest]:
+            continue
         rate = left[tightest] / users[tightest]
-        for flow in [flow for flow in undecided if tightest in paths[flow]]:
-            rates[flow] = rate
-            del undecided[flow]
-            for wire in paths[flow]:
-                left[wire] = max(left[wire] - rate, 0.0)
-                users[wire] -= 1
-    return rates
+        if rate > known:
+            heapq.heappush(heap, (rate, number, tightest))
+            continue
+        for flow in flows[tightest]:
+            if rates[flow] is None:
+                rates[flow] = rate
+                for wire in paths[flow]:
+                    left[wire] = max(left[wire] - rate, 0.0)
+                    users[wire] -= 1
+    return [rate or 0.0 for rate in rates]
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,7 @@ class Network:
     carried: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))  # bytes per link
     _on_wire: defaultdict[Wire, dict[_Flow, None]] = field(default_factory=lambda: defaultdict(dict))
     _routes: dict[tuple[str, str], WireRoute] = field(default_factory=dict)
+    _changed: dict[Wire, None] = field(default_factory=dict)  # at this moment
 
     def send(self, source: Device, target: Device, size: float, name: str, rank: int = 0) -> Transfer:
         """Start a transfer of `size` bytes, which gives way to those of an earlier rank."""
@@ -129,39 +141,52 @@ class Network:
         return transfer
 
     def _change(self, flow: _Flow, joins: bool) -> None:
-        """Let a flow join or leave, and give all flows that it bears on their rates."""
-        affected = self._neighbours(flow)
+        """Let a flow join or leave; the rates follow behind all else that happens at this moment."""
         for wire in flow.route.wires:
             if joins:
                 self._on_wire[wire][flow] = None
             else:
                 del self._on_wire[wire][flow]
-        if joins:
-            affected.append(flow)
-        if len(affected) == 1:  # the usual case, at less than the cost of `fair_rates`
-            self._go_on(affected[0], min(affected[0].route.wires.values()))
+        if not self._changed:
+            self.clock.after(0.0, self._settle)
+        self._changed.update(dict.fromkeys(flow.route.wires))
+
+    def _settle(self) -> None:
+        """Give all flows that the changes of this moment bear on their rates."""
+        wires, self._changed = self._changed, {}
+        seen: dict[Wire, None] = {}
+        for wire in wires:
+            if wire not in seen and (together := self._together(wire, seen)):
+                self._share(together)
+
+    def _together(self, start: Wire, seen: dict[Wire, None]) -> list[_Flow]:
+        """Return the flows on a wire and all that share others with them, directly or over others; notes the wires."""
+        found: dict[_Flow, None] = {}
+        front = [start]
+        seen[start] = None
+        while front:
+            for flow in self._on_wire[front.pop()]:
+                if flow not in found:
+                    found[flow] = None
+                    further = [wire for wire in flow.route.wires if wire not in seen]
+                    seen.update(dict.fromkeys(further))
+                    front += further
+        return list(found)
+
+    def _share(self, together: Sequence[_Flow]) -> None:
+        """Give flows that share wires with one another, and with no others, their rates."""
+        if len(together) == 1:  # the usual case, at less than the cost of `fair_rates`
+            self._go_on(together[0], min(together[0].route.wires.values()))
             return
-        capacity = {wire: rate for one in affected for wire, rate in one.route.wires.items()}
-        for rank in sorted({one.rank for one in affected}):
-            flows = [one for one in affected if one.rank == rank or (rank == TRAINING and one.rank > rank)]
+        capacity = {wire: rate for one in together for wire, rate in one.route.wires.items()}
+        for rank in sorted({one.rank for one in together}):
+            flows = [one for one in together if one.rank == rank or (rank == TRAINING and one.rank > rank)]
             rates = fair_rates([_competing(one, rank) for one in flows], capacity)
             for one, rate in zip(flows, rates, strict=True):
                 if one.rank == rank:
                     self._go_on(one, rate)
                     for wire in one.route.wires:
                         capacity[wire] = max(capacity[wire] - rate, 0.0)
-
-    def _neighbours(self, flow: _Flow) -> list[_Flow]:
-        """Return the other flows that share a wire with this one, directly or over others."""
-        found: dict[_Flow, None] = {}
-        front = [flow]
-        while front:
-            for wire in front.pop().route.wires:
-                for other in self._on_wire[wire]:
-                    if other is not flow and other not in found:
-                        found[other] = None
-                        front.append(other)
-        return list(found)
 
     def _go_on(self, flow: _Flow, rate: float) -> None:
         if rate == flow.rate:

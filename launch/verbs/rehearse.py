@@ -35,8 +35,9 @@ def rehearse_command(arguments: argparse.Namespace) -> int:
     problem = problem_at(arguments.config)
     plan = given_plan(arguments.plan, problem) if arguments.plan else solve_problem(problem)
     check_startable(plan, problem.experiment.launch.start_with)
-    settings = settings_of(plan, problem, arguments.steps, arguments.speed, arguments.noise, arguments.bytes_share)
     executor = _executor(problem) if arguments.at_sites else HERE
+    given = arguments.steps, arguments.speed, arguments.noise, arguments.bytes_share
+    settings = settings_of(plan, problem, *given, whole_texts=executor != HERE)
     talk, began = Console(stderr=True), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hetrl-rehearsal-") as directory:
         rehearsal, findings = rehearsed(problem, settings, Path(directory) if executor == HERE else None)
@@ -80,7 +81,8 @@ def _tell(plan: Plan, settings: Settings, findings: Sequence[str], where: str) -
     print(
         f"rehearsing {settings.steps} steps of {ranks} ranks at {len(plan.site_order)} sites {where}: engines "
         f"are emulated at {emulation.speed:g} times their speed, rates and lengths within {emulation.noise:.0%}, "
-        f"{emulation.bytes_share:.2g} of the bytes of weights, gradients and activations",
+        f"{emulation.bytes_share:.2g} of the bytes of weights, gradients and activations"
+        f"{f', a token counts as {each}' if (each := emulation.tokens_each) > 1 else ''}",
         file=sys.stderr,
     )
     for finding in findings:

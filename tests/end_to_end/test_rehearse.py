@@ -22,6 +22,7 @@ def test_eight_regions_are_rehearsed_on_one_machine(tmp_path: Path) -> None:
     done = rehearse(tmp_path, config, "--steps", "2", "--speed", "40", "--json")
     assert done.returncode == 0, done.stderr
     assert "0.00024 of the bytes" in done.stderr
+    assert "a token counts as 2" in done.stderr, "of 1,024 samples of up to 2,048 tokens"
     found = json.loads(done.stdout)
     assert (found["steps"], found["counted_steps"]) == (2, 1)
     assert {"model.weights", "data"} <= {line.split(":")[0] for line in found["findings"]}

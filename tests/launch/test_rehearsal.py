@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hetrl.describe.experiment import Batch, Overlong, Reward
+from hetrl.lengths import Lengths
 from hetrl.problem import Problem, read_problem
 from lab.lab import ROOT
-from launch.rehearsal import MOST_WEIGHT_BYTES, WANTED_SECONDS, compare, document, rehearsed, settings_of
+from launch.rehearsal import MOST_TOKENS, MOST_WEIGHT_BYTES, WANTED_SECONDS, compare, document, rehearsed, settings_of
 from tests.plan.plan_cases import plan, topology, workload
 
 
@@ -41,6 +45,34 @@ def test_what_is_not_here_is_found_and_something_else_stands_in(tmp_path: Path) 
     assert Path(experiment.data.path or "").read_text().count("\n") > 100
     assert (experiment.model.architecture, experiment.reward.architecture) == ("qwen3-8b", "qwen3-8b")
     assert rehearsal.workload == problem.workload, "what the plan was made for"
+
+
+def test_a_batch_that_one_process_would_hold_with_pains_has_tokens_that_count_as_several(tmp_path: Path) -> None:
+    problem, _ = planned()
+    files, reward = problem.files, Reward(kind="rule", overlong=Overlong(buffer_tokens=1000, penalty=1.0))
+    assert files is not None
+
+    def of(samples: int) -> Problem:
+        batch = Batch(samples=samples, prompt_tokens=512, response_tokens=4096)
+        experiment = files.experiment.model_copy(update={"batch": batch, "reward": reward})
+        workload = replace(problem.workload, response=Lengths(4096, 4096))
+        return replace(problem, workload=workload, files=replace(files, experiment=experiment))
+
+    assert settings_of(plan(), of(128)).emulation.tokens_each == 1
+    large = of(16384)
+    assert settings_of(plan(), large, whole_texts=True).emulation.tokens_each == 1
+    settings = settings_of(plan(), large)
+    each = settings.emulation.tokens_each
+    assert (each - 1) * MOST_TOKENS < 16384 * (512 + 4096) <= each * MOST_TOKENS
+    rehearsal, _ = rehearsed(large, settings, tmp_path)
+    short = rehearsal.experiment.batch
+    assert each * short.prompt_tokens == pytest.approx(512, abs=each)
+    assert each * short.response_tokens == pytest.approx(4096, abs=each)
+    assert rehearsal.experiment.reward.overlong == Overlong(buffer_tokens=math.ceil(1000 / each), penalty=1.0)
+    assert rehearsal.workload == large.workload, "what engines wait by"
+    prompts = [json.loads(line)["prompt"] for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert len({*prompts}) == len(prompts) >= rehearsal.experiment.prompts, "none of a batch is in a cache"
+    assert {len(prompt) for prompt in prompts} == {short.prompt_tokens}
 
 
 def test_what_is_here_is_taken_as_it_is_and_what_would_never_end_is_left_out(tmp_path: Path) -> None:

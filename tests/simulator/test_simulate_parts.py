@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, strategies as st
 
 from hetrl.cost.compute import optimizer_seconds
 from hetrl.cost.model import CostModel
+from hetrl.cost.network import NO_PATH, best_uplinks, gateway_path
 from hetrl.cost.training import forward_pass_seconds, micro_batch_times, training_cost
 from hetrl.errors import HetrlError
 from hetrl.hardware import Link, Node, Site, Topology
@@ -101,8 +103,30 @@ def test_no_wire_carries_more_than_it_can_and_every_flow_has_a_full_one(
     found = fair_rates(wires, capacity)
     load = {wire: sum(rate for rate, path in zip(found, wires, strict=True) if wire in path) for wire in capacity}
     assert all(load[wire] <= capacity[wire] * (1 + 1e-9) for wire in capacity)
-    for path in wires:
-        assert any(load[wire] == pytest.approx(capacity[wire]) for wire in path)
+    flows = list(zip(found, wires, strict=True))
+    most = {wire: max((rate for rate, path in flows if wire in path), default=0.0) for wire in capacity}
+    for rate, path in flows:
+        full = [wire for wire in path if load[wire] == pytest.approx(capacity[wire])]
+        assert any(rate == pytest.approx(most[wire]) for wire in full), "on one of them nobody has more"
+
+
+@given(st.data())
+def test_gateways_are_the_best_connected_nodes_of_two_sites(data: st.DataObject) -> None:
+    """Against all pairs, of which the first one counts."""
+    nics = data.draw(st.lists(st.sampled_from([1.0, 5.0, 10.0, 40.0]), min_size=2, max_size=6))
+    cut = data.draw(st.integers(1, len(nics) - 1))
+    sites = tuple(
+        Site(name, tuple(Node(f"n{n}", "l4", 2, nic_gbps=gbps) for n, gbps in enumerate(part)))
+        for name, part in (("a", nics[:cut]), ("b", nics[cut:]))
+    )
+    topology = Topology(sites, (Link(("a", "b"), 30.0, data.draw(st.sampled_from([0.5, 5.0, 100.0]))),))
+    sides = [[device for device in topology.devices if device.site == name] for name in ("a", "b")]
+    found = [path for pair in product(*sides) if (path := topology.path(*pair))]
+    best = max(product(*sides), key=lambda pair: path.gbps if (path := topology.path(*pair)) else 0.0)
+    assert gateways(topology, *sides) == best
+    uplinks = best_uplinks(topology, topology.devices)
+    assert gateway_path(topology, uplinks, ("a", "b")) == max(found, key=lambda path: path.gbps)
+    assert gateway_path(topology, {"a": 1.0}, ("a", "b")) == gateway_path(topology, uplinks, ("a", "c")) == NO_PATH
 
 
 def test_messages_of_a_channel_follow_each_other_and_their_delays_overlap() -> None:

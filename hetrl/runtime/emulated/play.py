@@ -31,6 +31,9 @@ class Played:
     carried: Mapping[tuple[str, str], float]
 
 
+OfBatch = Callable[[str, TaskPlan, Sequence[int], CostModel], Played]
+
+
 def scores(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
     """Return what one forward pass of a world over sequences of these lengths takes."""
     return _played(model, lambda setting: inference(setting, name, task, _responses(lengths, model)))

@@ -6,12 +6,13 @@
         answer what is complete
 
 A response is one token again and again, so that a server sees how long it is when it goes on with what another one
-began, and then the token that ends it.
+began, and then the token that ends it. Where a token of a text counts as several, the engine counts those.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,13 +33,17 @@ _TRIES = 1000  # to draw a length beyond the tokens that are there
 
 @dataclass(frozen=True)
 class Replica:
-    """What a server is: stages, sequences at once, seconds to load a version, lengths of responses, their token."""
+    """What a server is: stages, sequences at once, seconds to load a version, lengths of responses, their token.
+
+    A token of a text counts as `tokens_each`.
+    """
 
     stages: Server
     limit: int
     load_seconds: float
     response: Lengths
     filler: int
+    tokens_each: int = 1
 
 
 @dataclass(eq=False)
@@ -46,6 +51,7 @@ class _Sequence:
     left: float  # tokens to go
     context: float  # tokens in the cache
     prompt: tuple[int, ...]
+    count: int  # of tokens of the text
     done: asyncio.Future[None]
     drawn: float = 0.0
     versions: list[tuple[float, int]] = field(default_factory=list)  # tokens drawn when each version began
@@ -98,9 +104,11 @@ class EmulatedServer:
         await self._pace.until(self._open)
 
     async def _draw(self, prompt: tuple[int, ...], sampling: wire.Sampling) -> wire.Sample:
-        to_go = self._length(prompt)
+        length, each = self._length(prompt), self._replica.tokens_each
+        to_go = math.ceil(length / each)
         count = min(to_go, sampling.max_tokens)
-        one = _Sequence(float(count), float(len(prompt)), prompt, asyncio.get_running_loop().create_future())
+        left, context = float(min(length, count * each)), float(len(prompt) * each)
+        one = _Sequence(left, context, prompt, count, asyncio.get_running_loop().create_future())
         self._waiting.append(one)
         self._changed.set()
         try:
@@ -114,16 +122,16 @@ class EmulatedServer:
         return wire.Sample(
             tokens=tokens,
             logprobs=(LOGPROB,) * count,
-            versions=_spans(one, count),
+            versions=_spans(one, each),
             finish_reason="stop" if stops else "length",
         )
 
     def _length(self, prompt: tuple[int, ...]) -> int:
         """Return how many tokens follow what there is of a response, whose length is drawn given that it is longer."""
-        have = 0
-        while have < len(prompt) and prompt[-1 - have] == self._replica.filler:
-            have += 1
-        response = self._replica.response
+        fillers = 0
+        while fillers < len(prompt) and prompt[-1 - fillers] == self._replica.filler:
+            fillers += 1
+        have, response = fillers * self._replica.tokens_each, self._replica.response
         for _ in range(_TRIES):
             (length,) = response.draw(1, self._pace.random)
             length = min(max(round(self._pace.perturbed(length)), 1), response.maximum)
@@ -188,13 +196,14 @@ class EmulatedServer:
         if self._refill:
             self._refill = False
             held = {one.prompt: None for one in self._running}
-            prompts, tokens = len(self._running), sum(one.drawn for one in self._running) + sum(map(len, held))
+            prompts, drawn = len(self._running), sum(one.drawn for one in self._running)
+            tokens = drawn + sum(map(len, held)) * self._replica.tokens_each
             for prompt in held:
                 self._remember(prompt)
         while self._waiting and len(self._running) < self._replica.limit:
             one = self._waiting.popleft()
             if not self._remember(one.prompt):
-                prompts, tokens = prompts + 1, tokens + len(one.prompt)
+                prompts, tokens = prompts + 1, tokens + len(one.prompt) * self._replica.tokens_each
             one.versions.append((0.0, self._version))
             self._running.append(one)
         if not prompts:
@@ -230,7 +239,7 @@ class EmulatedServer:
         complete = [one for one in self._running if one.left < _TOKEN_DONE]
         self._running = [one for one in self._running if one.left >= _TOKEN_DONE]
         for one in complete:
-            self._remember((*one.prompt, *(self._replica.filler,) * round(one.drawn)))
+            self._remember((*one.prompt, *(self._replica.filler,) * one.count))
             if not one.done.done():
                 one.done.set_result(None)
         return at + passed
@@ -248,10 +257,10 @@ class EmulatedServer:
                 return
 
 
-def _spans(one: _Sequence, count: int) -> tuple[wire.VersionSpan, ...]:
+def _spans(one: _Sequence, tokens_each: int) -> tuple[wire.VersionSpan, ...]:
     """Return which tokens of a sample were drawn under which version."""
-    starts = [min(round(drawn), count) for drawn, _ in one.versions]
-    ends = [*starts[1:], count]
+    starts = [min(round(drawn / tokens_each), one.count) for drawn, _ in one.versions]
+    ends = [*starts[1:], one.count]
     named = zip((version for _, version in one.versions), starts, ends, strict=True)
     return tuple(wire.VersionSpan(version, start, end) for version, start, end in named if end > start)
 

@@ -87,7 +87,8 @@ def _server_of(shared: Emulated, number: int) -> Replica:
     directory = ensure_model_directory(context.experiment.model, context.architecture, scratch)
     filler = next(t for t in range(int(directory.config["vocab_size"]) - 1, -1, -1) if t not in directory.stop_tokens)
     load = play.load_seconds(context.plan, "actor", model)[number]
-    return Replica(stages, batch_limit(stages, planned, model.workload), load, model.workload.response, filler)
+    limit, each = batch_limit(stages, planned, model.workload), context.experiment.launch.emulation.tokens_each
+    return Replica(stages, limit, load, model.workload.response, filler, each)
 
 
 # ---- worlds

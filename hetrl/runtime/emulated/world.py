@@ -119,8 +119,7 @@ class EmulatedWorld:
     async def _score(self, envelope: Envelope, message: wire.Score) -> None:
         began, start = self._pace.now, time.monotonic()
         arrays = unpack(message.arrays, list(envelope.buffers))
-        played = play.scores(self._world.task, self._world.plan, arrays["lengths"].tolist(), self._shared.model)
-        await self._take_time(began, played)
+        await self._take_time(began, play.scores, self._tokens(arrays))
         specs, buffers = pack({"scores": self._made_up(message.what, arrays)})
         seconds = time.monotonic() - start
         scored = wire.Scored(step=message.step, arrays=specs, seconds=seconds, version=self._version)
@@ -139,14 +138,19 @@ class EmulatedWorld:
 
     async def _train(self, envelope: Envelope, message: wire.Train) -> None:
         began = self._pace.now
-        lengths = unpack(message.arrays, list(envelope.buffers))["lengths"].tolist()
-        await self._take_time(
-            began, play.optimizer_step(self._world.task, self._world.plan, lengths, self._shared.model)
-        )
+        tokens = self._tokens(unpack(message.arrays, list(envelope.buffers)))
+        await self._take_time(began, play.optimizer_step, tokens)
         self._trained = True
 
-    async def _take_time(self, began: float, played: play.Played) -> None:
+    def _tokens(self, arrays: dict[str, NDArray[Any]]) -> list[int]:
+        """Return the tokens that each sequence of a batch counts as."""
+        lengths: list[int] = (arrays["lengths"] * self._shared.context.experiment.launch.emulation.tokens_each).tolist()
+        return lengths
+
+    async def _take_time(self, began: float, plays: play.OfBatch, tokens: Sequence[int]) -> None:
         """Wait until what began has taken its time, and what crosses links meanwhile has arrived."""
+        # Beside the loop: with hundreds of ranks it takes seconds, in which the others say that they live.
+        played = await asyncio.to_thread(plays, self._world.task, self._world.plan, tokens, self._shared.model)
         share = self._shared.context.experiment.launch.emulation.bytes_share
         crossing = self._rank.cross({link: size * share for link, size in played.carried.items()})
         await asyncio.gather(self._pace.until(began + self._pace.perturbed(played.seconds)), crossing)

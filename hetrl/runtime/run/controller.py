@@ -107,7 +107,8 @@ class Run:
     def _make_draws(self) -> Draws:
         replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
         capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
-        dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, STRETCH_TOKENS)
+        stretch = max(STRETCH_TOKENS // self.experiment.launch.emulation.tokens_each, 1)
+        dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, stretch)
         draws = Draws(self.member, dispatch, self.lost, self.turns.timeline, self.turns.generating)
         for name in self.absent:
             draws.begin_without(name)

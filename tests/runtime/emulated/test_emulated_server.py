@@ -47,13 +47,17 @@ def sampling(most: int) -> wire.Sampling:
 
 
 def served(
-    body: Callable[[EmulatedServer], Awaitable[object]], response: Lengths, limit: int = 8, noise: float = 0.0
+    body: Callable[[EmulatedServer], Awaitable[object]],
+    response: Lengths,
+    limit: int = 8,
+    noise: float = 0.0,
+    tokens_each: int = 1,
 ) -> None:
     """Run a server that has weights beside a body, on a clock that jumps to the next thing that is waited for."""
 
     async def run() -> None:
         pace = Pace(Emulation(speed=1000.0, noise=noise), "replica")
-        server = EmulatedServer(Replica(stages(), limit, 0.5, response, FILLER), pace)
+        server = EmulatedServer(Replica(stages(), limit, 0.5, response, FILLER, tokens_each), pace)
         await server.load_weights(1, Path("none"), 1.0)
         engine = asyncio.create_task(server.run())
         try:
@@ -154,3 +158,29 @@ def test_a_server_without_weights_refuses() -> None:
             await server.generate((2,), sampling(1), 1.0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("response", "texts"), [(100, 10), (95, 10), (91, 10), (90, 9)])
+def test_a_token_that_counts_as_ten_takes_the_time_of_ten(response: int, texts: int) -> None:
+    took = []
+
+    async def body(server: EmulatedServer, prompt: int, expected: int, most: int) -> None:
+        began = asyncio.get_running_loop().time()
+        (sample,) = await server.generate((2,) * prompt, sampling(most), 10.0)
+        took.append(asyncio.get_running_loop().time() - began)
+        assert sample.tokens == (FILLER,) * (expected - 1) + (STOP,)
+        assert sample.versions == (wire.VersionSpan(1, 0, expected),)
+
+    served(lambda server: body(server, 20, response, 200), Lengths(response, response))
+    served(lambda server: body(server, 2, texts, 20), Lengths(response, response), tokens_each=10)
+    assert took[1] == pytest.approx(took[0])
+
+
+def test_a_text_of_tokens_that_count_as_ten_goes_on_where_another_server_began_it() -> None:
+    async def body(server: EmulatedServer) -> None:
+        (first,) = await server.generate((2, 3), sampling(4), 10.0)
+        assert (first.tokens, first.finish_reason) == ((FILLER,) * 4, "length")
+        (rest,) = await server.generate((2, 3, *first.tokens), sampling(16), 10.0)
+        assert (len(rest.tokens), rest.finish_reason) == (6, "stop")
+
+    served(body, Lengths(95, 95), tokens_each=10)
