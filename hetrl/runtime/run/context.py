@@ -36,7 +36,7 @@ from hetrl.runtime.wire.keys import read_keys
 from hetrl.runtime.wire.members import World, addresses_of, keepers_of, worlds_of
 from hetrl.workload import ACTOR_GENERATION, TRAININGS, Architecture, architecture
 
-HEARTBEAT_SECONDS = 2.0  # with it a member says that Slurm ends its job soon
+HEARTBEAT_SECONDS = 5.0
 WORD_SECONDS = 10.0  # between two of the controller's to a member
 GENERATION = ACTOR_GENERATION
 

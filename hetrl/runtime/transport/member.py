@@ -35,6 +35,7 @@ HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_AFTER_SECONDS = 5.0  # a member that answers nothing for so long may be another process by now
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
 _LISTEN_SECONDS = 1.0
+_NOTICE_SECONDS = 2.0  # between two looks for the notice that Slurm ends the job
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
 _FAREWELL_SECONDS = 0.5  # for what was sent to arrive
 
@@ -179,7 +180,7 @@ class Member:
     ) -> None:
         """Tell whoever `to` names then, every so often, that this member lives, and what it is `doing`.
 
-        And that Slurm ends the job of its site soon, once the job's script has said so (`notice`).
+        And, at once, that Slurm ends the job of its site soon, when the job's script has said so (`notice`).
         """
         self._start(self._beat(to, every_seconds, doing), "heartbeat")
 
@@ -269,11 +270,14 @@ class Member:
     # ---- time and the end
 
     async def _beat(self, to: Callable[[], Iterable[str]], every_seconds: float, doing: Callable[[], str]) -> None:
+        told, due = False, self._loop.time()
         while True:
             ending = self._directory is not None and await ends_soon(self._directory)
-            for address in to():
-                self._exchange.tell(address, wire.Heartbeat(doing=doing(), ending=ending))
-            await asyncio.sleep(every_seconds)
+            if ending != told or self._loop.time() >= due:
+                told, due = ending, self._loop.time() + every_seconds
+                for address in to():
+                    self._exchange.tell(address, wire.Heartbeat(doing=doing(), ending=ending))
+            await asyncio.sleep(min(due - self._loop.time(), _NOTICE_SECONDS))
 
     async def _listen(self, source: str, within_seconds: float, first_seconds: float) -> None:
         self._receiver.expect(source)

@@ -17,7 +17,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.gateway import seat
 from hetrl.runtime.gateway.gateway_process import read_gateway
-from hetrl.runtime.transport import exchange, member
+from hetrl.runtime.transport import exchange, member, notice
 from hetrl.runtime.transport.member import DeadlineError, Member, RunAborted
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from tests.engines.transport.transport_runs import (
@@ -324,6 +324,23 @@ def test_heartbeats_arrive_until_the_member_closes() -> None:
             assert {(envelope.header.source, type(envelope.message)) for envelope in arrived} == {
                 (BETA, wire.Heartbeat)
             }
+
+    asyncio.run(scenario())
+
+
+def test_the_word_that_slurm_ends_a_job_waits_for_no_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(member, "_NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(notice, "LOOK_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        run_of_two = running("alpha", "beta", folder=tmp_path)
+        async with run_of_two as run, members(run, CONTROLLER, BETA) as (controller, rollout):
+            rollout.start_heartbeat(lambda: (CONTROLLER,), every_seconds=600.0)
+            assert (await controller.receive(20)).message == wire.Heartbeat(doing="", ending=False)
+            (tmp_path / "beta" / notice.ENDING).touch()
+            assert (await controller.receive(20)).message == wire.Heartbeat(doing="", ending=True)
+            with pytest.raises(DeadlineError):  # said once
+                await controller.receive(0.3)
 
     asyncio.run(scenario())
 
