@@ -43,7 +43,7 @@ class Place:
     words: Sequence[str] = ()
 
     def __init__(self, work: Path) -> None:
-        work.mkdir(parents=True)
+        work.mkdir(parents=True, exist_ok=True)
         self.work = work
 
     def write_config(self, changes: Mapping[str, Any], launch: Mapping[str, Any] = {}) -> str:
@@ -196,8 +196,9 @@ class Clusters(Place):
 
 
 def sometimes_right(work: Path) -> dict[str, Any]:
-    """Train a start whose samples are sometimes right; return the sections of an experiment that begins with it."""
-    weights = str(make_weights(work / "start"))
+    """Train a start whose samples are sometimes right, unless it is there; return what makes an experiment begin so."""
+    trained = work / "start" / "weights"
+    weights = str(trained if trained.exists() else make_weights(work / "start"))
     return {"model": {"architecture": weights, "weights": weights, "dtype": "fp32"}, "warm_start": None}
 
 

@@ -12,7 +12,9 @@ A launcher follows, and takes the run up where it fails (`launch.restarts`).
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -143,11 +145,21 @@ def goodput(place: Place) -> tuple[float, float]:
     return seconds, sum(row["seconds"][ITERATION] for row in place.rows()) / seconds
 
 
+def emptied(directory: Path) -> Path:
+    """Remove what a bench that was stopped left there."""
+    if directory.exists():
+        shutil.rmtree(directory)
+    return directory
+
+
 def measure(name: str, changes: Mapping[str, Any], launch: Mapping[str, Any], work: Path, seed: int) -> Measured:
-    """Run without faults, and with them."""
+    """Run without faults, unless that run is there, and with them."""
     kept = {**changes, "rollouts": {"kept": True}}
-    plain, disturbed = Place(work / "plain"), Place(work / "disturbed")
-    run(plain, None, kept, launch)
+    plain = Place(work / "plain")
+    if not any(one.summary.exists() for one in plain.runs()):
+        plain = Place(emptied(plain.work))
+        run(plain, None, kept, launch)
+    disturbed = Place(emptied(work / "disturbed"))
     processes, faults = run(disturbed, random.Random(seed), kept, {**launch, "restarts": 20})
     rewards, found = disturbed.rewards(), disturbed.samples()
     return Measured(
@@ -161,6 +173,11 @@ def measure(name: str, changes: Mapping[str, Any], launch: Mapping[str, Any], wo
         found == plain.samples() and found.keys() == rewards.keys(),
         rewards == plain.rewards(),
     )
+
+
+def from_json(document: Mapping[str, Any]) -> Measured:
+    """Return what was measured."""
+    return Measured(**{**document, "faults": [Fault(**fault) for fault in document["faults"]]})
 
 
 def page(measured: Sequence[Measured]) -> str:
@@ -192,14 +209,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--only", help="the run of this name; nothing is written")
     parser.add_argument("--steps", type=int, help="of each run; nothing is written")
+    parser.add_argument("--kept", type=Path, help="a directory for runs and what is found, for a bench that is stopped")
     arguments = parser.parse_args()
     measured = []
     with tempfile.TemporaryDirectory(prefix="hetrl-goodput-") as directory:
-        for number, (name, (changes, launch)) in enumerate(experiments(Path(directory)).items()):
+        place = (arguments.kept or Path(directory)).absolute()
+        place.mkdir(parents=True, exist_ok=True)
+        for number, (name, (changes, launch)) in enumerate(experiments(place).items()):
             if arguments.only in (None, name):
-                steps = {"steps": arguments.steps or STEPS[name]}
-                work = Path(directory) / str(number)
-                measured.append(measure(name, {**changes, **steps}, launch, work, arguments.seed))
+                steps, work = {"steps": arguments.steps or STEPS[name]}, place / str(number)
+                found = work / "measured.json"
+                if not found.exists():
+                    one = measure(name, {**changes, **steps}, launch, work, arguments.seed)
+                    found.write_text(json.dumps(asdict(one)))
+                measured.append(from_json(json.loads(found.read_text())))
     table = page(measured)
     if not (arguments.only or arguments.steps):
         write_result("goodput", {"seed": arguments.seed, "runs": [asdict(one) for one in measured]}, table)
