@@ -15,6 +15,7 @@ import argparse
 import json
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -139,10 +140,13 @@ def run(place: Place, rng: random.Random | None, *sections: Mapping[str, Any]) -
 
 
 def goodput(place: Place) -> tuple[float, float]:
-    """Return how long all attempts took, and the share of it that went into steps that count."""
-    times = [event["time"] for event in place.events()]
-    seconds = max(times) - min(times)
-    return seconds, sum(row["seconds"][ITERATION] for row in place.rows()) / seconds
+    """Return how long all attempts took, and the share of it that went into steps that count.
+
+    What a step took beyond twice the median, it stood still.
+    """
+    times, steps = [event["time"] for event in place.events()], [row["seconds"][ITERATION] for row in place.rows()]
+    seconds, most = max(times) - min(times), 2 * statistics.median(steps)
+    return seconds, sum(min(step, most) for step in steps) / seconds
 
 
 def emptied(directory: Path) -> Path:
@@ -153,31 +157,29 @@ def emptied(directory: Path) -> Path:
 
 
 def measure(name: str, changes: Mapping[str, Any], launch: Mapping[str, Any], work: Path, seed: int) -> Measured:
-    """Run without faults, unless that run is there, and with them."""
+    """Run without faults and with them, unless those runs are there."""
     kept = {**changes, "rollouts": {"kept": True}}
-    plain = Place(work / "plain")
+    plain, disturbed, told = Place(work / "plain"), Place(work / "disturbed"), work / "faults.json"
     if not any(one.summary.exists() for one in plain.runs()):
         plain = Place(emptied(plain.work))
         run(plain, None, kept, launch)
-    disturbed = Place(emptied(work / "disturbed"))
-    processes, faults = run(disturbed, random.Random(seed), kept, {**launch, "restarts": 20})
+    if not told.exists():
+        disturbed = Place(emptied(disturbed.work))
+        processes, faults = run(disturbed, random.Random(seed), kept, {**launch, "restarts": 20})
+        told.write_text(json.dumps({"processes": processes, "faults": [asdict(one) for one in faults]}))
+    known = json.loads(told.read_text())
     rewards, found = disturbed.rewards(), disturbed.samples()
     return Measured(
         name,
-        processes,
+        known["processes"],
         len(rewards),
         *goodput(disturbed),
         goodput(plain)[1],
         len(disturbed.runs()),
-        faults,
+        [Fault(**fault) for fault in known["faults"]],
         found == plain.samples() and found.keys() == rewards.keys(),
         rewards == plain.rewards(),
     )
-
-
-def from_json(document: Mapping[str, Any]) -> Measured:
-    """Return what was measured."""
-    return Measured(**{**document, "faults": [Fault(**fault) for fault in document["faults"]]})
 
 
 def page(measured: Sequence[Measured]) -> str:
@@ -193,7 +195,8 @@ def page(measured: Sequence[Measured]) -> str:
         f"Runs in which {RATE:.0%} of all processes are killed in {PERIOD_SECONDS / 60:.0f} minutes and a site is "
         f"cut off for {CUT_SECONDS[0]:.0f} to {CUT_SECONDS[1]:.0f} s every {CUT_EVERY_SECONDS / 60:.0f} minutes, at "
         f"random; a checkpoint every second step. Goodput: the share of the time, starts and all that lies "
-        f"between two attempts included, that went into steps that count (to reach: {GOAL:.0%}); "
+        f"between two attempts included, that went into steps that count, as long as each took no more than "
+        f"twice the median (to reach: {GOAL:.0%}); "
         "no faults: of a run without, from which the starts are missing. "
         "Same: every step trained on the samples, and had the reward, of a run without faults."
     )
@@ -209,7 +212,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
     parser.add_argument("--only", help="the run of this name; nothing is written")
     parser.add_argument("--steps", type=int, help="of each run; nothing is written")
-    parser.add_argument("--kept", type=Path, help="a directory for runs and what is found, for a bench that is stopped")
+    parser.add_argument("--kept", type=Path, help="a directory for the runs, for a bench that is stopped")
     arguments = parser.parse_args()
     measured = []
     with tempfile.TemporaryDirectory(prefix="hetrl-goodput-") as directory:
@@ -218,11 +221,7 @@ def main() -> None:
         for number, (name, (changes, launch)) in enumerate(experiments(place).items()):
             if arguments.only in (None, name):
                 steps, work = {"steps": arguments.steps or STEPS[name]}, place / str(number)
-                found = work / "measured.json"
-                if not found.exists():
-                    one = measure(name, {**changes, **steps}, launch, work, arguments.seed)
-                    found.write_text(json.dumps(asdict(one)))
-                measured.append(from_json(json.loads(found.read_text())))
+                measured.append(measure(name, {**changes, **steps}, launch, work, arguments.seed))
     table = page(measured)
     if not (arguments.only or arguments.steps):
         write_result("goodput", {"seed": arguments.seed, "runs": [asdict(one) for one in measured]}, table)

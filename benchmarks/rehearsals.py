@@ -51,7 +51,7 @@ def thousand(work: Path) -> Path:
         "batch": {"samples": SAMPLES, "prompt_tokens": 512, "response_tokens": 4096},
         "steps": 100,
         "topology": {"scenario": "thousand-sites.yaml"},
-        "planner": {"solver": "sha-ea", "budget_seconds": 30, "seed": 0},
+        "planner": {"solver": "sha-ea", "budget_seconds": 20, "seed": 0},
     }
     path = work / "thousand.yaml"
     path.write_text(yaml.safe_dump(document))
