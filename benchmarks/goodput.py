@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import yaml
 from _fault_runs import GATEWAY, Place, site_and_module, sometimes_right, stand_still, to_the_end, until
 from _results import ROOT, write_result
 
+from hetrl.files import read_lines
 from hetrl.workload import ITERATION
 
 GOAL = 0.9
@@ -142,11 +144,16 @@ def run(place: Place, rng: random.Random | None, *sections: Mapping[str, Any]) -
 def goodput(place: Place) -> tuple[float, float]:
     """Return how long all attempts took, and the share of it that went into steps that count.
 
-    What a step took beyond twice the median, it stood still.
+    A step lasts from the end of the one before, the first one of an attempt as long as it says; what one took beyond
+    twice the median, it stood still.
     """
-    times, steps = [event["time"] for event in place.events()], [row["seconds"][ITERATION] for row in place.rows()]
-    seconds, most = max(times) - min(times), 2 * statistics.median(steps)
-    return seconds, sum(min(step, most) for step in steps) / seconds
+    took, times = dict[int, float](), [event["time"] for event in place.events()]
+    for one in place.runs():
+        ends = [event for event in read_lines(one.events) if event["kind"] == "step"]
+        took |= {event["step"]: event["seconds"][ITERATION] for event in ends[:1]}
+        took |= {after["step"]: after["time"] - before["time"] for before, after in pairwise(ends)}
+    seconds, most = max(times) - min(times), 2 * statistics.median(took.values())
+    return seconds, sum(min(step, most) for step in took.values()) / seconds
 
 
 def emptied(directory: Path) -> Path:

@@ -19,17 +19,15 @@ same prompt, Seer (arXiv 2511.14617); what hangs is drawn elsewhere, too, backup
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from hetrl.replicas import Begun, Capacity, Key, Replicas
+from hetrl.waiting import Waiting, longest
 
 __all__ = ["STRETCH_TOKENS", "Begun", "Capacity", "Dispatch", "Key"]
-
-_Waits = tuple[bool, float, bool, int, Key]  # what orders samples that wait, for a replica that holds nothing of them
 
 STRETCH_TOKENS = 1024  # of a sample are drawn at one replica, then at any; part of what samples depend on
 OWN = 2.0
@@ -47,6 +45,7 @@ class _Prompt:
     batch: int
     open: dict[int, _Sample]  # not complete
     fresh: list[int]  # that nobody has begun, the last one first
+    paused: dict[int, None] = field(default_factory=dict)  # begun, and nobody draws them
     complete: int = 0
     tokens: int = 0  # of those that are complete
 
@@ -59,7 +58,8 @@ class Dispatch:
         self._replicas = Replicas(replicas, min(stretch, longest))
         self.stretch, self._longest = stretch, longest
         self._prompts: dict[int, _Prompt] = {}
-        self._paused: list[Key] = []  # begun, and nobody draws them
+        self._waiting = Waiting()  # of those that nobody draws, as `_line_up` says
+        self._left = 0  # how many nobody draws
         self._drawers: dict[Key, list[str]] = {}  # who draws those that somebody does
         self._lacking = 0.0  # tokens that all open samples lack, as expected
 
@@ -72,11 +72,12 @@ class Dispatch:
         """Let the samples of a prompt wait; those of a lower batch go first."""
         numbers = range(samples)
         self._prompts[prompt] = _Prompt(batch, {number: _Sample() for number in numbers}, [*reversed(numbers)])
+        self._left += samples
         self._expect(prompt)
 
     def has(self, key: Key, tokens: int, *, complete: bool) -> None:
         """Note what a sample has that nobody here has begun."""
-        self._prompts[key[0]].fresh.remove(key[1])
+        self._unwait(key)
         self._add(key, tokens, complete=complete)
 
     def drop(self, prompt: int) -> list[Begun]:
@@ -90,25 +91,24 @@ class Dispatch:
 
     def next(self, now: float) -> list[Begun]:
         """Return which replicas begin a stretch of which samples now, the one with the least to do first."""
-        if not any(one.free for one in self._replicas.values()) or not (waiting := self._waiting()):
+        if not self._waiting or not any(one.free for one in self._replicas.values()):
             return []
-        begun, soon = list[Begun](), self._replicas.due(now)
+        begun, soon, left = list[Begun](), self._replicas.due(now), self._left
         parts, most = self._replicas.parts(), self._replicas.most(self._lacking, now)
-        left = len(self._paused) + sum(len(prompt.fresh) for prompt in self._prompts.values())
         able = [
             (one.load(soon[name]), order, name)
             for order, (name, one) in enumerate(self._replicas.items())
             if one.free or soon[name]
         ]
         heapify(able)
-        while left and waiting and able:
+        while left and self._waiting and able:
             _, order, name = heappop(able)
             replica = self._replicas[name]
             if replica.free:
-                key = self._take(name, parts[name], most[name], waiting)
+                key = self._take(name, parts[name], most[name])
                 if key is None:  # nor would it take any of what is left later on
                     continue
-                begun.append(self._begin_waiting(name, key, waiting, now))
+                begun.append(self._begin(name, key, now))
             else:
                 soon[name] -= 1
             left -= 1
@@ -146,7 +146,7 @@ class Dispatch:
             prompt.complete, prompt.tokens = prompt.complete + 1, prompt.tokens + sample.tokens
             self._close(key)
         else:
-            self._paused.append(key)
+            self._wait(key)
         self._expect(key[0])
 
     def pause(self, name: str) -> None:
@@ -162,7 +162,9 @@ class Dispatch:
         """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""
         in_vain = [self._stop(name, key) for key in [*self._replicas[name].under_way]]
         del self._replicas[name]
-        self._paused += [key for _, key in in_vain if key not in self._drawers]
+        for key in dict.fromkeys(key for _, key in in_vain if key not in self._drawers):
+            self._wait(key)
+            self._line_up(key[0])
         return in_vain
 
     def back(self, name: str) -> None:
@@ -171,48 +173,26 @@ class Dispatch:
 
     # ---- who takes what
 
-    def _take(self, name: str, part: int, most: float, waiting: dict[int, list[_Waits]]) -> Key | None:
-        """Return what a replica takes, of what lacks at most so much, and strike it off what is waiting.
-
-        Of no batch run more than its `part` there.
-        """
-        held = self._replicas[name].prompts
-        running = Counter(self._prompts[number].batch for number, _ in self._replicas[name].under_way)
-        for batch in sorted(waiting):
-            entries = waiting[batch]
+    def _take(self, name: str, part: int, most: float) -> Key | None:
+        """Return what a replica takes, of what lacks at most so much; of no batch run more than its `part` there."""
+        replica = self._replicas[name]
+        running = Counter(self._prompts[number].batch for number, _ in replica.under_way)
+        for batch, line in self._waiting.lines():
             if running[batch] >= part:
                 continue
-            # What it holds nothing of comes in the order of the list; the others may count more for this replica.
-            first = longest(entries, most)
+            # What it holds nothing of comes in the order of the line; the others may count more for this replica.
+            first = longest(line, most)
             if first is None:
                 continue
-            own = [one for one in entries if one[-1][0] in held and one[1] <= most] if held else []
-            taken = max((first, *own), key=lambda one: (*self._worth(one[-1], name), one[-1]))
-            del entries[bisect_left(entries, taken)]
-            if not entries:
-                del waiting[batch]
-            return taken[-1]
+            own = (one for one in self._waiting.of(replica.prompts, batch) if one[1] <= most)
+            return max((first, *own), key=lambda one: (*self._worth(one[-1], name), one[-1]))[-1]
         return None
 
-    def _begin_waiting(self, name: str, key: Key, waiting: dict[int, list[_Waits]], now: float) -> Begun:
-        """Begin a stretch; behind a sample that nobody had begun the next one of its prompt waits."""
-        prompt = self._prompts[key[0]]
-        fresh = key[1] in prompt.fresh
-        begun = self._begin(name, key, now)
-        if fresh and prompt.fresh:
-            following = key[0], prompt.fresh[-1]
-            insort(waiting.setdefault(prompt.batch, []), (*self._worth(following), following))
-        return begun
-
-    def _waiting(self) -> dict[int, list[_Waits]]:
-        """Return by batch what waits, the most worthwhile last: all that has begun, of each prompt one that has not."""
-        fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
-        found: dict[int, list[_Waits]] = {}
-        for key in (*self._paused, *fresh):
-            found.setdefault(self._prompts[key[0]].batch, []).append((*self._worth(key), key))
-        for entries in found.values():
-            entries.sort()
-        return found
+    def _line_up(self, number: int) -> None:
+        """Let what waits of a prompt stand where it belongs: all that has begun, and one that has not."""
+        prompt = self._prompts[number]
+        keys = [(number, sample) for sample in (*prompt.paused, *prompt.fresh[-1:])]
+        self._waiting.put(number, prompt.batch, [(*self._worth(key), key) for key in keys])
 
     def _worth(self, key: Key, name: str | None = None) -> tuple[bool, float, bool, int]:
         """Return what orders the choice of a replica: prompts that nobody has begun, then by what is lacking.
@@ -227,15 +207,28 @@ class Dispatch:
         return unknown, lacks, key[0] in self._replicas[name].prompts, -key[0]
 
     def _begin(self, name: str, key: Key, now: float) -> Begun:
-        sample, prompt = self._sample(key), self._prompts[key[0]]
-        if key in self._paused:
-            self._paused.remove(key)
-        if key[1] in prompt.fresh:
-            prompt.fresh.remove(key[1])
-        sample.at = name
+        self._unwait(key)
+        self._line_up(key[0])
+        self._sample(key).at = name
         self._replicas[name].begin(key, now)
         self._drawers.setdefault(key, []).append(name)
         return name, key
+
+    def _wait(self, key: Key) -> None:
+        """Let a sample wait that was begun."""
+        self._prompts[key[0]].paused[key[1]] = None
+        self._left += 1
+
+    def _unwait(self, key: Key) -> None:
+        """Let a sample wait no longer, if it does."""
+        prompt, number = self._prompts[key[0]], key[1]
+        if number in prompt.paused:
+            del prompt.paused[number]
+        elif number in prompt.fresh:
+            prompt.fresh.remove(number)
+        else:
+            return
+        self._left -= 1
 
     def _stop(self, name: str, key: Key) -> Begun:
         self._replicas[name].stop(key)
@@ -258,24 +251,16 @@ class Dispatch:
             lacks = min(self._longest - sample.tokens, max(length - sample.tokens, sample.tokens / 2))
             self._lacking += lacks - sample.lacks
             sample.lacks = lacks
+        self._line_up(number)
 
     def _close(self, key: Key) -> None:
         """Forget a sample, and with the last one its prompt."""
         prompt = self._prompts[key[0]]
         sample = prompt.open.pop(key[1])
         self._lacking -= sample.lacks
-        if key in self._paused:
-            self._paused.remove(key)
+        self._unwait(key)
         if not prompt.open:
+            self._waiting.put(key[0], prompt.batch, ())
             del self._prompts[key[0]]
             for replica in self._replicas.values():
                 replica.prompts.discard(key[0])
-
-
-def longest(entries: Sequence[_Waits], most: float) -> _Waits | None:
-    """Return the last of these, which are in order, that lacks at most so much."""
-    for unknown in (True, False):
-        end = bisect_right(entries, (unknown, most, True))  # ahead of all that lack more, behind all that lack as much
-        if end and entries[end - 1][0] == unknown:
-            return entries[end - 1]
-    return None

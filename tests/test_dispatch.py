@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hetrl.dispatch import Begun, Capacity, Dispatch, Key, longest
+from hetrl.dispatch import Begun, Capacity, Dispatch, Key
 from hetrl.replicas import LATE_FACTOR, LATE_SECONDS
 
 LONGEST, STRETCH = 100, 10
@@ -88,15 +88,6 @@ def test_every_sample_is_drawn_once_and_whole_whoever_is_slow_or_lost(
     places = {name: one.sequences for name, one in capacities.items()}
     Fleet(dispatch, places, lengths, draws).run(losses)
     assert dispatch.next(0.0) == []
-
-
-WAITS = st.tuples(st.booleans(), st.integers(0, 9).map(float), st.just(False), st.integers(-9, 0), st.just((0, 0)))
-
-
-@given(waits=st.lists(WAITS, max_size=12), most=st.one_of(st.integers(-1, 10).map(float), st.just(float("inf"))))
-def test_what_lacks_too_much_is_left_for_others(waits: list[tuple[bool, float, bool, int, Key]], most: float) -> None:
-    entries = sorted(waits)
-    assert longest(entries, most) == next((one for one in reversed(entries) if one[1] <= most), None)
 
 
 def alone(*prompts: int, places: int = 1) -> Dispatch:
@@ -242,14 +233,18 @@ class Plain(Dispatch):
         return begun
 
     def _waiting_keys(self) -> list[Key]:
-        return [*self._paused, *((number, k) for number, prompt in self._prompts.items() for k in prompt.fresh)]
+        return [(number, k) for number, prompt in self._prompts.items() for k in (*prompt.paused, *prompt.fresh)]
 
     def _choice(self, name: str, part: int, most: float) -> Key | None:
         for batch in sorted({prompt.batch for prompt in self._prompts.values()}):
             if sum(self._prompts[number].batch == batch for number, _ in self._replicas[name].under_way) >= part:
                 continue
-            fresh = [(number, prompt.fresh[-1]) for number, prompt in self._prompts.items() if prompt.fresh]
-            waiting = [key for key in (*self._paused, *fresh) if self._prompts[key[0]].batch == batch]
+            waiting = [
+                (number, k)
+                for number, prompt in self._prompts.items()
+                if prompt.batch == batch
+                for k in (*prompt.paused, *prompt.fresh[-1:])
+            ]
             choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
             if choices:
                 return max(choices)[1]

@@ -24,6 +24,7 @@ from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.workload import ACTOR_GENERATION
 
 TICK_SECONDS = 1.0
+RESTS = 4.0  # times as long as a choice took, before the next one
 MOST_FAILURES = 3  # of replicas at one stretch: then it is to blame
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class Draws:
         self._changed = asyncio.Event()
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
-        self._choice: asyncio.Handle | None = None  # that is to be made in this turn of the loop
+        self._choice: asyncio.Handle | None = None  # that is to be made
+        self._rested = 0.0  # by the loop's clock: when the next one may be
 
     @property
     def replicas(self) -> tuple[str, ...]:
@@ -184,19 +186,22 @@ class Draws:
     # ---- stretches
 
     def _go_on(self) -> None:
-        """Let every replica that has room begin what it takes, once for all that came to pass in this turn of the loop.
+        """Let every replica that has room begin what it takes, once for all that came to pass since the last choice.
 
-        A choice looks at all replicas and prompts; a thousand groups begin at once.
+        A choice looks at all replicas and what they draw. With thousands of samples it takes some milliseconds, and is
+        not made for each of them.
         """
         if self._choice is None:
-            self._choice = asyncio.get_running_loop().call_soon(self._choose)
+            self._choice = asyncio.get_running_loop().call_at(self._rested, self._choose)
 
     def _choose(self) -> None:
-        self._choice = None
+        loop, self._choice = asyncio.get_running_loop(), None
+        began = loop.time()
         try:
             self._begin(self._dispatch.next(self._clock()))
         except Exception as defect:  # it is raised where the samples are waited for
             self._fail(defect)
+        self._rested = loop.time() + RESTS * (loop.time() - began)
 
     def _begin(self, begun: Sequence[Begun]) -> None:
         for name, key in begun:

@@ -122,9 +122,9 @@ class Iterations:
         self.first_version, self.failure, step = first, future(), feed.position.batches
         coming = self.begin(self.prepare(step + 1, feed, first))
         serving: asyncio.Future[None] | None = None
+        start = time.monotonic()
         try:
             while (step := step + 1) <= self.last:
-                start = time.monotonic()
                 ours = await self.result(coming)
                 if step < self.last:
                     coming = self.begin(self.prepare(step + 1, feed, first))
@@ -132,6 +132,8 @@ class Iterations:
                 serving = self.begin(self.serve(trained, feed, serving))
                 if not self.experiment.algorithm.max_staleness or step >= self.last:
                     await self.result(serving)
+                # One begins where the one before ended: samples are drawn while that is written down.
+                start += ours.batch.seconds[ITERATION]
         finally:
             works = [*self.works]
             for work in works:

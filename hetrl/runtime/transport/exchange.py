@@ -128,6 +128,11 @@ class Exchange:
             self._emit_chunk((header.source,), report.priority, (place,), chunk)
         self._advance(now)
 
+    @property
+    def busy(self) -> bool:
+        """Return whether anything waits to be sent, or to be taken out where it was sent to."""
+        return bool(self._waiting) or any(channel.open_bytes for channel in self._outbound.values())
+
     def tick(self, now: float) -> None:
         """Probe the channels in which nothing goes forward, and push what waits."""
         self._advance(now)

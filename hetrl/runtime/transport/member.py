@@ -37,6 +37,7 @@ ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and
 _LISTEN_SECONDS = 1.0
 _NOTICE_SECONDS = 2.0  # between two looks for the notice that Slurm ends the job
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
+_IDLE_TICK_SECONDS = 1.0  # with nothing under way: a thousand members that wait are not to keep their processes busy
 _FAREWELL_SECONDS = 0.5  # for what was sent to arrive
 
 
@@ -297,7 +298,7 @@ class Member:
     async def _tick(self) -> None:
         greeted = asked = self._loop.time()
         while True:
-            await asyncio.sleep(_TICK_SECONDS)
+            await asyncio.sleep(_TICK_SECONDS if self._exchange.busy else _IDLE_TICK_SECONDS)
             now = self._loop.time()
             self._exchange.tick(now)
             if now - asked > ASK_AFTER_SECONDS:
