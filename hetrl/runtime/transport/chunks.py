@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy
@@ -33,7 +34,7 @@ class Chunk:
     sizes: tuple[int, ...]
     views: tuple[memoryview, ...]
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Return the bytes that the views show."""
         return sum(view.nbytes for view in self.views)
