@@ -24,7 +24,7 @@ from hetrl.runtime.transport.member import Member, RunAborted
 from hetrl.workload import ACTOR_GENERATION
 
 TICK_SECONDS = 1.0
-RESTS = 4.0  # times as long as a choice took, before the next one
+RESTS, MOST_REST_SECONDS = 4.0, 0.1  # times as long as a choice took, before the next one, and never longer
 MOST_FAILURES = 3  # of replicas at one stretch: then it is to blame
 log = logging.getLogger(__name__)
 
@@ -201,7 +201,7 @@ class Draws:
             self._begin(self._dispatch.next(self._clock()))
         except Exception as defect:  # it is raised where the samples are waited for
             self._fail(defect)
-        self._rested = loop.time() + RESTS * (loop.time() - began)
+        self._rested = loop.time() + min(RESTS * (loop.time() - began), MOST_REST_SECONDS)
 
     def _begin(self, begun: Sequence[Begun]) -> None:
         for name, key in begun:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -127,6 +129,34 @@ def test_groups_that_begin_together_are_dispatched_together() -> None:
         return dispatch.choices, len(members.told)
 
     assert asyncio.run(run()) == (1, 60), "chosen once, and all withdrawn"
+
+
+def test_a_choice_that_takes_long_is_made_for_many_answers_at_once() -> None:
+    """Of answers that come in as many turns of the loop; all are taken in the end."""
+
+    class Slow(Dispatch):
+        choices = 0
+
+        def next(self, now: float) -> list[Begun]:
+            self.choices += 1
+            time.sleep(0.02)
+            return super().next(now)
+
+    turns = itertools.count()
+
+    async def later(request: wire.Generate) -> wire.Message:
+        for _ in range(next(turns)):
+            await asyncio.sleep(0)
+        return continuation(request)
+
+    async def run() -> tuple[int, int]:
+        members, dispatch = Members({"a": later}), Slow({"a": Capacity(60, 60)}, LONGEST, STRETCH)
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
+        await draws.group([request_of(k) for k in range(60)], 0)
+        return dispatch.choices, len(members.asked)
+
+    choices, asked = asyncio.run(run())
+    assert asked >= 60 > 2 * choices
 
 
 def test_a_defect_of_the_dispatch_is_raised_where_samples_are_waited_for() -> None:
