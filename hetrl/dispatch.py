@@ -77,7 +77,8 @@ class Dispatch:
 
     def has(self, key: Key, tokens: int, *, complete: bool) -> None:
         """Note what a sample has that nobody here has begun."""
-        self._unwait(key)
+        self._prompts[key[0]].fresh.remove(key[1])
+        self._left -= 1
         self._add(key, tokens, complete=complete)
 
     def drop(self, prompt: int) -> list[Begun]:
@@ -162,9 +163,10 @@ class Dispatch:
         """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""
         in_vain = [self._stop(name, key) for key in [*self._replicas[name].under_way]]
         del self._replicas[name]
-        for key in dict.fromkeys(key for _, key in in_vain if key not in self._drawers):
-            self._wait(key)
-            self._line_up(key[0])
+        for _, key in in_vain:
+            if key not in self._drawers:
+                self._wait(key)
+                self._line_up(key[0])
         return in_vain
 
     def back(self, name: str) -> None:

@@ -139,7 +139,7 @@ def _shortened(experiment: Experiment, tokens_each: int) -> Experiment:
     batch, reward = experiment.batch, experiment.reward
     short_batch = Batch(
         samples=batch.samples,
-        prompt_tokens=max(batch.prompt_tokens // tokens_each, 1),
+        prompt_tokens=batch.prompt_tokens // tokens_each,
         response_tokens=math.ceil(batch.response_tokens / tokens_each),
     )
     if reward.overlong:

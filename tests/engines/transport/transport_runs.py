@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from hetrl.describe.sites import SiteFile
 from hetrl.runtime import wire
 from hetrl.runtime.gateway import peer_link
 from hetrl.runtime.gateway.gateway import Gateway
@@ -20,7 +21,7 @@ from hetrl.runtime.transport.sockets import client_socket
 from hetrl.runtime.wire.authority import Authority
 from hetrl.runtime.wire.header import Tagged
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
-from launch.ports import free_ports
+from launch.ports import free_ports, gateway_endpoints
 
 SITES = ("alpha", "beta", "gamma")
 CONTROLLER, TRAINER, CRITIC = "alpha/controller/0", "alpha/actor_training/0", "alpha/critic_training/0"
@@ -62,7 +63,7 @@ class Run:
     ) -> None:
         self._authority = authority or Anything()
         self.keys = make_run_keys(SITES)
-        self.endpoints = {site: free_endpoint() for site in SITES}
+        self.endpoints = gateway_endpoints([SiteFile(name=site) for site in SITES])
         self.gateways: dict[str, Gateway] = {}
         self._ways, self._settings = ways, settings
         self.directories = {site: folder and folder / site for site in SITES}

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetrl.describe.sites import SiteFile
 from hetrl.runtime import wire
 from hetrl.runtime.gateway.gateway import Gateway
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wan.torch_world import start_world
 from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys
-from launch.ports import free_ports
+from launch.ports import gateway_endpoints
 from tests.engines.megatron.megatron_worlds import Job, Worlds, let_go_later, store_at
 
 LAYOUTS = {
@@ -34,7 +35,6 @@ LAYOUTS = {
         "gamma/actor_training.rank/0",
     ),
 }
-
 
 CONTROLLER = "alpha/controller/0"
 
@@ -77,7 +77,7 @@ def sites_of(ranks: tuple[str, ...], backend: str = "wan", crossed: dict[str, in
     if backend == "gloo":
         yield Sites(ranks, backend)
         return
-    endpoints = {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
+    endpoints = gateway_endpoints([SiteFile(name=name) for name in names])
     sites = Sites(ranks, backend, make_run_keys(names), endpoints)
     known = (*ranks, CONTROLLER)
     gateways = [Gateway(name, "run", endpoints[name], endpoints, sites.keys[name], known) for name in names]

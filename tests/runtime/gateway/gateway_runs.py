@@ -17,7 +17,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.gateway.relay_protocol import key_of_run
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.keys import SiteKeys, make_run_keys, write_keys
-from launch.ports import free_ports
+from launch.ports import gateway_endpoints
 from launch.site_ways import links_of
 
 ROOT = Path(__file__).parents[3]
@@ -31,11 +31,9 @@ class Run:
     """The files and gateway processes of two sites; `keys` are what their site files say."""
 
     def __init__(self, folder: Path, secret: str, **sites: dict[str, object]) -> None:
-        self.endpoints = {
-            site: f"tcp://127.0.0.1:{port}" for site, port in zip(sites, free_ports(len(sites)), strict=True)
-        }
-        self.keys: dict[str, SiteKeys] = make_run_keys(list(sites))
         files = [SiteFile.model_validate({"name": site, **keys}) for site, keys in sites.items()]
+        self.endpoints = gateway_endpoints(files)
+        self.keys: dict[str, SiteKeys] = make_run_keys(list(sites))
         self._folders = {site: folder / site for site in sites}
         for site, links in links_of(files, self.endpoints).items():
             self._folders[site].mkdir()
