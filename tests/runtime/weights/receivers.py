@@ -21,6 +21,7 @@ from hetrl.runtime.weights.publisher import Publisher
 from hetrl.runtime.weights.weight_file import WeightFile
 
 MOST = 10**7  # bytes of a version
+run = asyncio.Runner().run  # one loop for all versions, as an agent has: a version may begin while one is still written
 Sent = tuple[wire.Message, list[bytes]]
 Damage = Callable[[str, Sent], Sequence[Sent]]  # what arrives at a receiver in the place of a message
 
@@ -93,7 +94,7 @@ def publish(
     """Publish these tensors as a trainer does, to all receivers or to some."""
     receivers = tuple(wire_.receivers if to is None else to)
     request = wire.Publish(version=version, receivers=receivers, quorum=1, encoding="delta" if kept else "full")
-    return asyncio.run(published(wire_, request, tensors, kept or Kept()))
+    return run(published(wire_, request, tensors, kept or Kept()))
 
 
 async def published(wire_: Wire, request: wire.Publish, tensors: dict[str, torch.Tensor], kept: Kept) -> wire.Published:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.weights import publisher
 from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.safetensors_file import HEADER_BYTES
-from tests.runtime.weights.receivers import Receiver, Sent, Wire, model, publish, same, stepped
+from tests.runtime.weights.receivers import Receiver, Sent, Wire, model, publish, run, same, stepped
 
 PIECE_BYTES = 2048  # so that the tests' tensors have several pieces
 
@@ -173,7 +172,7 @@ def test_a_replayed_delta_and_that_of_another_run_are_refused_and_change_nothing
 
 
 def _taken(receiver: Receiver, sent: Sent) -> wire.Message | None:
-    return asyncio.run(receiver.take(*sent))
+    return run(receiver.take(*sent))
 
 
 class Fault:
