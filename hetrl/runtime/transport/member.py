@@ -19,9 +19,9 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import MESSAGE_BYTES, MOST_FRAMES, Buffer, bytes_of
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
+from hetrl.runtime.transport.heartbeat import beat, silence
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
-from hetrl.runtime.transport.notice import ends_soon
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.transport.receiver import Receiver
 from hetrl.runtime.wire import NO_ANSWER, gateway_of
@@ -34,8 +34,6 @@ SEND_SECONDS = 600.0
 HELLO_SECONDS = 5.0  # a hello brings this member's counters to the gateway
 ASK_AFTER_SECONDS = 5.0  # a member that answers nothing for so long may be another process by now
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
-_LISTEN_SECONDS = 1.0
-_NOTICE_SECONDS = 2.0  # between two looks for the notice that Slurm ends the job
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
 _IDLE_TICK_SECONDS = 1.0  # with nothing under way: a thousand members that wait are not to keep their processes busy
 _FAREWELL_SECONDS = 0.5  # for what was sent to arrive
@@ -183,7 +181,7 @@ class Member:
 
         And, at once, that Slurm ends the job of its site soon, when the job's script has said so (`notice`).
         """
-        self._start(self._beat(to, every_seconds, doing), "heartbeat")
+        self._start(beat(self._exchange, self._directory, to, every_seconds, doing), "heartbeat")
 
     def expect_word_of(self, source: str, within_seconds: float, first_seconds: float) -> None:
         """End, as the run's abort does, when nothing came of `source` for so long; its first word may take longer."""
@@ -270,30 +268,8 @@ class Member:
 
     # ---- time and the end
 
-    async def _beat(self, to: Callable[[], Iterable[str]], every_seconds: float, doing: Callable[[], str]) -> None:
-        told, due = False, self._loop.time()
-        while True:
-            ending = self._directory is not None and await ends_soon(self._directory)
-            if ending != told or self._loop.time() >= due:
-                told, due = ending, self._loop.time() + every_seconds
-                for address in to():
-                    self._exchange.tell(address, wire.Heartbeat(doing=doing(), ending=ending))
-            await asyncio.sleep(min(due - self._loop.time(), _NOTICE_SECONDS))
-
     async def _listen(self, source: str, within_seconds: float, first_seconds: float) -> None:
-        self._receiver.expect(source)
-        began, silent_for = self._receiver.heard, 0
-        while silent_for < 2:  # in a process that stood still, the clock is ahead of what there is to hear
-            heard = self._receiver.heard
-            limit_seconds = first_seconds if heard == began else within_seconds
-            silent_for = silent_for + 1 if self._loop.time() - heard > limit_seconds else 0
-            await asyncio.sleep(_LISTEN_SECONDS)
-        self._finish(
-            RunAborted(
-                f"{wire.site_of(source)}: no word of {source} for {limit_seconds:g} s (launch.orphan_timeout); so "
-                f"{self.address} ends; `hetrl resume` goes on from the last checkpoint"
-            )
-        )
+        self._finish(await silence(self.address, self._receiver, source, within_seconds, first_seconds))
 
     async def _tick(self) -> None:
         greeted = asked = self._loop.time()

@@ -17,7 +17,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.gateway import seat
 from hetrl.runtime.gateway.gateway_process import read_gateway
-from hetrl.runtime.transport import exchange, member, notice
+from hetrl.runtime.transport import exchange, heartbeat, member, notice
 from hetrl.runtime.transport.member import DeadlineError, Member, RunAborted
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
 from tests.engines.transport.transport_runs import (
@@ -329,7 +329,7 @@ def test_heartbeats_arrive_until_the_member_closes() -> None:
 
 
 def test_the_word_that_slurm_ends_a_job_waits_for_no_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "_NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "_NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(notice, "LOOK_SECONDS", 0.0)
 
     async def scenario() -> None:
@@ -347,7 +347,7 @@ def test_the_word_that_slurm_ends_a_job_waits_for_no_heartbeat(tmp_path: Path, m
 
 def test_a_member_ends_when_nothing_comes_of_whom_it_expects_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as the controller says anything it goes on, and hears nothing of that."""
-    monkeypatch.setattr(member, "_LISTEN_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "_LISTEN_SECONDS", 0.02)
 
     async def scenario() -> None:
         told = [BETA]
@@ -366,7 +366,7 @@ def test_a_member_ends_when_nothing_comes_of_whom_it_expects_a_word(monkeypatch:
 
 
 def test_the_first_word_may_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "_LISTEN_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat, "_LISTEN_SECONDS", 0.02)
 
     async def scenario() -> None:
         async with running("alpha", "beta") as run, members(run, BETA) as (rollout,):
