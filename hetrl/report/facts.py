@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hetrl.goodput import FaultCost, fault_costs, goodput
 from hetrl.report.text import figure
+from hetrl.workload import ITERATION
 
 Row = Mapping[str, Any]
 LAST_STEPS = 5  # the last reward is the mean over so many steps, as in summary.json
@@ -51,6 +53,7 @@ class Facts:
     bytes_per_link: Mapping[str, int]
     faults_survived: int | None
     goodput: float | None  # the share of all seconds that went into the steps that count
+    fault_costs: Sequence[FaultCost]
 
 
 def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], held: Mapping[str, int]) -> Facts:
@@ -79,13 +82,14 @@ def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], held: Mappin
         bytes_per_link=summary.get("bytes_per_link") or (rows[-1].get("bytes_per_link", {}) if rows else {}),
         faults_survived=summary.get("faults_survived"),
         goodput=summary.get("goodput", _goodput(rows)),
+        fault_costs=fault_costs([row for row in rows if row.get("seconds", {}).get(ITERATION) is not None]),
     )
 
 
 def _goodput(rows: Sequence[Row]) -> float | None:
     """Return the seconds of all steps over those since the first start, by the last row; None where none says them."""
     elapsed = rows[-1].get("elapsed_seconds") if rows else None
-    return sum(row["seconds"]["iteration"] for row in rows) / elapsed if elapsed else None
+    return goodput(rows, elapsed) if elapsed else None
 
 
 def staleness_counts(rows: Sequence[Row]) -> Counter[int]:

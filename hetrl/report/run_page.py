@@ -27,7 +27,10 @@ _CURVES = {
     "weights_changed": "Share of weights that changed",
 }
 _LOGARITHMIC = ("mismatch",)
-_SHOWN_ELSEWHERE = ("step", "samples", "tokens", "weight_version", "weight_bytes", "weight_full_bytes")
+_SHOWN_ELSEWHERE = (
+    *("step", "samples", "tokens", "weight_version", "weight_bytes", "weight_full_bytes"),
+    *("time", "elapsed_seconds"),
+)
 _MOST_ROWS = 200  # of tables that grow with the run
 _SHOWN_STEPS = 12  # whose samples are shown
 

@@ -24,6 +24,7 @@ from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
 
 Phases = Mapping[str, Collection[str]]  # of GPU types: those whose speed is inferred, not measured
 _NONE: Phases = {}
+_MOST_FAULTS = 3  # of a run, the dearest
 
 
 def _uncalibrated(types: Phases) -> str:
@@ -163,6 +164,8 @@ def _summary_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "goodput" in summary:
         whole = figure(summary["elapsed_seconds"])
         yield "goodput", f"{100 * summary['goodput']:.0f} % of {whole} s went into the steps that count"
+    if faults := sorted(summary.get("faults", ()), key=lambda one: -one["seconds"]):
+        yield "lost to faults", ", ".join(f"{figure(one['seconds'])} s: {one['what']}" for one in faults[:_MOST_FAULTS])
     if "faults_survived" in summary:
         yield "faults survived", str(summary["faults_survived"])
 

@@ -31,6 +31,12 @@ SUMMARY: dict[str, Any] = {
     "batch_versions": [[1, {"0": 24, "1": 40}]],
     "bytes_per_link": {"alps-jsc": 123_456_789, "alps-lab": 52_345_678},
     "gpu_hours": {"alps": 0.1, "jsc": 0.02},
+    "elapsed_seconds": 30.0,
+    "goodput": 0.2,
+    "faults": [
+        {"what": "taken up behind step 2", "step": 3, "seconds": 18.0},
+        {"what": HOSTILE, "step": 2, "seconds": 4.0},
+    ],
     "faults_survived": 1,
 }
 

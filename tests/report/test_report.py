@@ -390,3 +390,12 @@ def test_text_and_bars_stand_out_in_light_and_in_dark() -> None:
             assert min(contrast(colours[name], colours[below]) for name in ("ink", "soft", "bad", "good")) >= 4.5
             assert contrast(colours["line"], colours[below]) >= 3  # WCAG 2.1, 1.4.11: graphics
     assert len(re.findall(r"--paper:", css)) == 2
+
+
+def test_the_page_says_what_each_fault_cost() -> None:
+    rows = [{**row, "elapsed_seconds": 10.0 * row["step"]} for row in METRICS]
+    rows[2] |= {"elapsed_seconds": 75.0, "faults": [HOSTILE]}
+    text = Page(run_page({}, rows, EVENTS, plan())).text
+    assert "Cost: by how much" not in Page(run_page({}, METRICS, EVENTS, plan())).text
+    told = text[text.index("Fault met in step cost") :]
+    assert told.index(HOSTILE) < told.index("49.0 s") < told.index("Cost: by how much")  # a step takes 2 s, then 10

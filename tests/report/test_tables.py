@@ -165,6 +165,16 @@ def test_names_are_never_markup_in_tables() -> None:
     assert any(HOSTILE in line for line in wide)
 
 
+def test_the_summary_names_the_dearest_faults_first() -> None:
+    faults = [
+        {"what": what, "step": 1, "seconds": seconds}
+        for what, seconds in zip("abcd", (1.0, 9.0, 3.0, 2.0), strict=True)
+    ]
+    text = "\n".join(printed(summary_table({"run": "r", "faults": faults})))
+    assert "9.00 s: b, 3.00 s: c, 2.00 s: d" in text
+    assert "lost to faults" not in "\n".join(printed(summary_table({"run": "r", "faults": []})))
+
+
 def test_the_summary_leaves_out_what_it_does_not_know() -> None:
     text = "\n".join(printed(summary_table({"run": "r", "steps": 3, "warm_start": None})))
     assert "steps" in text and "supervised" not in text and "reward" not in text and "predicted" not in text

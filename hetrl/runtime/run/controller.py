@@ -233,7 +233,7 @@ class Run:
                 await self.versions.critic_arrived(step)
         self.turns.begin_with(step + 1)
         earlier = [directory / "metrics.jsonl" for directory in self.context.continues]
-        rows, spent_seconds = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step)
+        rows, spent_seconds = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step, self.record.began)
         most = self.experiment.batch.response_tokens
         self.begun = unpack(samples, self.experiment.algorithm.samples_per_prompt, most)
         begun = sum(bool(oldest_version(samples)) for samples in self.begun.values())

@@ -53,14 +53,15 @@ def read_progress(text: str, prompts: int) -> Progress:
     return found
 
 
-def rows_until(paths: Sequence[Path], step: int) -> tuple[list[dict[str, Any]], float]:
+def rows_until(paths: Sequence[Path], step: int, now: float) -> tuple[list[dict[str, Any]], float]:
     """Return the metrics of all steps to this one, from the first of the files that has them; else none.
 
-    Then the seconds that its run had spent by its last row, on steps that were lost, too.
+    Then the seconds since the first start of its run `now` (in UNIX time): steps that were lost, too, and the time
+    since its last row.
     """
     for path in paths:
         found = [*read_lines(path)]
         rows = [row for row in found if row["step"] <= step]
         if [row["step"] for row in rows] == [*range(1, step + 1)]:
-            return rows, max((row.get("elapsed_seconds", 0.0) for row in found), default=0.0)
+            return rows, found[-1]["elapsed_seconds"] + max(now - found[-1]["time"], 0.0) if found else 0.0
     return [], 0.0

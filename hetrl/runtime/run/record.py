@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 from hetrl.describe.launching import link_name
 from hetrl.errors import HetrlError
 from hetrl.files import EventLog, append_line, read_lines, replace_json
+from hetrl.goodput import fault_costs, goodput
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.data.rewards import tally
@@ -34,7 +36,9 @@ class Record:
         self.events = EventLog(directory / "events.jsonl", site)
         self._directory, self._site = directory, site
         self._links_out: set[str] = set()
-        self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter in the runs that this one goes on from
+        self.began = time.time()
+        self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter until then, since the first start of all
+        self._open, self._met = dict[str, str](), dict[str, str]()  # faults that go on; those since the last step
         self._engines: dict[str, str] = {}
         self._warm_start: dict[str, Any] | None = None
         self._lost = 0
@@ -70,10 +74,12 @@ class Record:
     def replica_lost(self, replica: str, error: HetrlError) -> None:
         """Note a replica of generation that the run goes on without."""
         self._lost += 1
+        self._fault(replica, f"lost {replica}")
         self.events.append("replica_lost", member=replica, cause=str(error))
 
     def replica_back(self, replica: str) -> None:
         """Note a replica of generation that was started again."""
+        self._open.pop(replica, None)
         self.events.append("replica_back", member=replica)
 
     def replica_joined(self, replica: str) -> None:
@@ -84,7 +90,12 @@ class Record:
         """Note that the link from here to a site is out, or is back."""
         if out != (site in self._links_out):
             self._links_out ^= {site}
-            self.events.append("link_out" if out else "link_back", link=link_name(self._site, site))
+            link = link_name(self._site, site)
+            self.events.append("link_out" if out else "link_back", link=link)
+            if out:
+                self._fault(link, f"link {link} out")
+            else:
+                self._open.pop(link, None)
 
     def refused(self, offences: Mapping[str, Mapping[str, int]]) -> None:
         """Note how many messages each site refused, by who sent them, where that changed."""
@@ -107,9 +118,10 @@ class Record:
     ) -> None:
         """Note that the run goes on after a step of another one, whose rows of metrics become this one's.
 
-        Of `begun` prompts it has samples that were under way; the other one took `spent_seconds`.
+        Of `begun` prompts it has samples that were under way; this one began `spent_seconds` after the first start.
         """
         self._spent_seconds = spent_seconds
+        self._met["resumed"] = f"taken up behind step {step}"
         for row in rows:
             append_line(self._directory / METRICS, row)
         self.events.append("resumed", step=step, version=version, rows=len(rows), begun=begun)
@@ -130,14 +142,20 @@ class Record:
 
     def step(self, row: Mapping[str, Any], of: int) -> None:
         """Write the metrics of one step."""
-        row = {**row, "elapsed_seconds": round(self._elapsed_seconds, 3)}
+        faults = {"faults": [*self._met.values()]} if self._met else {}
+        row = {**row, **faults, "time": round(time.time(), 3), "elapsed_seconds": round(self._elapsed_seconds, 3)}
+        self._met = dict(self._open)
         append_line(self._directory / METRICS, row)
         self.events.append("step", step=row["step"], of=of, reward=row["reward"], seconds=row["seconds"])
 
     @property
     def _elapsed_seconds(self) -> float:
-        """Return how long this run took, and those that it goes on from."""
+        """Return the seconds since the first start of this run, or of those that it goes on from."""
         return self._spent_seconds + time.monotonic() - self._start
+
+    def _fault(self, key: str, what: str) -> None:
+        """Let the steps that end from now on name a fault, until it is over."""
+        self._open[key] = self._met[key] = what
 
     def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
         """Write summary.json; `stats` are those of the lead site's gateway."""
@@ -165,7 +183,8 @@ class Record:
             "transport": {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(stats).items()},
             "gpu_hours": gpu_hours(context.held, time.monotonic() - self._start),
             "elapsed_seconds": round(self._elapsed_seconds, 3),
-            "goodput": round(elapsed / self._elapsed_seconds, 4),
+            "goodput": round(goodput(rows, self._elapsed_seconds), 4),
+            "faults": [asdict(one) for one in fault_costs(rows)],
             "faults_survived": self._lost + sum(link.reconnects for link in stats.links.values()),
         }
         replace_json(self._directory / "summary.json", summary)

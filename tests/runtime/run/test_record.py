@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from hetrl.errors import HetrlError
-from hetrl.files import append_line
+from hetrl.files import append_line, read_lines
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.sampling import PromptGroup
@@ -90,23 +90,53 @@ def test_the_summary_compares_generation_and_the_whole_training_with_what_was_pr
 
 
 def test_what_went_into_steps_that_were_lost_counts_against_goodput(tmp_path: Path) -> None:
-    """The run before took 100 s for three steps of 20, the last of which is taken again; this one takes no time."""
+    """The run before took 100 s for three steps of 20, the last of which is taken again; after 9 s this one begins."""
     for name in ("before", "run"):
         (tmp_path / name).mkdir()
     row = {"reward": 0.5, "samples": 1, "tokens": 1, "versions": {}, "seconds": {"iteration": 20.0}}
     for step in (1, 2, 3):
-        append_line(tmp_path / "before" / "metrics.jsonl", {"step": step, **row, "elapsed_seconds": 40.0 + 20 * step})
-    rows, spent_seconds = rows_until([tmp_path / "nowhere", tmp_path / "before" / "metrics.jsonl"], 2)
-    assert ([one["step"] for one in rows], spent_seconds) == ([1, 2], 100.0)
+        times = {"elapsed_seconds": 40.0 + 20 * step, "time": 1e9 + 40.0 + 20 * step}
+        append_line(tmp_path / "before" / "metrics.jsonl", {"step": step, **row, **times})
+    rows, spent_seconds = rows_until([tmp_path / "nowhere", tmp_path / "before" / "metrics.jsonl"], 2, 1e9 + 109.0)
+    assert ([one["step"] for one in rows], spent_seconds) == ([1, 2], 109.0)
     record = Record(tmp_path / "run", "alps")
     record.goes_on(2, 3, rows, 4, spent_seconds)
     record.step({"step": 3, **row}, 3)
     context = SimpleNamespace(run="try-1", experiment=SimpleNamespace(name="try"), plan=plan(), held={})
     record.summary(cast(Context, context), NO_LINKS)
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["elapsed_seconds"] >= 100.0
+    assert summary["elapsed_seconds"] >= 109.0
     assert summary["goodput"] == pytest.approx(60 / summary["elapsed_seconds"], rel=1e-3)
-    assert rows_until([tmp_path / "before" / "metrics.jsonl"], 4) == ([], 0.0)
+    (fault,) = summary["faults"]
+    assert (fault["what"], fault["step"]) == ("taken up behind step 2", 3)
+    assert fault["seconds"] == pytest.approx(109.0 - 80.0 - 20.0, abs=1.0)
+    assert rows_until([tmp_path / "before" / "metrics.jsonl"], 4, 2e9) == ([], 0.0)
+
+
+def test_what_another_clock_says_makes_no_run_shorter(tmp_path: Path) -> None:
+    append_line(tmp_path / "metrics.jsonl", {"step": 1, "elapsed_seconds": 40.0, "time": 1e9})
+    assert rows_until([tmp_path / "metrics.jsonl"], 1, 1e9 - 5)[1] == 40.0
+    assert rows_until([tmp_path / "metrics.jsonl"], 0, 1e9 + 5) == ([], 45.0)
+
+
+def test_a_step_names_the_faults_that_touched_it(tmp_path: Path) -> None:
+    record = Record(tmp_path, "alpha")
+    row = {"reward": 0.5, "seconds": {"iteration": 2.0}}
+
+    def faults_of(step: int) -> list[str]:
+        record.step({"step": step, **row}, 9)
+        found: list[str] = [*read_lines(tmp_path / "metrics.jsonl")][-1].get("faults", [])
+        return found
+
+    assert faults_of(1) == []
+    record.replica_lost("beta/actor_generation/0", HetrlError("it is gone"))
+    record.link_changed("gamma", out=True)
+    record.link_changed("gamma", out=False)
+    assert faults_of(2) == ["lost beta/actor_generation/0", "link alpha-gamma out"]
+    assert faults_of(3) == ["lost beta/actor_generation/0"]
+    record.replica_back("beta/actor_generation/0")
+    assert faults_of(4) == ["lost beta/actor_generation/0"]
+    assert faults_of(5) == []
 
 
 def published(**changes: Any) -> wire.Published:
