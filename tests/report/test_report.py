@@ -397,5 +397,5 @@ def test_the_page_says_what_each_fault_cost() -> None:
     rows[2] |= {"elapsed_seconds": 75.0, "faults": [HOSTILE]}
     text = Page(run_page({}, rows, EVENTS, plan())).text
     assert "Cost: by how much" not in Page(run_page({}, METRICS, EVENTS, plan())).text
-    told = text[text.index("Fault met in step cost") :]
+    told = text[text.index("Fault Met in step Cost") :]
     assert told.index(HOSTILE) < told.index("49.0 s") < told.index("Cost: by how much")  # a step takes 2 s, then 10
