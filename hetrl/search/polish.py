@@ -2,7 +2,8 @@
 
     repeat until a whole round finds nothing, or a limit is reached:
         for every change: a gene of a task, layers from one stage to another, places of two classes, the group of a
-                          task, one of its own with devices of a class, devices of a class from one group to another
+                          task, with all of that group taking turns or not, one of its own with devices of a class,
+                          devices of a class from one group to another
             take it if the plan is better
 
 The evolution changes at random, and leaves some of the small changes untried.
@@ -15,7 +16,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from hetrl.search.core.encoding import CACHE, IDLE, MOVED, PIPELINE, Vector, views
+from hetrl.search.core.encoding import CACHE, IDLE, MOVED, OFFLOAD, PIPELINE, SLEEP, Vector, views
 from hetrl.search.core.tables import Tables
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.limits import Best, Limits
@@ -65,7 +66,8 @@ def changes(x: Vector, evaluator: Evaluator) -> Iterator[Change]:
                 yield _set(2, (task, int(kind)), option)
     if evaluator.space.excluded is None:
         for task in range(tables.tasks):
-            yield from (_set(0, (task,), g) for g in range(min(int(group.max()) + 2, tables.tasks)))
+            for g in range(min(int(group.max()) + 2, tables.tasks)):
+                yield from (_set(0, (task,), g), _taking_turns(task, g, tables))
             yield from _parted(task, group, devices, tables)
     yield from _moved_devices(int(group.max()) + 1, devices, tables)
 
@@ -73,6 +75,17 @@ def changes(x: Vector, evaluator: Evaluator) -> Iterator[Change]:
 def _set(part: int, place: tuple[int, ...], value: int) -> Change:
     def change(x: Views) -> None:
         x[part][place] = value
+
+    return change
+
+
+def _taking_turns(task: int, g: int, tables: Tables) -> Change:
+    """Return a task in another group, all of whose tasks leave the devices to the others."""
+
+    def change(x: Views) -> None:
+        x[0][task] = g
+        mates = np.flatnonzero(x[0] == g)
+        x[3][mates, IDLE] = np.where(mates == tables.generation, SLEEP, OFFLOAD)
 
     return change
 

@@ -11,7 +11,20 @@ from hypothesis import given, settings
 
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.problem import Problem
-from hetrl.search.core.encoding import MOVED, PIPELINE, SENDER, SHAPE, TENSOR, USED, Vector, views
+from hetrl.search.core.encoding import (
+    IDLE,
+    MOVED,
+    OFFLOAD,
+    PIPELINE,
+    RESIDENT,
+    SENDER,
+    SHAPE,
+    SLEEP,
+    TENSOR,
+    USED,
+    Vector,
+    views,
+)
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.limits import Best, Limits
 from hetrl.search.polish import changes, polish
@@ -64,6 +77,43 @@ def test_a_task_may_leave_with_some_of_the_devices() -> None:
         if sorted(devices[:2].tolist()) == [[1, 0], [1, 2]]:
             left.append(group.tolist())
     assert len({*map(tuple, left)}) == tables.tasks
+
+
+def test_a_task_joins_a_group_whose_tasks_take_turns() -> None:
+    """Each change of a group is tried with all of the tasks in their places, and with all that can leaving them."""
+    evaluator = Evaluator(Space(Problem(two_sites(), job(algorithm="grpo"))))
+    tables = evaluator.tables
+    x = over_both_sites(evaluator, 2, 1)
+    views(x, tables.tasks, tables.classes)[3][:, IDLE] = RESIDENT
+    idle = set()
+    for change in changes(x.copy(), evaluator):
+        changed = x.copy()
+        group, _, _, choice = parts = views(changed, tables.tasks, tables.classes)
+        change(parts)
+        evaluator.repair(changed)
+        if len({*group.tolist()}) == 1:
+            idle.add(tuple(choice[:, IDLE].tolist()))
+    turns = tuple(SLEEP if task == tables.generation else OFFLOAD for task in range(tables.tasks))
+    assert {turns, (RESIDENT,) * tables.tasks} <= idle
+
+
+def test_a_training_counts_the_devices_that_its_group_gets() -> None:
+    evaluator = Evaluator(Space(Problem(two_sites(), job(algorithm="grpo"))))
+    tables = evaluator.tables
+    x = over_both_sites(evaluator, 2, 1)
+    group, devices, order, choice = views(x, tables.tasks, tables.classes)
+    task = evaluator.space.problem.workload.tasks.index(ACTOR_TRAINING)
+    group[:] = [int(one == task) for one in range(tables.tasks)]
+    devices[:2] = [[0, 2], [2, 0]]
+    order[task], choice[task, USED] = [0, 1], 1
+    evaluator.repair(x)
+    counted = []
+    for seed in range(2000):
+        _, had, _, choices = views(evaluator.mutate(x, seed), tables.tasks, tables.classes)
+        if had[1].tolist() == [2, 1] and np.array_equal(choices[task, :USED], choice[task, :USED]):
+            counted.append(choices[task, USED] == 2)
+    assert len(counted) > 20
+    assert sum(counted) > len(counted) / 2  # the others were drawn anew
 
 
 def two_sites(gbps: float = 0.5) -> Topology:

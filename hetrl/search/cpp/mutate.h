@@ -10,7 +10,7 @@
 // Every change flags the tasks whose costs it may touch.
 #pragma once
 
-#include "draw.h"
+#include "settle.h"
 
 constexpr double MOVES = 0.35;  // share of changes that move devices
 
@@ -63,28 +63,6 @@ inline Int draw_amount(Int node, Int available, const Hashes& state) {
             return available;
         default:
             return node * (1 + below(state, std::max(available / node, Int(1))));
-    }
-}
-
-// Let the tasks of a group use the classes that it has: serving takes them up, trainings may draw an order.
-inline void settle(Int g, const View& x, const Hashes& state, const Tables& tables) {
-    const Genes own = x.devices[g];
-    for (Int task = 0; task < tables.tasks; ++task) {
-        if (x.group[task] != g) {
-            continue;
-        }
-        const Genes classes = x.classes[task];
-        if (tables.is_training[task]) {
-            if (uniform(state) < 0.4) {
-                draw_order(task, own, classes, x.choice[task], state, tables);
-            }
-            continue;
-        }
-        for (Int kind = 0; kind < tables.classes; ++kind) {
-            if (own[kind] > 0 && classes[kind] == 0 && uniform(state) < 0.8) {
-                classes[kind] = std::int32_t(std::min(1 + below(state, 2), tables.serving.options[task][kind]));
-            }
-        }
     }
 }
 
@@ -295,5 +273,8 @@ void regroup(const Genes& x, const Flags& stale, const Hashes& state, const Tabl
     }
     settle(source, parts, state, tables);
     settle(target, parts, state, tables);
+    if (uniform(state) < STOPS) {
+        take_turns(target, parts, tables);
+    }
     repair_changed(x, stale, tables);
 }
