@@ -34,7 +34,7 @@ def problem(dear: float = 4.0, cheap: float = 1.0) -> Problem:
 
 def found(asked: Problem, objective: Objective) -> Curve:
     """Return the curve around a plan that was searched for longer than its points."""
-    plan = solve(replace(asked, objective=objective), "sha-ea", 600.0, 1, evaluations=4 * EVALUATIONS)
+    plan = solve(replace(asked, objective=objective), "sha-ea", 600.0, 1, evaluations=8 * EVALUATIONS)
     return curve(plan, asked, 600.0, evaluations=EVALUATIONS)
 
 

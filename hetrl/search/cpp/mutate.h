@@ -10,7 +10,7 @@
 // Every change flags the tasks whose costs it may touch.
 #pragma once
 
-#include "settle.h"
+#include "draw.h"
 
 constexpr double MOVES = 0.35;  // share of changes that move devices
 
