@@ -63,5 +63,6 @@ def rows_until(paths: Sequence[Path], step: int, now: float) -> tuple[list[dict[
         found = [*read_lines(path)]
         rows = [row for row in found if row["step"] <= step]
         if [row["step"] for row in rows] == [*range(1, step + 1)]:
-            return rows, found[-1]["elapsed_seconds"] + max(now - found[-1]["time"], 0.0) if found else 0.0
+            last = found[-1] if found else {}
+            return rows, last.get("elapsed_seconds", 0.0) + max(now - last.get("time", now), 0.0)
     return [], 0.0

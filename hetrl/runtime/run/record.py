@@ -35,7 +35,6 @@ class Record:
     def __init__(self, directory: Path, site: str) -> None:
         self.events = EventLog(directory / "events.jsonl", site)
         self._directory, self._site = directory, site
-        self._links_out: set[str] = set()
         self.began = time.time()
         self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter until then, since the first start of all
         self._open, self._met = dict[str, str](), dict[str, str]()  # faults that go on; those since the last step
@@ -88,14 +87,14 @@ class Record:
 
     def link_changed(self, site: str, *, out: bool) -> None:
         """Note that the link from here to a site is out, or is back."""
-        if out != (site in self._links_out):
-            self._links_out ^= {site}
-            link = link_name(self._site, site)
-            self.events.append("link_out" if out else "link_back", link=link)
-            if out:
-                self._fault(link, f"link {link} out")
-            else:
-                self._open.pop(link, None)
+        link = link_name(self._site, site)
+        if out == (link in self._open):
+            return
+        if out:
+            self._fault(link, f"link {link} out")
+        else:
+            del self._open[link]
+        self.events.append("link_out" if out else "link_back", link=link)
 
     def refused(self, offences: Mapping[str, Mapping[str, int]]) -> None:
         """Note how many messages each site refused, by who sent them, where that changed."""

@@ -122,16 +122,15 @@ inline void draw_order(Int task, const Genes& own, const Genes& order, const Gen
     const Int kinds = tables.classes;
     Local<Int> left(kinds, 0);
     shuffle(left, kinds, state);
-    const auto usable = [&](Int kind) { return own[kind] > 0 && tables.usable[task][kind]; };
     Int count = 0;
     for (Int kind = 0; kind < kinds; ++kind) {
-        count += usable(kind);
+        count += can_use(task, kind, own, tables);
     }
     for (Int position = 0; position < kinds; ++position) {
         Int chosen = position;
         double nearest = INFINITE;
         for (Int index = position; index < kinds; ++index) {
-            double distance = usable(left[index]) ? 0.0 : 1e18;
+            double distance = can_use(task, left[index], own, tables) ? 0.0 : 1e18;
             if (position > 0 && !random_order) {
                 distance += std::min(tables.network.byte[order[position - 1]][left[index]], 1e9);
             }
@@ -180,7 +179,7 @@ void draw(const Genes& x, const Hashes& state, const Tables& tables) {
 // Let the classes that a training has devices of count, those that counted in their order, the others at random places.
 inline void adopt(Int task, const Genes& own, const Genes& order, const Genes& choice, const Hashes& state,
                   const Tables& tables) {
-    const auto counts = [&](Int kind) { return own[kind] > 0 && tables.usable[task][kind]; };
+    const auto counts = [&](Int kind) { return can_use(task, kind, own, tables); };
     const Int counted = clamp(choice[USED], 1, tables.classes);  // several changes come before a repair
     std::int32_t* const first = order.begin();
     Int used = std::stable_partition(first, first + counted, counts) - first;

@@ -24,6 +24,11 @@ inline Int ranks_of(Int task, Int kind, Int option, const Tables& tables) {
     return tables.serving.tensor[task][kind][option] * tables.serving.pipeline[task][kind][option];
 }
 
+// Return whether a task can use devices of a class that its group owns.
+inline bool can_use(Int task, Int kind, const Genes& own, const Tables& tables) {
+    return own[kind] > 0 && tables.usable[task][kind];
+}
+
 // Return how many units of so many ranks so many devices of a class have room for: in whole nodes and the remainder.
 inline Int units_on(Int devices, Int node, Int ranks) {
     return (devices / node) * (node / ranks) + devices % node / ranks;

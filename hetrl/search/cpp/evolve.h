@@ -31,7 +31,7 @@ inline Word hash_vector(const Genes& x, const Tables& tables) {
         const Int end = training ? genes[USED] : tables.classes;
         for (Int position = 0; position < end; ++position) {
             const Int kind = training ? classes[task][position] : position;
-            if (own[kind] > 0 && tables.usable[task][kind]) {
+            if (can_use(task, kind, own, tables)) {
                 mix(kind);
                 mix(own[kind]);
                 mix(classes[task][position]);

@@ -119,6 +119,13 @@ def test_what_another_clock_says_makes_no_run_shorter(tmp_path: Path) -> None:
     assert rows_until([tmp_path / "metrics.jsonl"], 0, 1e9 + 5) == ([], 45.0)
 
 
+def test_a_run_whose_rows_say_no_time_is_taken_up(tmp_path: Path) -> None:
+    append_line(tmp_path / "metrics.jsonl", {"step": 1, "elapsed_seconds": 40.0})
+    append_line(tmp_path / "older.jsonl", {"step": 1})
+    assert rows_until([tmp_path / "metrics.jsonl"], 1, 2e9)[1] == 40.0
+    assert rows_until([tmp_path / "older.jsonl"], 1, 2e9) == ([{"step": 1}], 0.0)
+
+
 def test_a_step_names_the_faults_that_touched_it(tmp_path: Path) -> None:
     record = Record(tmp_path, "alpha")
     row = {"reward": 0.5, "seconds": {"iteration": 2.0}}
