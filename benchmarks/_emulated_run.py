@@ -18,7 +18,8 @@ from rich.console import Console
 from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.describe.experiment import Batch, Data, Experiment, Model, Reward, TopologySection
 from hetrl.describe.launching import Launch
-from hetrl.describe.sites import LinkEntry, ScenarioFile, SiteFile
+from hetrl.describe.links import LinkEntry
+from hetrl.describe.sites import ScenarioFile, SiteFile
 from hetrl.errors import HetrlError
 from hetrl.files import parse_lines
 from hetrl.plan.plan import Plan

@@ -16,12 +16,13 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.objective import FASTEST, Objective
 from hetrl.describe.experiment import Experiment, Planner
 from hetrl.describe.launching import link_name
+from hetrl.describe.links import LinkEntry
 from hetrl.describe.measured import Measured, merge
 from hetrl.describe.measured_files import read_all
 from hetrl.describe.measured_links import MeasuredLinks, delay_and_gbps
 from hetrl.describe.models import critic_of
 from hetrl.describe.response_lengths import read_lengths
-from hetrl.describe.sites import LinkEntry, ScenarioFile, read_scenario, read_sites, topology_of
+from hetrl.describe.sites import ScenarioFile, read_scenario, read_sites, topology_of
 from hetrl.describe.yaml_file import find, read_yaml
 from hetrl.errors import UsageError, nearest
 from hetrl.hardware import Topology

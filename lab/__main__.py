@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from hetrl.describe.sites import LinksFile
+from hetrl.describe.links import LinksFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError
 from lab.lab import Accounting, Lab

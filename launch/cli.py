@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hetrl.errors import HetrlError
+from launch.verbs.arguments import at_least_one, count, positive, share
 from launch.verbs.ask import add_calibration, add_questions
 
 _Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -88,23 +89,23 @@ def _add_planning(verbs: _Verbs) -> None:
     plan.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the plan file there too")
     plan.add_argument("--solver", help="instead of planner.solver")
     plan.add_argument("--seed", type=int, help="instead of planner.seed")
-    plan.add_argument("--budget", dest="budget_seconds", metavar="SECONDS", type=_positive, help="of the search")
-    plan.add_argument("--evaluations", metavar="N", type=_count, help="of sha-ea, for a plan that can be repeated")
-    plan.add_argument("--processes", metavar="N", type=_count, help="that sha-ea searches in, instead of one")
+    plan.add_argument("--budget", dest="budget_seconds", metavar="SECONDS", type=positive, help="of the search")
+    plan.add_argument("--evaluations", metavar="N", type=count, help="of sha-ea, for a plan that can be repeated")
+    plan.add_argument("--processes", metavar="N", type=count, help="that sha-ea searches in, instead of one")
     plan.add_argument("--objective", choices=OBJECTIVES, help="instead of planner.objective")
-    plan.add_argument("--budget-per-hour", metavar="PRICE", type=_positive, help="the most throughput for that price")
+    plan.add_argument("--budget-per-hour", metavar="PRICE", type=positive, help="the most throughput for that price")
     plan.add_argument(
         "--at-least",
         "--min-samples-per-second",
         dest="min_samples_per_second",
         metavar="RATE",
-        type=_positive,
+        type=positive,
         help="the least cost at so many samples per second",
     )
     plan.add_argument(
-        "--max-iteration-seconds", metavar="SECONDS", type=_positive, help="the same, as an iteration's time"
+        "--max-iteration-seconds", metavar="SECONDS", type=positive, help="the same, as an iteration's time"
     )
-    plan.add_argument("--budget-gpu-hours", metavar="HOURS", type=_positive, help="of the run, for time-to-result")
+    plan.add_argument("--budget-gpu-hours", metavar="HOURS", type=positive, help="of the run, for time-to-result")
     plan.add_argument("--space", choices=("full", "ilp"), default="full", help="keep sha-ea to the plan space of ilp")
 
     predict = _verb(verbs, "predict", "launch.verbs.ask:predict_command", "answer one question: how fast, does it fit")
@@ -132,12 +133,10 @@ def _add_measuring(verbs: _Verbs) -> None:
     probe.add_argument("config", metavar="CONFIG", type=Path, help="experiment file (YAML)")
     probe.add_argument("--gpus", action="store_true", help="run `hetrl profile` on a node of each GPU type, too")
     probe.add_argument("--quick", action="store_true", help="of `hetrl profile`")
-    probe.add_argument(
-        "--streams", metavar="N", type=_at_least_one, action="append", help="number of streams (1, 4, 8)"
-    )
-    probe.add_argument("--seconds", type=_positive, default=4.0, help="of full load each (default %(default)g)")
-    probe.add_argument("--round-trips", metavar="N", type=_at_least_one, default=50, help="each (default %(default)s)")
-    probe.add_argument("--wait", metavar="SECONDS", type=_positive, help="for the jobs to start (launch.queue_timeout)")
+    probe.add_argument("--streams", metavar="N", type=at_least_one, action="append", help="number of streams (1, 4, 8)")
+    probe.add_argument("--seconds", type=positive, default=4.0, help="of full load each (default %(default)g)")
+    probe.add_argument("--round-trips", metavar="N", type=at_least_one, default=50, help="each (default %(default)s)")
+    probe.add_argument("--wait", metavar="SECONDS", type=positive, help="for the jobs to start (launch.queue_timeout)")
     probe.add_argument("-o", "--output", metavar="DIR", type=Path, default=Path("topology/measured"))
     probe.add_argument("--json", action="store_true", help="print the file instead of tables")
 
@@ -154,7 +153,7 @@ def _add_reading(verbs: _Verbs) -> None:
     simulate.add_argument("--config", metavar="CONFIG", type=Path, required=True, help="its experiment file (YAML)")
     simulate.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace there (opens in Perfetto)")
     simulate.add_argument("--seed", type=int, default=0, help="of the response lengths (default 0)")
-    simulate.add_argument("--iterations", type=_count, default=0, help="to play (default 0: until they are steady)")
+    simulate.add_argument("--iterations", type=count, default=0, help="to play (default 0: until they are steady)")
     simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
 
     explain = _verb(verbs, "explain", "launch.verbs.explain:explain_command", "say why a plan is as it is")
@@ -162,8 +161,8 @@ def _add_reading(verbs: _Verbs) -> None:
     explain.add_argument(
         "--config", metavar="CONFIG", type=Path, help="its experiment (default: config.yaml beside it)"
     )
-    explain.add_argument("--what-ifs", metavar="SECONDS", type=_positive, nargs="?", const=3.0, help=_WHAT_IFS)
-    explain.add_argument("--budgets", metavar="SECONDS", type=_positive, nargs="?", const=3.0, help=_BUDGETS)
+    explain.add_argument("--what-ifs", metavar="SECONDS", type=positive, nargs="?", const=3.0, help=_WHAT_IFS)
+    explain.add_argument("--budgets", metavar="SECONDS", type=positive, nargs="?", const=3.0, help=_BUDGETS)
     explain.add_argument("--html", metavar="FILE", type=Path, help="write the page of the plan there")
     explain.add_argument("--play", action="store_true", help="draw an iteration on the page as it is simulated")
     explain.add_argument("--seed", type=int, default=0, help="of what-ifs, budgets and simulation (default 0)")
@@ -192,14 +191,14 @@ def _add_starting(verbs: _Verbs) -> None:
     where.add_argument("--local", action="store_true", help="all sites on this machine (the default)")
     where.add_argument("--at-sites", action="store_true", help="a job of one core at each site, over the real links")
     rehearse.add_argument("--plan", metavar="FILE", type=Path, help="rehearse this plan instead of planning")
-    rehearse.add_argument("--steps", metavar="N", type=_at_least_one, help="to take (default: 4 that count)")
+    rehearse.add_argument("--steps", metavar="N", type=at_least_one, help="to take (default: 4 that count)")
     rehearse.add_argument(
-        "--speed", metavar="FACTOR", type=_positive, help="of time (default: 90 seconds for all steps)"
+        "--speed", metavar="FACTOR", type=positive, help="of time (default: 90 seconds for all steps)"
     )
     rehearse.add_argument(
-        "--bytes-share", metavar="SHARE", type=_positive, help="of the bytes that cross (default: few)"
+        "--bytes-share", metavar="SHARE", type=positive, help="of the bytes that cross (default: few)"
     )
-    rehearse.add_argument("--noise", metavar="SHARE", type=_share, default=0.1, help="of rates and lengths (0.1)")
+    rehearse.add_argument("--noise", metavar="SHARE", type=share, default=0.1, help="of rates and lengths (0.1)")
     rehearse.add_argument("--json", action="store_true", help="print the seconds as JSON")
 
     submit = _verb(verbs, "submit", "launch.verbs.submit:submit_command", "plan an experiment, start it, follow it")
@@ -221,13 +220,13 @@ def _add_running(verbs: _Verbs) -> None:
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run is over")
     logs.add_argument("--site", help="only this site")
     logs.add_argument("--process", help="only this process, as actor_training-0")
-    logs.add_argument("-n", "--lines", type=_count, default=20, help="last lines of each log (default 20)")
+    logs.add_argument("-n", "--lines", type=count, default=20, help="last lines of each log (default 20)")
 
     relay = _verb(verbs, "relay", "launch.verbs.relay:relay_command", "connect sites that cannot dial each other")
     relay.add_argument("--listen", metavar="HOST:PORT", required=True, help="where the sites reach this host")
     relay.add_argument("--secret", metavar="FILE", type=Path, help="default: ~/.config/hetrl/relay.secret")
-    relay.add_argument("--connections", type=_count, default=512, help="of gateways, at once (default %(default)s)")
-    relay.add_argument("--per-address", type=_count, default=128, help="of them from one address (default %(default)s)")
+    relay.add_argument("--connections", type=count, default=512, help="of gateways, at once (default %(default)s)")
+    relay.add_argument("--per-address", type=count, default=128, help="of them from one address (default %(default)s)")
 
 
 def _add_changing(verbs: _Verbs) -> None:
@@ -275,7 +274,7 @@ def _add_kept(verbs: _Verbs) -> None:
         "copy the model of a checkpoint, as Hugging Face has it",
     )
     export.add_argument("run", metavar="RUN", help="id or directory of a run")
-    export.add_argument("--step", metavar="N", type=_count, help="of which step (default: the last)")
+    export.add_argument("--step", metavar="N", type=count, help="of which step (default: the last)")
     export.add_argument("directory", metavar="DIR", help="a directory that is not there yet")
 
 
@@ -287,34 +286,6 @@ def _verb(verbs: _Verbs, name: str, command: str, text: str) -> argparse.Argumen
 
 def _add_run(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("run", metavar="RUN", nargs="?", help="id or directory of a run (default: the latest)")
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share: 0 or more, below 1")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def _at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""Site, link and scenario files: what people write about clusters, and the `Topology` that follows from it."""
+"""Site and scenario files: what people write about clusters, and the `Topology` that follows from it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from hetrl.describe.container import ContainerEntry
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
+from hetrl.describe.links import Links, LinksFile
 from hetrl.describe.slices import refusal
 from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
 from hetrl.gpus import GpuType, gpu_catalogue, gpu_type
-from hetrl.hardware import ENGINES, Link, Node, Site, Topology
+from hetrl.hardware import ENGINES, Node, Site, Topology
 
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
 Way = Literal["direct", "ssh", "relay", "proxy"]
@@ -225,38 +226,6 @@ class SiteFile(Strict):
         if gpu not in self.price_per_gpu_hour:
             raise UsageError(f"site {self.name}: price_per_gpu_hour: no price of {gpu}; add it, 0 where it is free")
         return self.price_per_gpu_hour[gpu]
-
-
-class LinkEntry(Strict):
-    """One wide-area link: one-way delay, bandwidth in one direction."""
-
-    between: tuple[str, str]
-    delay_ms: NotNegative
-    gbps: NotNegative
-
-    def link(self) -> Link:
-        """Return the planner's link."""
-        return Link(self.between, self.delay_ms, self.gbps)
-
-
-def _each_once(links: tuple[LinkEntry, ...]) -> tuple[LinkEntry, ...]:
-    for index, link in enumerate(links):
-        for other in links[:index]:
-            if set(link.between) == set(other.between):
-                raise ValueError(
-                    f"the link between {' and '.join(other.between)} is there twice, with {other.gbps:g} and "
-                    f"{link.gbps:g} gbps; a link is the same both ways"
-                )
-    return links
-
-
-Links = Annotated[tuple[LinkEntry, ...], AfterValidator(_each_once)]
-
-
-class LinksFile(Strict):
-    """`topology/links.yaml`."""
-
-    links: Links
 
 
 class ScenarioFile(Strict):

@@ -391,7 +391,8 @@ def test_what_is_found_is_on_disk_after_every_pair(tmp_path: Path) -> None:
 def test_tables_fit_a_terminal_and_name_what_was_written(capsys) -> None:
     from rich.console import Console
 
-    from hetrl.describe.sites import LinkEntry, ScenarioFile
+    from hetrl.describe.links import LinkEntry
+    from hetrl.describe.sites import ScenarioFile
 
     scenario = ScenarioFile(
         sites=(site_file("alpha"), site_file("beta")),
