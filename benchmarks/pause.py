@@ -42,7 +42,7 @@ async def measure(size: str, work: Path) -> dict[str, Any]:
     script = ROOT / "benchmarks" / "_weight_steps.py"
     subprocess.run([sys.executable, script, work, size, str(RATE)], check=True, stdout=sys.stderr)
     steps = [work / f"steps-{step}.safetensors" for step in (0, STEP)]
-    files = [written(path, work / f"version-{number}") for number, path in enumerate(steps)]
+    files = [written(load_file(path), work / f"version-{number}") for number, path in enumerate(steps)]
     settings = VllmSettings(
         model_directory=work / "model",
         kv_cache_bytes=2**30,
@@ -67,9 +67,9 @@ async def measure(size: str, work: Path) -> dict[str, Any]:
     return {"model": size, "bytes": files[0].stat().st_size, "rest": at_rest, "busy": busy, "patched": patched}
 
 
-def written(weights: Path, path: Path) -> Path:
-    """Write the weights of a safetensors file as a replica's agent does; return the file."""
-    tensors, places, start = load_file(weights), dict[str, tuple[wire.TensorSpec, int]](), 0
+def written(tensors: Mapping[str, torch.Tensor], path: Path) -> Path:
+    """Write weights as a replica's agent does; return the file."""
+    places, start = dict[str, tuple[wire.TensorSpec, int]](), 0
     for name, tensor in tensors.items():
         places[name] = wire.TensorSpec(name, "bfloat16", tuple(tensor.shape), tensor.nbytes), start
         start += tensor.nbytes

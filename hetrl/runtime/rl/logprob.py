@@ -1,13 +1,15 @@
 """Log-probabilities and entropy of tokens, from hidden states: the logits are made chunk by chunk and never kept.
 
 A micro-batch's logits are its largest tensor: vocabulary / hidden size is 40 for a Qwen3-8B. Here a chunk of positions
-bounds them, in the forward pass and in the backward pass, which makes them again.
+bounds them, in the forward pass and in the backward pass, which makes them again. What follows the products is compiled
+where there is CUDA: one after the other, these steps read and write the largest tensor of all a dozen times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,11 +30,10 @@ class VocabularyShard:
     vocabulary: int
     temperature: float
 
-    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [n, v] over the temperature, -inf in the columns that pad the vocabulary."""
-        x = (hidden @ weight.t()).float().div_(self.temperature)
-        x[:, max(0, self.vocabulary - self.first) :] = float("-inf")
-        return x
+    @property
+    def real(self) -> int:
+        """Return how many of this rank's columns are no padding, or more."""
+        return max(0, self.vocabulary - self.first)
 
     def place(self, labels: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the column [n, 1] of each label here, and bool [n]: whether it is one of this rank's."""
@@ -49,7 +50,9 @@ class _HeadLogprobs(torch.autograd.Function):
         local, inside = columns.place(labels, weight.shape[0])
         sums = torch.empty(4, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for part in _parts(hidden.shape[0], rows):
-            sums[:, part] = _sums(columns.logits(hidden[part], weight), local[part], inside[part])
+            product = hidden[part] @ weight.t()
+            sums[:, part] = _on(hidden, _sums)(product, local[part], inside[part], columns.real, columns.temperature)
+            del product  # its memory is for the next one
         log_total, entropy, target = _over_ranks(sums, columns.group)
         ctx.save_for_backward(hidden, weight, local, inside, log_total, entropy)
         ctx.columns, ctx.rows = columns, rows
@@ -63,24 +66,46 @@ class _HeadLogprobs(torch.autograd.Function):
         # Megatron sums gradients in a buffer of its own: into it, many chunks add up without rounding in between.
         total = getattr(weight, "main_grad", of_weight)
         for part in _parts(hidden.shape[0], ctx.rows):
-            logprobs = ctx.columns.logits(hidden[part], weight)
-            logprobs -= log_total[part].unsqueeze(-1)
-            of_logits = _of_logits(
-                logprobs, local[part], inside[part], entropy[part], [_cut(g, part) for g in gradients]
+            of_logits = _on(hidden, _of_logits)(
+                hidden[part] @ weight.t(),
+                local[part],
+                inside[part],
+                log_total[part],
+                entropy[part],
+                [_cut(g, part) for g in gradients],
+                ctx.columns.real,
+                ctx.columns.temperature,
             )
-            of_logits = of_logits.div_(ctx.columns.temperature).to(hidden.dtype)
-            del logprobs  # its memory is for the product, and for the next chunk
             of_hidden[part] = of_logits @ weight
             total += of_logits.t() @ hidden[part]
             del of_logits
         return of_hidden, of_weight, None, None, None
 
 
-def _sums(x: torch.Tensor, local: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+@cache
+def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return torch.compile(function, dynamic=True)  # chunks are of many sizes
+
+
+def _on(tensor: torch.Tensor, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Return a function as it is fastest on the device of a tensor."""
+    return _compiled(function) if tensor.is_cuda else function
+
+
+def _logits(product: torch.Tensor, real: int, temperature: float) -> torch.Tensor:
+    """Return float32 logits [n, v] over the temperature, -inf in the columns that pad the vocabulary."""
+    x = product.float().div_(temperature)
+    return x.masked_fill_(torch.arange(x.shape[-1], device=x.device) >= real, float("-inf"))
+
+
+def _sums(
+    product: torch.Tensor, local: torch.Tensor, inside: torch.Tensor, real: int, temperature: float
+) -> torch.Tensor:
     """Return [4, n] of logits [n, v]: the largest, sum exp(x - largest), the same weighted by x - largest, the label's.
 
     In place: a chunk is large.
     """
+    x = _logits(product, real, temperature)
     largest = x.amax(-1).clamp_(min=torch.finfo(x.dtype).min)  # a rank may hold nothing but padding
     x -= largest.unsqueeze(-1)
     weights = x.exp()
@@ -106,23 +131,31 @@ def _over_ranks(sums: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[to
 
 
 def _of_logits(
-    logprobs: torch.Tensor,
+    product: torch.Tensor,
     local: torch.Tensor,
     inside: torch.Tensor,
+    log_total: torch.Tensor,
     entropy: torch.Tensor,
     gradients: list[torch.Tensor | None],
+    real: int,
+    temperature: float,
 ) -> torch.Tensor:
-    """Return the gradient [n, v] of the scaled logits, from their log-probs and the gradients of both results."""
+    """Return the gradient [n, v] of the product, in its type, from the gradients [n] of both results."""
     of_logprob, of_entropy = gradients
-    result = logprobs.exp_()  # in place, as all that follows: a chunk is large
+    result = _logits(product, real, temperature).sub_(log_total.unsqueeze(-1)).exp_()  # in place: a chunk is large
     of_spread = None
     if of_entropy is not None:
         of_spread = torch.xlogy(result, result).addcmul_(result, entropy.unsqueeze(-1)).mul_(of_entropy.unsqueeze(-1))
     if of_logprob is None:
         result.zero_()
     else:
-        result.mul_(-of_logprob.unsqueeze(-1)).scatter_add_(-1, local, (of_logprob * inside).unsqueeze(-1))
-    return result if of_spread is None else result.sub_(of_spread)
+        result.mul_(-of_logprob.unsqueeze(-1))
+    if of_spread is not None:
+        result.sub_(of_spread)
+    of_label = result.div_(temperature).gather(-1, local)
+    if of_logprob is not None:
+        of_label = of_label + (of_logprob * inside / temperature).unsqueeze(-1)
+    return result.to(product.dtype).scatter_(-1, local, of_label.to(product.dtype))
 
 
 def _parts(length: int, rows: int) -> Iterator[slice]:

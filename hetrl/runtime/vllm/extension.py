@@ -7,7 +7,6 @@ https://docs.vllm.ai/en/latest/training/weight_transfer/ and https://docs.vllm.a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from hetrl.runtime.vllm.command import BACKEND
-from hetrl.runtime.weights.safetensors_file import HEADER_BYTES, Places, places_of
+from hetrl.runtime.vllm.loading import tensors_of
+from hetrl.runtime.weights.safetensors_file import Places, places_of
 from hetrl.runtime.wire import TensorSpec
 
 
@@ -83,26 +83,13 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
     def _load(self, path: Path, places: Places) -> None:
         initialize_layerwise_reload(self.model)
         try:
-            loaded = self.model.load_weights(_tensors_of(path, places, self.device))
+            loaded = self.model.load_weights(tensors_of(path, places, self.device))
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             _repack_output_layer(self.model)
         if loaded is not None and (missing := {name for name, _ in self.model.named_parameters()} - loaded):
             raise ValueError(f"{path} lacks the weights of {sorted(missing)[0]}")
-
-
-def _tensors_of(path: Path, places: Places, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors one at a time, views of the mapped file on a CPU.
-
-    safetensors 0.8.0 would keep 64 bytes for ever of each tensor that it hands out (`get_tensor`, slices): half a
-    gigabyte in a week of a version every 30 s of 400 tensors.
-    """
-    storage = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
-    for name, (spec, start) in sorted(places.items()):
-        first = HEADER_BYTES + start
-        stored = torch.empty(0, dtype=torch.uint8).set_(storage[first : first + spec.bytes])
-        yield name, stored.view(getattr(torch, spec.dtype)).reshape(spec.shape).to(device)
 
 
 def _repack_output_layer(model: torch.nn.Module) -> None:
