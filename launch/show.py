@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NAMES_ERROR = re.compile(r"(\b\w*(Error|Exception|Interrupt)\b|\berror\b|\bfatal\b)[:(\s]", re.IGNORECASE)
 _QUIET = re.compile(r"\b(DEBUG|INFO|WARN(ING)?)\b")  # the level of a logger, near the beginning of a line
 _LEVEL_LETTERS = 80
+_STACK_FOLLOWS = ", error stack:"  # as MPICH says it; then a line for each function, the deepest last
+_FRAME = re.compile(r"\w+\(\d+\)\.*:")
 _TAIL_BYTES = 65536
 
 
@@ -188,12 +191,15 @@ def charges_line(plan: Plan, topology: Topology, steps: int) -> str:
 def telling_line(text: str) -> str:
     """Return the line of a log that tells why the process ended: the last that names an error, else the last.
 
-    What a logger says of everyday matters or warns of is neither.
+    What a logger says of everyday matters or warns of is neither. MPICH names the cause last, below the error.
     """
     lines = [line.strip() for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
     loud = [line for line in lines if not _QUIET.search(line[:_LEVEL_LETTERS])]
     errors = [line for line in loud if names_error(line)]
     chosen = (errors or loud or [""])[-1]
+    if chosen.endswith(_STACK_FOLLOWS):
+        deeper = takewhile(_FRAME.match, lines[len(lines) - lines[::-1].index(chosen) :])
+        chosen = "; ".join([chosen.removesuffix(_STACK_FOLLOWS), *list(deeper)[-1:]])
     return chosen.removeprefix("error: ")
 
 

@@ -33,6 +33,14 @@ def test_line_of_a_step_has_reward_seconds_and_version_in_80_columns():
     assert step_line(STEP, None).endswith("train 10.0)")
 
 
+MPICH = """Abort(1) on node 0: Fatal error in internal_Init: Other MPI error, error stack:
+internal_Init(70)...: MPI_Init_thread(required=3) failed
+MPII_Init_thread(2).:
+MPIDU_bc(9)....: no space left
+srun: job step aborted
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -46,6 +54,8 @@ def test_line_of_a_step_has_reward_seconds_and_version_in_80_columns():
         ("OSError: no\nINFO 11-24 [core.py:58] error: none\nWARNING: fatal error (again)\n", "OSError: no"),
         ("Killed\n(worker pid=7) INFO 11-24 goodbye\n", "Killed"),
         ("INFO all is well\n", ""),
+        (MPICH, "Abort(1) on node 0: Fatal error in internal_Init: Other MPI error; MPIDU_bc(9)....: no space left"),
+        ("Fatal error: Other MPI error, error stack:\n", "Fatal error: Other MPI error"),
     ],
 )
 def test_telling_line_is_the_last_that_names_an_error_or_the_last(text, line):
