@@ -13,13 +13,11 @@ import argparse
 import asyncio
 import gc
 import json
-import random
-import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,29 +25,24 @@ from typing import Any
 
 import numpy
 import torch
+from _gpu_server import SERVED, beside, drawn_weight, say, served
 from _results import RESULTS, write_result
-from pause import CALL_SECONDS, SAID_TOKENS, START_SECONDS, UNDER_WAY, VERSIONS, drawn, held, written
+from pause import CALL_SECONDS, UNDER_WAY, VERSIONS
 from torch._C._distributed_c10d import HashStore
 
-from hetrl.cost.efficiency import PLANNED_ENGINE
-from hetrl.questions.answer import Answer
-from hetrl.questions.serving import generation, inference
+from hetrl.gpus import gpu_type
+from hetrl.questions.serving import inference
 from hetrl.questions.step import SoloTraining
 from hetrl.questions.training import training
-from hetrl.runtime import wire
 from hetrl.runtime.instruments.profile import software
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, start_world, stop_world
 from hetrl.runtime.megatron.layout import Layout
-from hetrl.runtime.vllm.server import VllmServer, VllmSettings
-from hetrl.runtime.weights.safetensors_file import HEADER_BYTES, places_of
-from hetrl.runtime.weights.tiny_model import write_tiny_model
 from hetrl.runtime.wire import LossSettings
 from hetrl.workload import Architecture, architecture
 from lab.fake_cuda.engine_rank import config_of
 
 PARTS = ("training", "serving", "versions")
-SERVED, CACHE_BYTES, MOST_SEQUENCES, MOST_TOKENS = "qwen3-8b", 30 * 10**9, 256, 4096
 PAUSE_SECONDS = 0.5  # to reach
 WARM_UP, REPETITIONS = 1, 3  # of a step
 
@@ -85,7 +78,6 @@ TRAINED = (
     Trained("qwen3-0.6b", None, 4096, 8, 2, "none"),
     Trained("qwen3-1.7b", None, 4096, 4, 1, "selective"),
 )
-SERVING = ((1, 128, 256), (16, 512, 256), (64, 512, 256), (256, 128, 256), (256, 1024, 128))  # batch, prompt, response
 
 
 def trained(case: Trained, gpu: str) -> dict[str, Any]:
@@ -110,12 +102,12 @@ def trained(case: Trained, gpu: str) -> dict[str, Any]:
     score = inference(model, gpu, samples=case.samples, sequence=case.tokens, micro_batch=case.micro_batch)
     row = {
         "case": f"{case.name}, recompute {case.recompute}",
-        "step": _beside(seconds, step),
-        "score": _beside(scored, score),
+        "step": beside(seconds, step),
+        "score": beside(scored, score),
         "memory": {"held_gb": held_gb, "predicted_gb": step.memory_gb, "error": step.memory_gb / held_gb - 1},
         "mfu": step.details["mfu"] * step.seconds / seconds,
     }
-    _say(json.dumps(row))
+    say(json.dumps(row))
     return row
 
 
@@ -132,7 +124,7 @@ def _taken(case: Trained) -> tuple[float, float, float]:
         seed=0,
         recompute=case.recompute,
     )
-    engine.load((name, _weight(home.shape)) for name, home in engine.shards.homes.items())
+    engine.load((name, drawn_weight(home.shape)) for name, home in engine.shards.homes.items())
     batch = _batch(case, model.vocabulary)
     settings = LossSettings(kl_coefficient=0.1)
     seconds = _median(lambda: engine.train_step(batch, settings))
@@ -140,15 +132,6 @@ def _taken(case: Trained) -> tuple[float, float, float]:
     scored = _median(lambda: engine.score(batch))
     engine.close()
     return seconds, scored, held_gb
-
-
-def _say(what: str) -> None:
-    print(f"{time.monotonic():.0f} s: {what}", file=sys.stderr, flush=True)
-
-
-def _weight(shape: Sequence[int]) -> torch.Tensor:
-    whole = torch.empty(tuple(shape), dtype=torch.bfloat16, device="cuda")
-    return whole.fill_(1.0) if len(shape) == 1 else whole.normal_(0.0, 0.02)
 
 
 def _batch(case: Trained, vocabulary: int) -> TokenBatch:
@@ -172,121 +155,6 @@ def _median(run: Callable[[], Any]) -> float:
         if number >= WARM_UP:
             found.append(time.perf_counter() - began)
     return statistics.median(found)
-
-
-def _beside(seconds: float, answer: Answer) -> dict[str, float]:
-    return {"seconds": seconds, "predicted": answer.seconds, "error": answer.seconds / seconds - 1}
-
-
-async def served(gpu: str, parts: Sequence[str], work: Path) -> dict[str, Any]:
-    """Start the server, give it two versions in turn, let it continue prompts."""
-    files = _versions_of(work)
-    settings = VllmSettings(
-        model_directory=_model_directory(work / "model"),
-        kv_cache_bytes=CACHE_BYTES,
-        max_sequences=MOST_SEQUENCES,
-        max_model_tokens=MOST_TOKENS,
-        dtype="bfloat16",
-        device="cuda",
-    )
-    torch.cuda.empty_cache()
-    server = VllmServer(settings, work / "server", work / "vllm.log")
-    began = time.monotonic()
-    try:
-        await server.start(START_SECONDS)
-        found: dict[str, Any] = {"start_seconds": time.monotonic() - began}
-        _say("server started")
-        await server.update_weights(0, files[0], CALL_SECONDS)
-        if "serving" in parts:
-            found["serving"] = [await _continued(server, gpu, *one) for one in SERVING]
-        if "versions" in parts:
-            found["versions"] = await _versions(server, files)
-    except BaseException:
-        print((work / "vllm.log").read_text(errors="replace")[-6000:])
-        raise
-    finally:
-        await server.stop()
-    return found
-
-
-def _model_directory(path: Path) -> Path:
-    """Write configuration and tokenizer of the served model, whose weights come as versions."""
-    write_tiny_model(path)
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **config_of(SERVED), "dtype": "bfloat16"}))
-    return path
-
-
-def _versions_of(work: Path) -> list[Path]:
-    """Write two versions of the served model, drawn from a seed; they differ in the last norm."""
-    torch.manual_seed(0)
-    first = written({name: _weight(shape).cpu() for name, shape in _shapes()}, work / "version-0")
-    second = Path(shutil.copyfile(first, work / "version-1"))
-    spec, start = places_of(second)["model.norm.weight"]
-    with second.open("r+b") as file:
-        file.seek(HEADER_BYTES + start)
-        file.write(torch.full(spec.shape, 2.0, dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes())
-    _say("versions written")
-    return [first, second]
-
-
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield the tensors of Qwen3 (https://huggingface.co/Qwen/Qwen3-8B, model.safetensors.index.json)."""
-    model = architecture(SERVED)
-    heads, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    yield "model.embed_tokens.weight", (model.vocabulary, model.hidden)
-    for number in range(model.layers):
-        layer = f"model.layers.{number}"
-        for name, rows, columns in (
-            ("self_attn.q_proj", heads, model.hidden),
-            ("self_attn.k_proj", kv, model.hidden),
-            ("self_attn.v_proj", kv, model.hidden),
-            ("self_attn.o_proj", model.hidden, heads),
-            ("mlp.gate_proj", model.intermediate, model.hidden),
-            ("mlp.up_proj", model.intermediate, model.hidden),
-            ("mlp.down_proj", model.hidden, model.intermediate),
-        ):
-            yield f"{layer}.{name}.weight", (rows, columns)
-        for name in ("self_attn.q_norm", "self_attn.k_norm"):
-            yield f"{layer}.{name}.weight", (model.head_dim,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{layer}.{name}.weight", (model.hidden,)
-    yield "model.norm.weight", (model.hidden,)
-    yield "lm_head.weight", (model.vocabulary, model.hidden)
-
-
-async def _continued(server: VllmServer, gpu: str, batch: int, prompt: int, response: int) -> dict[str, Any]:
-    """Return what equal prompts of unlike tokens take, from the first request to the last answer; the better of two."""
-    found = []
-    for attempt in range(2):
-        chance = random.Random(attempt)
-        prompts = [[chance.randrange(1000, 100_000) for _ in range(prompt)] for _ in range(batch)]
-        sampling = wire.Sampling(samples=1, max_tokens=response, temperature=1.0, top_p=1.0, seed=0, stop_tokens=())
-        began = time.monotonic()
-        await asyncio.gather(*(server.generate(one, sampling, CALL_SECONDS) for one in prompts))
-        found.append(time.monotonic() - began)
-    answer = generation(architecture(SERVED), gpu, batch=batch, prompt=prompt, response=response, engine=PLANNED_ENGINE)
-    row = {"batch": batch, "prompt": prompt, "response": response, **_beside(min(found), answer)}
-    _say(json.dumps(row))
-    return {**row, "tokens_per_second": batch * response / min(found)}
-
-
-async def _versions(server: VllmServer, files: Sequence[Path]) -> dict[str, Any]:
-    """Return how long versions hold the server, idle and drawing, and whether it says what each version says."""
-    said = []
-    for number in (0, 1, 0):
-        await server.update_weights(number, files[number], CALL_SECONDS)
-        said.append(await drawn(server, SAID_TOKENS, 0))
-    rest = await held(server, files)
-    async with asyncio.TaskGroup() as group:
-        requests = [group.create_task(drawn(server, 1024, seed)) for seed in range(UNDER_WAY)]
-        await asyncio.sleep(2.0)
-        busy = await held(server, files)
-        for request in requests:
-            request.cancel()
-    await server.abort_all()
-    exact = said[0] == said[2] and said[0] != said[1]
-    return {"bytes": files[0].stat().st_size, "rest": rest, "busy": busy, "says_the_version_s": exact}
 
 
 @contextmanager
@@ -341,6 +209,9 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one (may be repeated)")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where versions lie, as at a run")
     arguments = parser.parse_args()
+    gpu_type(arguments.gpu)
+    if not torch.cuda.is_available():
+        sys.exit("error: torch sees no CUDA device on this machine")
     parts = arguments.part or PARTS
     kept = json.loads((RESULTS / "gpu.json").read_text()) if (RESULTS / "gpu.json").exists() else {}
     result = {part: kept[part] for part in PARTS if part in kept}

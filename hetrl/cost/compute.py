@@ -23,7 +23,8 @@ class StageShape:
 
     `first` and `last` are its place in the pipeline (both where there is one stage). `head` is true for the tasks that
     end in the vocabulary; critic and reward model end in one number, whose product is left out. `rates` are those of
-    each rank's GPU. `recompute_layers` are those that full recomputation computes again (None: all).
+    each rank's GPU. `recompute_layers` are those that full recomputation computes again (None: all). `logits_again`:
+    whether the backward pass makes the logits again, as our training engine does instead of keeping them.
     """
 
     architecture: Architecture
@@ -35,6 +36,7 @@ class StageShape:
     rates: Rates
     weight_bytes: int = 2
     recompute_layers: int | None = None
+    logits_again: bool = True
 
     @property
     def parameters(self) -> float:
@@ -86,6 +88,13 @@ def forward_flops(stage: StageShape, sequence: float) -> float:
     return 2 * stage.matrix_parameters + attention
 
 
+def logit_flops(stage: StageShape) -> float:
+    """Return the FLOPs per token in which one rank makes its logits; none where it has no language head."""
+    if not (stage.last and stage.head):
+        return 0.0
+    return 2 * stage.architecture.head_parameters / stage.tensor_parallel
+
+
 def gradient_bytes(dtype: str, weight_bytes: int) -> int:
     """Return the bytes of the gradient of one parameter, as it is summed up and reduced: 2 in bf16, 4 in fp32.
 
@@ -129,23 +138,23 @@ def prefill_seconds(stage: StageShape, tokens: float, sequence: float, head_toke
     of them unless it is given (a rollout engine takes the last of each prompt).
     """
     flops = tokens * forward_flops(stage, sequence)
-    if head_tokens is not None and stage.last and stage.head:
-        flops -= 2 * (tokens - head_tokens) * stage.architecture.head_parameters / stage.tensor_parallel
+    if head_tokens is not None:
+        flops -= (tokens - head_tokens) * logit_flops(stage)
     return overlapped(flops / stage.rates.prefill_flops, weight_seconds(stage))
 
 
 def training_seconds(stage: StageShape, tokens: float, sequence: float, recompute: str) -> tuple[float, float]:
     """Return the forward and the backward time of one micro-batch of `tokens` tokens.
 
-    Backward is twice the forward (two products per matrix, a gradient per value), and what it computes again: forward
-    passes of whole layers (6 N + 2 N), or selectively what the layers make without products.
+    Backward is twice the forward (two products per matrix, a gradient per value), and what it computes again: the
+    logits, and forward passes of whole layers (6 N + 2 N), or selectively what the layers make without products.
     """
     forward = _forward_seconds(stage, tokens, sequence)
-    again = 0.0
+    again = tokens * logit_flops(stage) / stage.rates.training_flops if stage.logits_again else 0.0
     if layers := stage.recomputed(recompute):
-        again = _forward_seconds(replace(stage, layers=layers, last=False), tokens, sequence)
+        again += _forward_seconds(replace(stage, layers=layers, last=False), tokens, sequence)
     elif recompute == "selective":
-        again = 2 * tokens * stage.layers * unmultiplied_bytes(stage) / stage.rates.activation_bytes_per_s
+        again += 2 * tokens * stage.layers * unmultiplied_bytes(stage) / stage.rates.activation_bytes_per_s
     return forward, 2 * forward + again
 
 

@@ -215,7 +215,10 @@ def _devices(layout: Parallelism, topology: Topology, stage: int) -> list[tuple[
 
 
 def _placed(asked: SoloTraining, layout: Parallelism, topology: Topology) -> list[Placed]:
-    shapes = even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
+    shapes = [
+        replace(shape, logits_again=asked.trainer is None)
+        for shape in even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
+    ]
     ranks = [_devices(layout, topology, index)[0] for index in range(layout.pipeline)]
     hops = [path(topology, a[0], b[0]) for a, b in pairwise(ranks)]
     return [

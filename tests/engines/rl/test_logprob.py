@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from hetrl.cost.compute import StageShape, logit_flops, training_seconds
+from hetrl.cost.efficiency import calibrated
+from hetrl.runtime.rl import logprob
 from hetrl.runtime.rl.logprob import token_logprobs
+from hetrl.workload import architecture
 
 HIDDEN = 16
 # One chunk, and chunks of two positions, the last one of a single position less.
@@ -69,3 +77,33 @@ def test_the_gradient_of_the_output_layer_goes_into_megatrons_buffer() -> None:
     assert plain.grad is not None
     assert buffered.grad is not None
     torch.testing.assert_close(buffered.main_grad + buffered.grad, plain.grad + 1)
+
+
+def test_the_backward_pass_makes_the_logits_again_as_plans_count_it() -> None:
+    hidden, weight, labels = case(7)
+    mine = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+    with FlopCounterMode(display=False) as forward:
+        logprobs, _ = token_logprobs(*mine, labels, vocabulary=7)
+    with FlopCounterMode(display=False) as backward:
+        logprobs.sum().backward()
+    model = replace(architecture("qwen3-0.6b"), hidden=HIDDEN, vocabulary=7)
+    shape = StageShape(model, 0, False, True, True, 1, calibrated().rates("cpu"))
+    assert forward.get_total_flops() == labels.numel() * logit_flops(shape)
+    assert backward.get_total_flops() == 3 * labels.numel() * logit_flops(shape)
+    kept = replace(shape, logits_again=False)
+    again = sum(training_seconds(shape, 6.0, 3.0, "none")) - sum(training_seconds(kept, 6.0, 3.0, "none"))
+    assert again * shape.rates.training_flops == pytest.approx(labels.numel() * logit_flops(shape))
+
+
+def test_what_is_compiled_on_cuda_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def both() -> list[torch.Tensor]:
+        hidden, weight, labels = case(9)  # two columns of padding
+        mine = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        found = token_logprobs(*mine, labels, vocabulary=7, temperature=0.7, chunk_bytes=4 * 4 * 9)
+        (found[0] + found[1]).sum().backward()
+        return [*found, *(one.grad for one in mine if one.grad is not None)]
+
+    plain = both()
+    traced = cache(lambda function: torch.compile(function, backend="aot_eager", dynamic=True, fullgraph=True))
+    monkeypatch.setattr(logprob, "_on", lambda tensor, function: traced(function))
+    torch.testing.assert_close(both(), plain)
