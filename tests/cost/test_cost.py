@@ -84,11 +84,13 @@ def test_a_token_costs_six_flops_per_parameter_and_causal_attention_to_train() -
     assert forward_flops(WHOLE, sequence) == 2 * matrices + 2 * 36 * 4096 * sequence
     device = rates("a100-40gb")
     kept = sum(training_seconds(WHOLE, 100, sequence, "none"))
+    held = sum(training_seconds(replace(WHOLE, logits_again=False), 100, sequence, "none"))
     again = sum(training_seconds(WHOLE, 100, sequence, "full"))
     products = 100 * (6 * matrices + 6 * 36 * 4096 * sequence / device.attention) / device.training_flops
     values = 36 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
     traffic = 100 * (3 * 2 * 2 * values + 12 * 151936) / device.activation_bytes_per_s
-    assert kept == pytest.approx(products + traffic)
+    assert held == pytest.approx(products + traffic)
+    assert kept - held == pytest.approx(100 * 2 * 151936 * 4096 / device.training_flops)
     assert traffic < 0.2 * products
     layers = replace(WHOLE, last=False)
     assert again - kept == pytest.approx(training_seconds(layers, 100, sequence, "none")[0])

@@ -117,7 +117,8 @@ def test_the_trainer_says_how_fast_products_are() -> None:
         name: training(replace(asked, trainer=name)).breakdown["compute"]
         for name in (None, "llm-foundry", "prime-rl", "llmq")
     }
-    assert seconds[None] == seconds["llm-foundry"]
+    logits = 2 * 50432 * 4096 / asked.architecture.parameters  # which ours makes again, of MPT's 4,096 columns
+    assert 1 < seconds[None] / seconds["llm-foundry"] < 1 + logits / 6
     assert seconds["llmq"] < seconds["llm-foundry"] < seconds["prime-rl"]
 
 
