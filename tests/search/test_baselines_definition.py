@@ -32,10 +32,12 @@ def problem(topology: Topology, algorithm: str = "grpo", mode: str = "sync", nam
     )
 
 
-def three_sites(gbps: float = 5.0) -> Topology:
+def three_sites(gbps: float = 5.0, nic_gbps: float = 100.0) -> Topology:
     """Fast GPUs at two sites, slow ones at a third."""
     kinds = {"a": "a100-80gb", "b": "l4", "c": "a100-80gb"}
-    sites = tuple(Site(name, (Node("n0", gpu, 1), Node("n1", gpu, 1))) for name, gpu in kinds.items())
+    sites = tuple(
+        Site(name, tuple(Node(node, gpu, 1, nic_gbps=nic_gbps) for node in ("n0", "n1"))) for name, gpu in kinds.items()
+    )
     return Topology(sites, tuple(Link(pair, 10.0, gbps) for pair in (("a", "b"), ("a", "c"), ("b", "c"))))
 
 
@@ -167,15 +169,25 @@ def test_only_the_named_tasks_are_halved() -> None:
     assert found is not None and found[ACTOR_GENERATION] == listed[ACTOR_GENERATION]
 
 
-@pytest.mark.parametrize(("system", "mode", "gbps"), [("verl", "sync", 0.3), ("streamrl", "async", 5.0)])
-def test_a_critic_on_its_own_gpus_is_taken_where_it_is_faster(system: str, mode: str, gbps: float) -> None:
-    asked = problem(three_sites(gbps), "ppo", mode)
+@pytest.mark.parametrize(
+    ("system", "mode", "gbps", "nic_gbps"), [("verl", "sync", 0.3, 100.0), ("streamrl", "async", 5.0, 10.0)]
+)
+def test_a_critic_on_its_own_gpus_is_taken_where_it_is_faster(
+    system: str, mode: str, gbps: float, nic_gbps: float
+) -> None:
+    asked = problem(three_sites(gbps, nic_gbps), "ppo", mode)
     apart = planned(system, asked, replace(BY_SPEED, critic_apart=True))
     together = planned(system, asked, BY_SPEED)
     assert apart.predicted.iteration_seconds < together.predicted.iteration_seconds
     actor, critic = (set(apart.tasks[name].devices) for name in (ACTOR_TRAINING, CRITIC_TRAINING))
     assert not actor & critic
     assert set(together.tasks[ACTOR_TRAINING].devices) == set(together.tasks[CRITIC_TRAINING].devices)
+
+
+def test_a_critic_that_is_slower_on_its_own_gpus_has_all() -> None:
+    asked = problem(three_sites(5.0), "ppo", "async", "qwen3-1.7b")
+    may, must_not = (planned("streamrl", asked, replace(BY_SPEED, critic_apart=one)) for one in (True, False))
+    assert may.predicted.iteration_seconds == must_not.predicted.iteration_seconds
 
 
 def test_streamrl_on_chosen_hosts_leaves_a_far_site_out() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 
 from hetrl.cost.efficiency import Efficiencies, Rates
 from hetrl.errors import InfeasibleError
@@ -78,8 +78,8 @@ def _balanced_cuts(problem: Problem, made: Made, definition: Definition, deadlin
     if definition.chosen_hosts:
         sets = node_sets(problem, listed)
         orders = ({name: pieces(nodes) for name, nodes in chosen.items()} for chosen in sets)
-    for order in orders:
-        cut, tried = _balanced_cut(problem, order, made, definition, deadline)
+    for order, apart in product(orders, (False, True)[: 1 + definition.critic_apart]):
+        cut, tried = _balanced_cut(problem, order, apart, made, definition, deadline)
         compared += tried
         cuts += [cut] if cut else []
         if cuts and time.monotonic() > deadline:
@@ -106,19 +106,20 @@ def _flops(rates: Rates) -> float:
 
 
 def _balanced_cut(
-    problem: Problem, order: Mapping[str, Nodes], made: Made, definition: Definition, deadline: float
+    problem: Problem, order: Mapping[str, Nodes], apart: bool, made: Made, definition: Definition, deadline: float
 ) -> tuple[_Cut | None, int]:
-    """Return the cut that balances the stages, and the layouts compared; None: none fits."""
+    """Return the cut that balances the stages, critic `apart` or not, and the layouts compared; None: none fits."""
     best: _Cut | None = None
     least, compared = float("inf"), 0
     trials = replace(PLAIN, shares=definition.shares)
     for nodes in _divisions(order):
-        apart = critic_apart(nodes, (n for n in nodes if n != ACTOR_GENERATION)) if definition.critic_apart else None
-        for placed in filter(None, (nodes, apart)):
-            found = tuned(problem, placed, made, trials, deadline)
-            compared += found.compared
-            if found.plan and (slower := _slowest_stage(found.plan)) < least:
-                best, least = _Cut(placed, found), slower
+        placed = critic_apart(nodes, (n for n in nodes if n != ACTOR_GENERATION)) if apart else nodes
+        if placed is None:
+            continue
+        found = tuned(problem, placed, made, trials, deadline)
+        compared += found.compared
+        if found.plan and (slower := _slowest_stage(found.plan)) < least:
+            best, least = _Cut(placed, found), slower
         if best and time.monotonic() > deadline:
             break
     return best, compared
