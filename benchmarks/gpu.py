@@ -16,7 +16,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from hetrl.questions.serving import inference
 from hetrl.questions.step import SoloTraining
 from hetrl.questions.training import training
 from hetrl.runtime.instruments.profile import software
+from hetrl.runtime.instruments.timing import Repetitions
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.engine import MegatronEngine, OptimizerSettings, start_world, stop_world
 from hetrl.runtime.megatron.layout import Layout
@@ -44,7 +44,7 @@ from lab.fake_cuda.engine_rank import config_of
 
 PARTS = ("training", "serving", "versions")
 PAUSE_SECONDS = 0.5  # to reach
-WARM_UP, REPETITIONS = 1, 3  # of a step
+STEPS = Repetitions(warm_up=1, count=3, seconds=60.0)
 
 
 @dataclass(frozen=True)
@@ -145,16 +145,8 @@ def _batch(case: Trained, vocabulary: int) -> TokenBatch:
 
 
 def _median(run: Callable[[], Any]) -> float:
-    """Return the seconds of a run that ends with a number on the host."""
-    found = []
-    for number in range(WARM_UP + REPETITIONS):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        if number >= WARM_UP:
-            found.append(time.perf_counter() - began)
-    return statistics.median(found)
+    """Return the seconds of a run that ends with a number on the host, whose clock tells the time then."""
+    return statistics.median(STEPS.times(run, torch.device("cpu")))
 
 
 @contextmanager
@@ -172,7 +164,7 @@ def table_of(result: Mapping[str, Any]) -> str:
     lines = [f"One {result['device']}, counted as `{result['gpu']}`; " + ", ".join(map(" ".join, versions.items()))]
     lines[0] += ". Predicted: with the shares of the catalogue, before anything that was measured here."
     if rows := result.get("training"):
-        lines += ["", f"Megatron-core, one rank, bf16 with Adam in fp32; medians of {REPETITIONS}:", ""]
+        lines += ["", f"Megatron-core, one rank, bf16 with Adam in fp32; medians of {STEPS.count}:", ""]
         lines += ["| case | step, s | predicted | score, s | predicted | held, GB | predicted | of the peak |"]
         lines += ["| --- " * 8 + "|"]
         for row in rows:

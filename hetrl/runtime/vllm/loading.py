@@ -10,7 +10,6 @@ in a week of a version every 30 s of 400 tensors.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.weights.safetensors_file import HEADER_BYTES, Places
+from hetrl.runtime.weights.safetensors_file import HEADER_BYTES, Places, read_into
 
 PART_BYTES, SLOTS, THREADS = 2**25, 16, 8  # half a GB of pinned memory, which torch keeps for the next version
 
@@ -71,11 +70,8 @@ class _Slots:
         if (copied := self._copied[slot]) is not None:
             copied.synchronize()  # at once where nothing was copied yet
         held = self._memory[slot, : part.bytes]
-        left, at = held.numpy().data, part.first
-        while len(left):
-            if not (count := os.preadv(descriptor, [left], at)):
-                raise HetrlError(f"weights: the file ends in the middle of {part.name}")
-            left, at = left[count:], at + count
+        if read_into(descriptor, held.numpy().data, part.first) < part.bytes:
+            raise HetrlError(f"weights: the file ends in the middle of {part.name}")
         return held
 
     def copy(self, slot: int, held: torch.Tensor, target: torch.Tensor) -> None:

@@ -65,6 +65,14 @@ def write_at(descriptor: int, data: Buffer, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
+def read_into(descriptor: int, data: Buffer, offset: int) -> int:
+    """Fill a buffer from a place of the file; return how many bytes there were, fewer where it ends early."""
+    rest = flat(data)
+    while rest.nbytes and (count := os.preadv(descriptor, [rest], offset)):
+        rest, offset = rest[count:], offset + count
+    return flat(data).nbytes - rest.nbytes
+
+
 def read_at(descriptor: int, offset: int, size: int) -> bytes:
     """Return `size` bytes of a file from `offset`."""
     data = os.pread(descriptor, size, offset)
