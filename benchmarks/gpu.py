@@ -162,7 +162,7 @@ def table_of(result: Mapping[str, Any]) -> str:
     """Return the part of the page."""
     versions = result["software"]
     lines = [f"One {result['device']}, counted as `{result['gpu']}`; " + ", ".join(map(" ".join, versions.items()))]
-    lines[0] += ". Predicted: with the shares of the catalogue, before anything that was measured here."
+    lines[0] += ". Predicted: with the catalogue, whose numbers of these engines are fitted to one H200."
     if rows := result.get("training"):
         lines += ["", f"Megatron-core, one rank, bf16 with Adam in fp32; medians of {STEPS.count}:", ""]
         lines += ["| case | step, s | predicted | score, s | predicted | held, GB | predicted | of the peak |"]

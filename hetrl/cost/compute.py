@@ -131,16 +131,21 @@ def weight_seconds(stage: StageShape) -> float:
     return stage.matrix_parameters * stage.weight_bytes / stage.rates.decode_bytes
 
 
-def prefill_seconds(stage: StageShape, tokens: float, sequence: float, head_tokens: float | None = None) -> float:
-    """Return the time of a forward pass over `tokens` tokens in sequences of length `sequence`.
+def prefill_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
+    """Return the time of the products of a forward pass over `tokens` tokens in sequences of length `sequence`.
 
-    FLOPs over the reached peak, overlapped with reading the weights once. `head_tokens` tokens meet the vocabulary: all
-    of them unless it is given (a rollout engine takes the last of each prompt).
+    FLOPs over the reached peak, overlapped with reading the weights once.
     """
-    flops = tokens * forward_flops(stage, sequence)
-    if head_tokens is not None:
-        flops -= (tokens - head_tokens) * logit_flops(stage)
-    return overlapped(flops / stage.rates.prefill_flops, weight_seconds(stage))
+    return overlapped(tokens * forward_flops(stage, sequence) / stage.rates.prefill_flops, weight_seconds(stage))
+
+
+def prompt_seconds(stage: StageShape, tokens: float, sequence: float, prompts: float) -> float:
+    """Return the time in which a rollout engine takes prompts of `tokens` tokens in all; as `prefill_seconds`.
+
+    Of whole prompts the engine reaches a share of the rate; the last token of each alone meets the vocabulary.
+    """
+    flops = tokens * forward_flops(stage, sequence) - (tokens - prompts) * logit_flops(stage)
+    return overlapped(flops / (stage.rates.prefill_flops * stage.rates.prompts), weight_seconds(stage))
 
 
 def training_seconds(stage: StageShape, tokens: float, sequence: float, recompute: str) -> tuple[float, float]:
@@ -159,15 +164,32 @@ def training_seconds(stage: StageShape, tokens: float, sequence: float, recomput
 
 
 def _forward_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
-    """Return the time of products, and beside them of what norms, activations, residuals and the loss move.
+    return tokens * product_seconds(stage, sequence) + unmultiplied_seconds(stage, tokens)
+
+
+def pass_seconds(stage: StageShape, tokens: float, sequence: float) -> float:
+    """Return the time of the products of a forward pass of the trainer alone, overlapped with reading the weights."""
+    return overlapped(tokens * product_seconds(stage, sequence), weight_seconds(stage))
+
+
+def product_seconds(stage: StageShape, sequence: float) -> float:
+    """Return the seconds per token of the trainer's products in a forward pass.
 
     Attention's products run at a rate of their own: the softmax between them is no product, half of each tile on the
     diagonal is thrown away, and the backward pass computes the scores again (FlashAttention-2, arXiv 2307.08691).
     """
     device, linear = stage.rates, forward_flops(stage, 0)
     attention = (forward_flops(stage, sequence) - linear) / device.attention
-    products = tokens * (linear + attention) / device.training_flops
-    return products + tokens * activation_traffic_bytes(stage) / device.activation_bytes_per_s
+    return (linear + attention) / device.training_flops
+
+
+def unmultiplied_seconds(stage: StageShape, tokens: float) -> float:
+    """Return what a forward pass of the trainer takes beside its products.
+
+    What norms, activations, residuals and the loss move, and the launches of each layer.
+    """
+    moved = tokens * activation_traffic_bytes(stage) / stage.rates.activation_bytes_per_s
+    return moved + stage.layers * stage.rates.overhead.layer
 
 
 def activation_traffic_bytes(stage: StageShape) -> float:

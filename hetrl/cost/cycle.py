@@ -40,6 +40,11 @@ def held_up(period: float, arrival: float, begin: float, stop: float) -> float:
     return begin + stop - phase if begin < phase < begin + stop else 0.0
 
 
+def overlap(begin: float, end: float, after: float, before: float) -> float:
+    """Return for how long both last: from `begin` to `end`, and from `after` to `before`."""
+    return max(min(end, before) - max(begin, after), 0.0)
+
+
 def running_seconds(
     period: float,
     batches: int,
@@ -63,12 +68,13 @@ def running_seconds(
     later_stop = own_training + (refill if own_training > 0 else 0.0)
     wait = max(held_up(period, arrival, first, stop), held_up(period, arrival, inference, later_stop))
     latency = arrival + wait + pause
-    found = batches * period - latency
+    end = batches * period
+    found = end - latency
     for batch in range(batches):
         begins = batch * period
-        found -= max(begins + first + stop - max(begins + first, latency), 0.0)
-        found -= max(begins + inference + later_stop - max(begins + inference, latency), 0.0)
-        found -= max(begins + latency - max(begins + latency - pause, latency), 0.0)
+        found -= overlap(begins + first, begins + first + stop, latency, end)
+        found -= overlap(begins + inference, begins + inference + later_stop, latency, end)
+        found -= overlap(begins + latency - pause, begins + latency, latency, end)
     return found
 
 

@@ -46,21 +46,26 @@ class Overhead:
     """Seconds that do not shrink with the model: launches, schedulers, requests."""
 
     decode_step: float  # one step of the rollout engine: schedule, launch, sample, detokenise
+    decode_sequence: float  # each running sequence of a decode step: schedule, sample, detokenise, send
     decode_all_reduce: float  # each all-reduce of a decode step beside its bytes: launch, ranks that wait for others
     generation_call: float  # one batch of requests: HTTP, tokenisation, queue
+    layer: float  # the trainer's forward pass of one layer beside products and memory: its kernels' launches
     micro_batch: float  # forward and backward of one micro-batch on one stage: launches
     optimizer_step: float  # one optimiser step: gradient norm, launch, logging
     inference_call: float  # one forward pass over the batch of an iteration
     weight_version: float  # one version on one replica: pause, load, resume
 
 
-PLANNED_ENGINE = "vllm-0.30"  # the calibrated release nearest to the one that runs
-REFERENCE = "llm-foundry"  # the trainer with the most points; the rates of the others are relative to its own
+PLANNED_ENGINE = "vllm-0.32"  # the release that runs
+OURS = "hetrl"  # the trainer that runs: Megatron-core as `hetrl.runtime.megatron` puts it together
+REFERENCE = "llm-foundry"  # the trainer with the most points; the others are relative to it
 # Estimates of launch and request times, small against any real model; those of a decode step are fitted.
 _GPU_OVERHEAD = Overhead(
     decode_step=0.0,
+    decode_sequence=0.0,
     decode_all_reduce=0.0,
     generation_call=0.1,
+    layer=0.0,
     micro_batch=0.002,
     optimizer_step=0.02,
     inference_call=0.1,
@@ -70,8 +75,10 @@ _GPU_OVERHEAD = Overhead(
 # CPU), so that the predictions come near the medians of a quickstart: generation 0.17 s, training 0.07 s, sync 0.13 s.
 _CPU_OVERHEAD = Overhead(
     decode_step=0.010,
+    decode_sequence=0.0,
     decode_all_reduce=0.0,
     generation_call=0.120,
+    layer=0.0,
     micro_batch=0.030,
     optimizer_step=0.030,
     inference_call=0.030,
@@ -80,15 +87,37 @@ _CPU_OVERHEAD = Overhead(
 
 
 @dataclass(frozen=True)
+class Trainer:
+    """What the code of a trainer makes of a GPU: rate of its products, relative to `REFERENCE`; `Overhead.layer`."""
+
+    products: float = 1.0
+    layer_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What a release of the rollout engine makes of a GPU: seconds of `Overhead` per decode step and sequence in it.
+
+    `prefill` is the share of the rate of a layer's products alone that whole prompts reach.
+    """
+
+    step_seconds: float
+    sequence_seconds: float = 0.0
+    prefill: float = 1.0
+
+
+@dataclass(frozen=True)
 class Rates:
     """What one device really does: bytes and FLOPs per second of each phase, usable memory, fixed times.
 
-    `attention` is the share of `training_flops` that attention's products reach, `activation_bytes_per_s` the rate of
-    what training moves beside all products.
+    `prefill_flops` is of one layer's products, of which whole prompts reach the share `prompts` on the rollout engine;
+    `training_flops` is of the trainer, which also infers. `attention` is the share of it that attention's products
+    reach, `activation_bytes_per_s` the rate of what the trainer moves beside all products.
     """
 
     decode_bytes: float
     prefill_flops: float
+    prompts: float
     training_flops: float
     attention: float
     activation_bytes_per_s: float
@@ -104,21 +133,21 @@ class Rates:
 
 @dataclass(frozen=True)
 class Efficiencies:
-    """The fitted numbers: shares per type and phase, fixed seconds per decode step of each engine release.
+    """The fitted numbers: shares per type and phase, what engine releases and trainers make of them.
 
     `engine_of` names the release that a type's points were measured with, `decode_all_reduce` are seconds of
-    `Overhead`. Of training: `trainers` are the rates of products of each trainer, relative to those of `REFERENCE`;
-    `attention` is the share of them that attention reaches; `activation_traffic` scales the bytes that are moved beside
-    products, `exposed` is the part of a sharded model's communication that compute does not hide. `measured` has shares
-    that stand in for those of `shares` and for what is inferred from them, `given` rates of a type that stand in for
-    what follows from its shares, `described` types that the catalogue does not have.
+    `Overhead`. Of training: `attention` is the share of the rate of products that attention reaches;
+    `activation_traffic` scales the bytes that are moved beside products, `exposed` is the part of a sharded model's
+    communication that compute does not hide. `measured` has shares that stand in for those of `shares` and for what is
+    inferred from them, `given` rates of a type that stand in for what follows from its shares, `described` types that
+    the catalogue does not have.
     """
 
     shares: Mapping[str, Mapping[str, float]]
-    step_seconds: Mapping[str, float]
+    engines: Mapping[str, Engine]
     engine_of: Mapping[str, str] = field(default_factory=dict)
     decode_all_reduce: float = 0.0
-    trainers: Mapping[str, float] = field(default_factory=dict)
+    trainers: Mapping[str, Trainer] = field(default_factory=dict)
     attention: float = 1.0
     activation_traffic: float = 1.0
     exposed: float = 0.0
@@ -152,20 +181,61 @@ class Efficiencies:
             self._known[gpu] = self._rates(gpu)
         return self._known[gpu]
 
+    def rates_under(self, gpu: str, trainer: str) -> Rates:
+        """Return the rates of a type under another trainer than `OURS`; UsageError names the nearest known one."""
+        rates, ours, other = self.rates(gpu), self._trainer(OURS), self._trainer(trainer)
+        if trainer == OURS or is_cpu(gpu):
+            return rates
+        return replace(
+            rates,
+            training_flops=rates.training_flops * other.products / ours.products,
+            overhead=replace(rates.overhead, layer=other.layer_seconds),
+        )
+
+    def rates_served(self, gpu: str, engine: str | None = None) -> Rates:
+        """Return the rates of a type under a release of the rollout engine.
+
+        Without one: the one that the type's points were measured with, else the planned one. Raises UsageError that
+        names the nearest known release.
+        """
+        name = engine or self.engine_of.get(gpu, PLANNED_ENGINE)
+        if name not in self.engines:
+            raise UsageError(unknown("engine", name, sorted(self.engines)))
+        rates, served = self.rates(gpu), self.engines[name]
+        return (
+            rates
+            if is_cpu(gpu)
+            else replace(
+                rates,
+                prompts=served.prefill,
+                overhead=replace(
+                    rates.overhead, decode_step=served.step_seconds, decode_sequence=served.sequence_seconds
+                ),
+            )
+        )
+
     def _rates(self, gpu: str) -> Rates:
         entry, share = self._entry(gpu), self.of(gpu)
-        step, reduce = self.step_seconds[PLANNED_ENGINE], self.decode_all_reduce
-        planned = replace(_GPU_OVERHEAD, decode_step=step, decode_all_reduce=reduce)
+        trainer, engine = self._trainer(OURS), self.engines[PLANNED_ENGINE]
+        planned = replace(
+            _GPU_OVERHEAD,
+            decode_step=engine.step_seconds,
+            decode_sequence=engine.sequence_seconds,
+            decode_all_reduce=self.decode_all_reduce,
+            layer=trainer.layer_seconds,
+        )
+        cpu = is_cpu(gpu)  # whose rates are estimates of these engines
         return Rates(
             decode_bytes=entry.memory_gb_per_s * 1e9 * share.decode,
             prefill_flops=entry.peak_tflops * 1e12 * share.prefill,
-            training_flops=entry.peak_tflops * 1e12 * share.training,
+            prompts=1.0 if cpu else engine.prefill,
+            training_flops=entry.peak_tflops * 1e12 * share.training * (1.0 if cpu else trainer.products),
             attention=self.attention,
             activation_bytes_per_s=entry.memory_gb_per_s * 1e9 / max(self.activation_traffic, 1e-9),
             memory_bytes_per_s=entry.memory_gb_per_s * 1e9,
             host_bytes_per_s=bytes_per_second(entry.host_gbps),
             usable_gb=entry.usable_gb,
-            overhead=_CPU_OVERHEAD if is_cpu(gpu) else planned,
+            overhead=_CPU_OVERHEAD if cpu else planned,
         )
 
     def of(self, gpu: str) -> Efficiency:
@@ -178,30 +248,12 @@ class Efficiencies:
         )
         return Efficiency(decode, prefill, training, missing, tuple(phase for phase in PHASES if phase in measured))
 
-    def engine_step_seconds(self, gpu: str, engine: str | None = None) -> float:
-        """Return the fixed seconds per decode step of an engine release on a type.
-
-        Without a release: the one that the type's points were measured with, else the planned one. Raises UsageError
-        that names the nearest known release.
-        """
-        if is_cpu(gpu):
-            return _CPU_OVERHEAD.decode_step
-        name = engine or self.engine_of.get(gpu, PLANNED_ENGINE)
-        if name not in self.step_seconds:
-            raise UsageError(unknown("engine", name, sorted(self.step_seconds)))
-        return self.step_seconds[name]
-
-    def trainer_rate(self, trainer: str | None = None) -> float:
-        """Return how fast a trainer's products are, relative to those of `REFERENCE`.
-
-        Without one: the planned trainer, Megatron-core, of which no point is known; it counts as the reference. Raises
-        UsageError that names the nearest known one.
-        """
-        if trainer in (None, REFERENCE):
-            return 1.0
-        if trainer not in self.trainers:
-            raise UsageError(unknown("trainer", trainer, sorted((REFERENCE, *self.trainers))))
-        return self.trainers[trainer]
+    def _trainer(self, name: str) -> Trainer:
+        if name in (REFERENCE, OURS):
+            return self.trainers.get(name, Trainer())
+        if name not in self.trainers:
+            raise UsageError(unknown("trainer", name, sorted((REFERENCE, *self.trainers))))
+        return self.trainers[name]
 
     def uncalibrated(self, gpus: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Return, for each type with any, the phases whose efficiency is inferred."""
@@ -216,14 +268,18 @@ def calibrated() -> Efficiencies:
 
 def parse(document: Mapping[str, Any]) -> Efficiencies:
     """Return the fitted numbers of the parsed file."""
-    engines = document["decode_step_seconds"]
+    training = document["training"]
+    measured_on = {name: one["measured_on"] for name, one in document["engines"].items()}
     return Efficiencies(
         shares={gpu: dict(shares) for gpu, shares in document["shares"].items()},
-        step_seconds={name: float(entry["seconds"]) for name, entry in engines.items()},
-        engine_of={gpu: name for name, entry in engines.items() for gpu in entry["measured_on"]},
+        engines={
+            name: Engine(one["step_seconds"], one["sequence_seconds"], one["prefill"])
+            for name, one in document["engines"].items()
+        },
+        engine_of={gpu: name for name, gpus in measured_on.items() for gpu in gpus},
         decode_all_reduce=float(document["decode_all_reduce_seconds"]),
-        trainers={name: float(rate) for name, rate in document["training"]["trainers"].items()},
-        attention=float(document["training"]["attention"]),
-        activation_traffic=float(document["training"]["activation_traffic"]),
-        exposed=float(document["training"]["exposed_communication"]),
+        trainers={name: Trainer(**one) for name, one in training["trainers"].items()},
+        attention=float(training["attention"]),
+        activation_traffic=float(training["activation_traffic"]),
+        exposed=float(training["exposed_communication"]),
     )

@@ -8,7 +8,7 @@ from functools import cache, lru_cache
 
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
-from hetrl.cost.compute import StageShape, decode_seconds, prefill_seconds
+from hetrl.cost.compute import StageShape, decode_seconds, prompt_seconds
 from hetrl.cost.memory import held_sequences
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import all_reduce_seconds
@@ -27,23 +27,27 @@ def server_of(placed: Sequence[Placed]) -> Server:
     return tuple((stage.shape, stage.peers, stage.hop) for stage in placed)
 
 
-def step_seconds(server: Server, batch: float, context: float, fixed: float | None = None) -> float:
+def step_seconds(server: Server, batch: float, context: float) -> float:
     """Return the time in which each of `batch` running sequences gains one token.
 
     With p stages the batch is p groups in flight and every stage reads its weights again for each of them:
     max(sum of stages + hops, p x slowest stage). Two all-reduces per layer join the tensor-parallel ranks, each with a
-    fixed time of its own. `fixed` is the time that a step takes beside them, that of the planned engine unless given.
+    fixed time of its own; a stage has one, too, and another for each sequence of a group.
     """
     part = batch / len(server)
     latency, slowest = 0.0, 0.0
     for shape, peers, hop in server:
         activation = activation_bytes(shape, part)
         stage = decode_seconds(shape, part, context)
-        stage += shape.rates.overhead.decode_step if fixed is None else fixed
-        stage += decode_exchange_seconds(shape, activation, peers)
+        stage += fixed_seconds(shape, part) + decode_exchange_seconds(shape, activation, peers)
         latency += stage + (hop.seconds(activation) if hop else 0.0)
         slowest = max(slowest, stage)
     return max(latency, len(server) * slowest)
+
+
+def fixed_seconds(shape: StageShape, batch: float) -> float:
+    """Return what a decode step of so many sequences takes on a stage whatever the model."""
+    return shape.rates.overhead.decode_step + batch * shape.rates.overhead.decode_sequence
 
 
 def decode_exchange_seconds(shape: StageShape, activation: float, peers: Path | None) -> float:
@@ -63,7 +67,7 @@ def prompts_seconds(server: Server, prompts: float, prompt_tokens: float) -> flo
     for shape, peers, _ in server:
         tokens = prompts * prompt_tokens
         reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, tokens), peers)
-        times.append(prefill_seconds(shape, tokens, prompt_tokens, prompts) + 2 * shape.layers * reduce)
+        times.append(prompt_seconds(shape, tokens, prompt_tokens, prompts) + 2 * shape.layers * reduce)
     return max(times)
 
 

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetrl.cost import formulas
-from hetrl.cost.compute import StageShape, gradient_bytes, optimizer_seconds, prefill_seconds, training_seconds
+from hetrl.cost.compute import (
+    StageShape,
+    gradient_bytes,
+    optimizer_seconds,
+    pass_seconds,
+    training_seconds,
+    unmultiplied_seconds,
+)
 from hetrl.cost.hops import hops_of, messages
 from hetrl.cost.model import PACKED, CostModel
 from hetrl.cost.network import Direction, Ring, all_reduce_seconds, reduction_of, wan_reduction_bytes
@@ -217,13 +224,14 @@ def forward_pipeline_seconds(placed: Sequence[Placed], samples: int, micro_batch
 def forward_pass_seconds(stage: Placed, tokens: float, sequence: float) -> float:
     """Return the time of one micro-batch on one stage, forward only.
 
-    Products, two all-reduces per layer, a third of the fixed time of a micro-batch that is trained on.
+    Products and what the trainer does beside them, two all-reduces per layer, a third of the fixed time of a
+    micro-batch that is trained on.
     """
-    return prefill_seconds(stage.shape, tokens, sequence) + beside_products_seconds(stage, tokens)
+    return pass_seconds(stage.shape, tokens, sequence) + beside_products_seconds(stage, tokens)
 
 
 def beside_products_seconds(stage: Placed, tokens: float) -> float:
     """Return what of `forward_pass_seconds` is no product: linear in tokens and in layers."""
     shape = stage.shape
     reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, tokens), stage.peers)
-    return 2 * shape.layers * reduce + shape.rates.overhead.micro_batch / 3
+    return unmultiplied_seconds(shape, tokens) + 2 * shape.layers * reduce + shape.rates.overhead.micro_batch / 3

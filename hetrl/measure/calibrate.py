@@ -1,9 +1,10 @@
 """Fit the efficiencies of the cost model to published measurements.
 
-over all serving points: shares of decode and prefill of each GPU type, seconds per decode step of each engine release
-                         and per all-reduce between tensor-parallel ranks
-over all training points: the share of each type, the rate of each trainer and of attention, traffic of activations,
-                         exposed communication
+over all published serving points: shares of decode and prefill of each GPU type, seconds per decode step of each
+                         engine release and per all-reduce between tensor-parallel ranks
+over all published training points: the share of each type, the rate of each trainer and of attention, traffic of
+                         activations, exposed communication
+then over the points of hetrl's own engines: what they make of the GPUs, whose shares stay
     minimise  sum over points of log(predicted / measured)^2 + sum over parameters of (0.1 log10(p / prior))^2
 
 Every parameter is positive and fitted in its logarithm by Gauss-Newton steps with halving. The priors are wide (ten
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,11 +24,11 @@ from typing import Any, TypeVar
 import numpy
 import yaml
 
-from hetrl.cost.efficiency import PLANNED_ENGINE, REFERENCE, Efficiencies
+from hetrl.cost.efficiency import OURS, PLANNED_ENGINE, REFERENCE, Efficiencies, Engine, Trainer
 from hetrl.describe.yaml_file import read_mapping
 from hetrl.errors import UsageError, unknown
 from hetrl.questions.answer import Answer
-from hetrl.questions.serving import decode_layer, generation, prefill_layer
+from hetrl.questions.serving import decode_layer, generation, inference, prefill_layer
 from hetrl.questions.step import SoloTraining
 from hetrl.questions.training import training
 from hetrl.workload import architecture
@@ -40,14 +41,17 @@ SERVING: Mapping[str, Callable[..., Answer]] = {  # kind of point -> what answer
     "decode-layer": decode_layer,
     "prefill-layer": prefill_layer,
 }
-KINDS = (*SERVING, "training")
+KINDS = (*SERVING, "training", "inference")
 PRIOR = {
     "decode": 0.8,
     "prefill": 0.75,
     "training": 0.6,
     "step": 0.002,
+    "sequence": 1e-5,
+    "prompts": 1.0,
     "all_reduce": 2e-5,
     "trainer": 1.0,
+    "layer": 1e-4,
     "attention": 0.6,
     "activation_traffic": 1.0,
     "exposed": 0.2,
@@ -78,6 +82,12 @@ class Point:
     def gpu(self) -> str:
         """Return the GPU type."""
         return str(self.question["gpu"])
+
+    @property
+    def own(self) -> bool:
+        """Return whether hetrl's engines did it: they tell of themselves, not of the GPU."""
+        asked = self.question
+        return asked.get("engine") == PLANNED_ENGINE or self.kind == "inference" or asked.get("trainer") == OURS
 
     @property
     def name(self) -> str:
@@ -138,10 +148,11 @@ def predicted(point: Point, numbers: Efficiencies) -> float:
     """Return what these fitted numbers say of a point, in the point's unit."""
     asked = dict(point.question)
     model, gpu = architecture(asked.pop("architecture")), asked.pop("gpu")
+    model = replace(model, layers=asked.pop("layers", model.layers))
     if point.kind == "training":
         answer = training(SoloTraining(architecture=model, gpu=gpu, efficiencies=numbers, **asked))
     else:
-        answer = SERVING[point.kind](model, gpu, efficiencies=numbers, **asked)
+        answer = {**SERVING, "inference": inference}[point.kind](model, gpu, efficiencies=numbers, **asked)
     if point.measure in TIMES:
         return answer.seconds * TIMES[point.measure]
     return float(answer.to_json()[point.measure])
@@ -156,8 +167,14 @@ def fit(points: Sequence[Point], without: Point | None = None) -> Efficiencies:
     kept = [point for point in points if point != without]
     others = [key for key in _keys(points) if key[0] not in SHARES]
     found = _priors((*_keys(kept), *others, *_ALONE))
-    for own in ([p for p in kept if p.kind in SERVING], [p for p in kept if p.kind not in SERVING]):
-        found.update(_least_squares(own, found))
+    published = [point for point in kept if not point.own]
+    for group in (
+        [point for point in published if point.kind in SERVING],
+        [point for point in published if point.kind not in SERVING],
+        [point for point in kept if point.own],
+    ):
+        if group:
+            found.update(_least_squares(group, found))
     return _fitted(found, points)
 
 
@@ -169,6 +186,9 @@ def residuals(points: Sequence[Point], numbers: Efficiencies) -> list[Residual]:
 def _keys(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
     """Yield the parameters that these points tell something of; a decode step tells little of products."""
     for point in points:
+        if point.own:
+            yield from _own_keys(point)
+            continue
         if point.kind == "training":
             yield from (("training", point.gpu), ("attention", ""), ("activation_traffic", ""), ("exposed", ""))
         else:
@@ -179,6 +199,12 @@ def _keys(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
             yield "step", str(point.question["engine"])
         if point.question.get("trainer", REFERENCE) != REFERENCE:
             yield "trainer", str(point.question["trainer"])
+
+
+def _own_keys(point: Point) -> tuple[tuple[str, str], ...]:
+    if point.kind in SERVING:
+        return ("step", PLANNED_ENGINE), ("sequence", PLANNED_ENGINE), ("prompts", PLANNED_ENGINE)
+    return ("trainer", OURS), ("layer", OURS)
 
 
 def _priors(keys: Iterable[tuple[str, str]]) -> Parameters:
@@ -193,10 +219,18 @@ def _fitted(values: Parameters, points: Sequence[Point]) -> Efficiencies:
             shares.setdefault(gpu, {})[kind] = min(value, 1.0)
     return Efficiencies(
         shares=shares,
-        step_seconds={name: value for (kind, name), value in values.items() if kind == "step"},
+        engines={
+            name: Engine(value, values.get(("sequence", name), 0.0), values.get(("prompts", name), 1.0))
+            for (kind, name), value in values.items()
+            if kind == "step"
+        },
         engine_of={point.gpu: str(point.question["engine"]) for point in points if "engine" in point.question},
         decode_all_reduce=values["all_reduce", ""],
-        trainers={name: value for (kind, name), value in values.items() if kind == "trainer"},
+        trainers={
+            name: Trainer(value, values.get(("layer", name), 0.0))
+            for (kind, name), value in values.items()
+            if kind == "trainer"
+        },
         attention=values["attention", ""],
         activation_traffic=values["activation_traffic", ""],
         exposed=min(values["exposed", ""], 1.0),
@@ -248,17 +282,17 @@ def document(numbers: Efficiencies, found: Sequence[Residual]) -> str:
     """Return the text of the fitted file: numbers (those of `rounded`), then each point with its residual."""
     engines = {
         name: {
-            "seconds": seconds,
+            **asdict(one),
             "measured_on": sorted(g for g, e in numbers.engine_of.items() if e == name),
         }
-        for name, seconds in sorted(numbers.step_seconds.items())
+        for name, one in sorted(numbers.engines.items())
     }
     body = {
         "shares": {gpu: dict(shares) for gpu, shares in sorted(numbers.shares.items())},
-        "decode_step_seconds": engines,
+        "engines": engines,
         "decode_all_reduce_seconds": numbers.decode_all_reduce,
         "training": {
-            "trainers": dict(numbers.trainers),
+            "trainers": {name: asdict(one) for name, one in numbers.trainers.items()},
             "attention": numbers.attention,
             "activation_traffic": numbers.activation_traffic,
             "exposed_communication": numbers.exposed,
@@ -281,7 +315,8 @@ def document(numbers: Efficiencies, found: Sequence[Residual]) -> str:
 _HEADER = """\
 # Written by `hetrl calibrate` from calibration_points.yaml; do not edit. docs/cost-model.md explains each number.
 # shares: of the memory bandwidth (decode) and of the matrix peak (prefill, training) that a type reaches.
-# trainers: rates of products, relative to llm-foundry's.
+# engines: seconds per decode step and per sequence in one; share of the rate of a layer that whole prompts reach.
+# trainers: rates of products, relative to llm-foundry's; seconds of a layer's forward pass beside all that is counted.
 """
 
 
@@ -294,9 +329,14 @@ def rounded(numbers: Efficiencies) -> Efficiencies:
     return replace(
         numbers,
         shares={gpu: {phase: _rounded(v) for phase, v in shares.items()} for gpu, shares in numbers.shares.items()},
-        step_seconds={name: _rounded(seconds) for name, seconds in numbers.step_seconds.items()},
+        engines={
+            name: Engine(_rounded(one.step_seconds), _rounded(one.sequence_seconds), _rounded(one.prefill))
+            for name, one in numbers.engines.items()
+        },
         decode_all_reduce=_rounded(numbers.decode_all_reduce),
-        trainers={name: _rounded(rate) for name, rate in numbers.trainers.items()},
+        trainers={
+            name: Trainer(_rounded(one.products), _rounded(one.layer_seconds)) for name, one in numbers.trainers.items()
+        },
         attention=_rounded(numbers.attention),
         activation_traffic=_rounded(numbers.activation_traffic),
         exposed=_rounded(numbers.exposed),

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy
 
 from hetrl.cost.compute import StageShape, decode_seconds, forward_flops, prefill_seconds, training_seconds
-from hetrl.cost.efficiency import Rates, calibrated
+from hetrl.cost.efficiency import REFERENCE, Rates, calibrated
 from hetrl.describe.measured import Check, Exchange, Measurement, Phase
 from hetrl.measure.calibrate import PRIOR, fit_ratios
 from hetrl.workload import architecture
@@ -71,8 +71,8 @@ def fit_shares(measurements: Iterable[Measurement], gpu: str) -> dict[Phase, flo
 
 
 def measured_rates(gpu: str, shares: Mapping[Phase, float]) -> Rates:
-    """Return the rates of a GPU type of which these shares were measured."""
-    return calibrated().with_measured({gpu: shares}).rates(gpu)
+    """Return the rates of a GPU type of which these shares were measured, for layers that are no trainer's."""
+    return calibrated().with_measured({gpu: shares}).rates_under(gpu, REFERENCE)
 
 
 def check_held_out(measurements: Iterable[Measurement], gpu: str, shares: Mapping[Phase, float]) -> tuple[Check, ...]:

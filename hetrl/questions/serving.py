@@ -18,10 +18,11 @@ from hetrl.cost.compute import (
     weight_seconds,
 )
 from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
-from hetrl.cost.generation import Server, decode_exchange_seconds, prompts_seconds, step_seconds
+from hetrl.cost.generation import Server, decode_exchange_seconds, fixed_seconds, prompts_seconds, step_seconds
 from hetrl.cost.memory import BATCHED_TOKENS, LOGIT_BYTES_FORWARD, inference_active_bytes
 from hetrl.cost.network import all_reduce_seconds
-from hetrl.cost.training import activation_bytes
+from hetrl.cost.stages import Placed
+from hetrl.cost.training import activation_bytes, forward_pass_seconds
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_type
 from hetrl.hardware import Path
@@ -70,24 +71,24 @@ def generation(
 
     `tokens` are output tokens. The first of them comes with the prefill. Context = prompt + half the response, which is
     exact, since a step is linear in its context. What the KV cache does not hold at once waits its turn. `engine` is
-    the release whose fixed time per step counts (`hetrl.cost.efficiency.Efficiencies.engine_step_seconds`).
+    the release whose speed counts (`hetrl.cost.efficiency.Efficiencies.rates_served`).
     """
     _check_serving(model, gpu, tp, pp)
     positive(batch=batch, prompt=prompt, response=response)
     efficiencies = efficiencies or calibrated()
-    rates = efficiencies.rates(gpu)
+    rates = efficiencies.rates_served(gpu, engine)
     server = _server(model, gpu, rates, tp, pp)
     weights_gb, token_gb = _serving_gb(server, batch, prompt, response)
     room = int((rates.usable_gb - weights_gb) / (token_gb * (prompt + response)))
     running = max(min(batch, room), 1)
     context = prompt + response / 2
     steps = batch / running * (response - 1)
-    fixed = efficiencies.engine_step_seconds(gpu, engine)
-    whole = step_seconds(server, running, context, fixed)
-    parts = _step_parts(server, running / pp, context, fixed)
+    whole = step_seconds(server, running, context)
+    parts = _step_parts(server, running / pp, context)
+    parts["step overhead"] = sum(fixed_seconds(shape, running / pp) for shape, _, _ in server)
     scale = steps * whole / sum(parts.values())  # with a pipeline: waiting is shared out
     breakdown = {name: part * scale for name, part in parts.items()}
-    breakdown["prefill"] = prompts_seconds(server, batch, prompt) + fixed
+    breakdown["prefill"] = prompts_seconds(server, batch, prompt) + fixed_seconds(server[0][0], 0)
     return Answer(
         seconds=sum(breakdown.values()),
         tokens=float(batch * response),
@@ -112,8 +113,8 @@ def _serving_gb(server: Server, batch: int, prompt: int, response: int) -> tuple
     return before / 1e9, per_token / 1e9
 
 
-def _step_parts(server: Server, batch: float, context: float, fixed: float) -> dict[str, float]:
-    parts = dict.fromkeys(("weights", "products", "keys and values", "communication", "step overhead"), 0.0)
+def _step_parts(server: Server, batch: float, context: float) -> dict[str, float]:
+    parts = dict.fromkeys(("weights", "products", "keys and values", "communication"), 0.0)
     for shape, peers, hop in server:
         dense = decode_seconds(shape, batch, 0)
         moved = activation_bytes(shape, batch)
@@ -122,7 +123,6 @@ def _step_parts(server: Server, batch: float, context: float, fixed: float) -> d
         parts["keys and values"] += decode_seconds(shape, batch, context) - dense
         parts["communication"] += decode_exchange_seconds(shape, moved, peers)
         parts["communication"] += hop.seconds(moved) if hop else 0.0
-        parts["step overhead"] += fixed
     return {name: part for name, part in parts.items() if part > 0}
 
 
@@ -137,7 +137,7 @@ def decode_layer(
     """Return the time of one layer in one decode step of `batch` sequences with `context` tokens each."""
     efficiencies = efficiencies or calibrated()
     shape = _layer(model, gpu, tp, context, efficiencies, batch=batch)
-    parts = _step_parts(((shape, _peers(gpu, tp), None),), batch, context, 0.0)
+    parts = _step_parts(((shape, _peers(gpu, tp), None),), batch, context)
     held = shape.parameters * 2 + batch * context * shape.kv_bytes_per_token + batch * layer_activation_bytes(shape)
     basis = sources(efficiencies, gpu, "decode", "prefill")
     return Answer(sum(parts.values()), float(batch), tp, parts, held / 1e9, shape.rates.usable_gb, **basis)
@@ -197,11 +197,10 @@ def inference(
     filling, period, communication, memory = 0.0, 0.0, 0.0, 0.0
     for shape, peers, hop in _server(model, gpu, rates, tp, pp):
         moved = activation_bytes(shape, micro)
-        reduce = 2 * shape.layers * all_reduce_seconds(tp, moved, peers)
-        forward = prefill_seconds(shape, micro, sequence) + rates.overhead.micro_batch / 3
-        filling += forward + reduce + (hop.seconds(moved) if hop else 0.0)
-        communication += reduce / pp
-        period = max(period, forward + reduce)
+        forward = forward_pass_seconds(Placed(shape, (), peers, hop), micro, sequence)
+        filling += forward + (hop.seconds(moved) if hop else 0.0)
+        communication += 2 * shape.layers * all_reduce_seconds(tp, moved, peers) / pp
+        period = max(period, forward)
         memory = max(memory, shape.parameters * 2 + inference_active_bytes(shape, micro))
     busy = count * (period - communication)
     parts = {"compute": busy, "communication": count * communication, "pipeline": filling - period}
@@ -213,5 +212,5 @@ def inference(
         breakdown={name: part for name, part in parts.items() if part > 1e-12},  # less is what rounding left
         memory_gb=memory / 1e9,
         usable_gb=rates.usable_gb,
-        **sources(efficiencies, gpu, "prefill"),
+        **sources(efficiencies, gpu, "training"),
     )

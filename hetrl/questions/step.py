@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from hetrl.cost.compute import ADAM_BYTES, StageShape, gradient_bytes, layer_activation_bytes, optimizer_seconds
-from hetrl.cost.efficiency import Efficiencies, Rates, calibrated
+from hetrl.cost.efficiency import OURS, Efficiencies, Rates, calibrated
 from hetrl.cost.memory import head_bytes, training_active_bytes
 from hetrl.cost.network import Reduction, Ring, path, reduction_of, slowest
 from hetrl.cost.stages import Placed
@@ -62,7 +62,7 @@ PRECISIONS = {
 class SoloTraining:
     """What is asked, of GPUs with these efficiencies: None leaves a choice to the search.
 
-    `trainer` is a published one (None: ours, Megatron-core), `optimizer_dtype` a key of `PRECISIONS`.
+    `trainer` is a published one or ours, `optimizer_dtype` a key of `PRECISIONS`.
     """
 
     architecture: Architecture
@@ -77,7 +77,7 @@ class SoloTraining:
     recompute: str | None = None
     sharding: str | None = None
     offload: str | None = None
-    trainer: str | None = None
+    trainer: str = OURS
     optimizer_dtype: str = "fp32"
     gradient_dtype: str | None = None  # None: bf16 with full sharding (FSDP's reduce_dtype), else fp32
     node_gpus: int = NODE_GPUS
@@ -87,8 +87,7 @@ class SoloTraining:
     @cached_property
     def rates(self) -> Rates:
         """Return the effective rates of the GPUs under the trainer."""
-        known = self.efficiencies.rates(self.gpu)
-        return replace(known, training_flops=known.training_flops * self.efficiencies.trainer_rate(self.trainer))
+        return self.efficiencies.rates_under(self.gpu, self.trainer)
 
     @property
     def precision(self) -> Precision:
@@ -139,12 +138,12 @@ def memory_gb(asked: SoloTraining, layout: Parallelism) -> float:
     return max(sizes) / 1e9
 
 
-def _active_bytes(trainer: str | None, shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
+def _active_bytes(trainer: str, shape: StageShape, in_flight: int, tokens: float, recompute: str) -> float:
     """Return the bytes of activations and logits: as our engine keeps them, or as a published trainer does.
 
     Full recomputation keeps the input of each layer, and one layer's activations at a time. Most hold all logits.
     """
-    if trainer is None:
+    if trainer == OURS:
         return training_active_bytes(shape, in_flight, tokens, recompute)
     layer = layer_activation_bytes(shape)
     inputs = shape.architecture.hidden * shape.weight_bytes / shape.tensor_parallel
@@ -216,7 +215,7 @@ def _devices(layout: Parallelism, topology: Topology, stage: int) -> list[tuple[
 
 def _placed(asked: SoloTraining, layout: Parallelism, topology: Topology) -> list[Placed]:
     shapes = [
-        replace(shape, logits_again=asked.trainer is None)
+        replace(shape, logits_again=asked.trainer == OURS)
         for shape in even_stages(asked.architecture, asked.rates, layout.tensor, layout.pipeline)
     ]
     ranks = [_devices(layout, topology, index)[0] for index in range(layout.pipeline)]

@@ -20,7 +20,7 @@ from hetrl.hardware import Node, Site, Topology
 from hetrl.plan.plan import Plan
 from hetrl.report.rows import task_rows
 from hetrl.report.text import byte_figure, compact_devices, figure, spoken
-from hetrl.workload import ACTOR_GENERATION, TRAININGS, Workload
+from hetrl.workload import ACTOR_GENERATION, Workload
 
 Phases = Mapping[str, Collection[str]]  # of GPU types: those whose speed is inferred, not measured
 _NONE: Phases = {}
@@ -73,7 +73,7 @@ def phases_of(task: str) -> tuple[str, ...]:
     """Return the phases that a task's seconds rest on (`hetrl.gpus.PHASES`)."""
     if task == ACTOR_GENERATION:
         return ("decode", "prefill")
-    return ("training",) if task in TRAININGS else ("prefill",)
+    return ("training",)
 
 
 def _inferred(task: str, devices: Collection[str], topology: Topology, uncalibrated: Phases) -> dict[str, list[str]]:

@@ -13,8 +13,11 @@ from hetrl.cost.compute import (
     decode_seconds,
     forward_flops,
     layer_activation_bytes,
+    pass_seconds,
     prefill_seconds,
+    prompt_seconds,
     training_seconds,
+    weight_seconds,
 )
 from hetrl.cost.cycle import batch_seconds
 from hetrl.cost.efficiency import calibrated
@@ -36,8 +39,16 @@ from hetrl.cost.memory import (
 )
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Reduction, Ring, all_reduce_seconds, reduction_of, wan_reduction_bytes
-from hetrl.cost.stages import place_all
-from hetrl.cost.training import Times, gradient_rings, micro_batches_of, pipeline_seconds, uneven
+from hetrl.cost.stages import Placed, place_all
+from hetrl.cost.training import (
+    Times,
+    forward_pass_seconds,
+    gradient_rings,
+    micro_batch_times,
+    micro_batches_of,
+    pipeline_seconds,
+    uneven,
+)
 from hetrl.cost.weight_sync import critic_behind, delta_share, held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_catalogue
@@ -69,9 +80,20 @@ def test_decode_of_a_large_batch_is_bound_by_the_products() -> None:
 
 
 def test_a_rollout_engine_meets_the_vocabulary_once_per_prompt() -> None:
-    head = 2 * 151936 * 4096 * (8000 - 8) / rates("a100-40gb").prefill_flops
-    saved = prefill_seconds(WHOLE, 8000, 1000) - prefill_seconds(WHOLE, 8000, 1000, 8)
-    assert saved == pytest.approx(head, rel=0.01)
+    device = rates("a100-40gb")
+    head = 2 * 151936 * 4096 * (8000 - 8) / device.prefill_flops
+    whole = replace(WHOLE, rates=replace(device, prompts=1.0))
+    assert prefill_seconds(whole, 8000, 1000) - prompt_seconds(whole, 8000, 1000, 8) == pytest.approx(head, rel=0.01)
+    share = prompt_seconds(whole, 8000, 1000, 8) / prompt_seconds(WHOLE, 8000, 1000, 8)
+    assert share == pytest.approx(device.prompts, rel=0.01)
+
+
+def test_a_forward_pass_of_the_trainer_is_a_third_of_its_training_without_recomputation() -> None:
+    stage = Placed(WHOLE, (), None, None)
+    forward = micro_batch_times(stage, 8000.0, "none", 1000.0).forward
+    assert forward_pass_seconds(stage, 8000.0, 1000.0) == pytest.approx(forward, rel=0.01)
+    few = pass_seconds(WHOLE, 1.0, 0.0)  # reading the weights takes longer than the products of one token
+    assert few == pytest.approx(weight_seconds(WHOLE), rel=0.01)
 
 
 def test_kv_heads_replicate_once_tensor_parallelism_exceeds_them() -> None:
@@ -89,7 +111,8 @@ def test_a_token_costs_six_flops_per_parameter_and_causal_attention_to_train() -
     products = 100 * (6 * matrices + 6 * 36 * 4096 * sequence / device.attention) / device.training_flops
     values = 36 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * 12288)
     traffic = 100 * (3 * 2 * 2 * values + 12 * 151936) / device.activation_bytes_per_s
-    assert held == pytest.approx(products + traffic)
+    launches = 3 * 36 * device.overhead.layer
+    assert held == pytest.approx(products + traffic + launches)
     assert kept - held == pytest.approx(100 * 2 * 151936 * 4096 / device.training_flops)
     assert traffic < 0.2 * products
     layers = replace(WHOLE, last=False)
@@ -478,6 +501,17 @@ def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -
         assert period * (1 + staleness) == pytest.approx(100 + 3 + 20 + 7)
 
 
+@pytest.mark.parametrize(("pause", "held_up"), [(0.5, 0.0), (1.0, 0.3)])
+def test_a_version_that_is_loaded_behind_a_batch_does_not_hold_it_up(pause: float, held_up: float) -> None:
+    rollouts = ReplicaSeconds(whole=1.0, busy=0.1, alone=1.0)
+    groups = [GroupTimes(0.1, 0, 0, rollouts), GroupTimes(0, 0.2, 1.0)]
+    period = iteration_seconds(groups, Versions(0.5, pause), _workload(mode="async", max_staleness=1))
+    arrival = 0.2 + 1.0 + 0.5
+    assert 2 * period == pytest.approx(arrival + pause + 1.0 + held_up)
+    next_load = period + arrival  # generation of the batch begins at arrival + pause and lasts until 2 periods
+    assert max(2 * period - next_load, 0.0) == pytest.approx(held_up)
+
+
 @given(st.floats(30, 200), st.floats(0, 20), st.floats(1, 60), st.floats(0, 20), st.integers(2, 5))
 def test_a_batch_takes_what_it_takes_alone_and_the_part_of_those_beside_it(
     period: float, stopped: float, alone: float, shared: float, batches: int
@@ -622,12 +656,33 @@ def test_other_numbers_are_those_of_another_value() -> None:
 
 
 def test_an_engine_is_the_one_of_the_points_unless_it_is_named() -> None:
-    seconds, engine_step_seconds = calibrated().step_seconds, calibrated().engine_step_seconds
-    assert engine_step_seconds("a100-80gb") == seconds["vllm-0.6"]
-    assert engine_step_seconds("a100-80gb", "vllm-0.23") == seconds["vllm-0.23"]
-    assert engine_step_seconds("l4") == seconds["vllm-0.30"] == rates("a100-80gb").overhead.decode_step
+    numbers = calibrated()
+    served = numbers.rates_served
+    for gpu, named, engine in (("a100-80gb", None, "vllm-0.6"), ("a100-80gb", "vllm-0.23", "vllm-0.23")):
+        found = served(gpu, named)
+        assert found.overhead.decode_step == numbers.engines[engine].step_seconds
+        assert (found.overhead.decode_sequence, found.prompts) == (0.0, 1.0)
+    own, planned = numbers.engines["vllm-0.32"], numbers.rates("l4")
+    assert served("l4") == planned == served("l4", "vllm-0.32")
+    overhead = planned.overhead
+    assert (overhead.decode_step, overhead.decode_sequence) == (own.step_seconds, own.sequence_seconds)
+    assert planned.prompts == own.prefill < 1
+    assert served("cpu", "vllm-0.6") == numbers.rates("cpu")
     with pytest.raises(UsageError, match='unknown engine "vllm-0.7"; did you mean "vllm-0.6"'):
-        engine_step_seconds("h100", "vllm-0.7")
+        served("h100", "vllm-0.7")
+
+
+def test_each_running_sequence_adds_to_a_decode_step() -> None:
+    bare = replace(WHOLE, rates=replace(WHOLE.rates, overhead=replace(OVERHEAD, decode_sequence=0.0)))
+    more = step_seconds(SERVER, 64, 1000) - step_seconds(((bare, None, None),), 64, 1000)
+    assert more == pytest.approx(64 * OVERHEAD.decode_sequence)
+    halves = replace(WHOLE, layers=18, last=False), replace(WHOLE, layers=18, first=False)
+    hop = Path(0.0, 100.0)
+    two, none = (
+        step_seconds(tuple((replace(half, rates=one.rates), None, hop) for half in halves), 64, 1000)
+        for one in (WHOLE, bare)
+    )
+    assert two - none == pytest.approx(64 * OVERHEAD.decode_sequence)  # 32 at once, at two stages
 
 
 def test_a_delta_sends_what_changed_and_where_and_never_more_than_all() -> None:

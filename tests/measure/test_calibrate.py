@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
+from dataclasses import astuple, replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
 import yaml
 
-from hetrl.cost.efficiency import FILE, calibrated, parse
+from hetrl.cost.efficiency import FILE, Engine, Trainer, calibrated, parse
 from hetrl.gpus import gpu_catalogue
 from hetrl.measure.calibrate import Point, document, fit, points_of, predicted, read_points, residuals, rounded
 from hetrl.workload import architecture_catalogue
@@ -28,7 +28,8 @@ def test_an_entry_with_lists_is_one_point_per_place() -> None:
 
 def test_every_point_names_known_things_and_a_source() -> None:
     points = read_points()
-    assert len(points) == 42
+    assert len(points) == 57
+    assert sum(point.own for point in points) == 15
     for point in points:
         assert point.gpu in gpu_catalogue()
         assert point.question["architecture"] in architecture_catalogue()
@@ -54,19 +55,47 @@ def test_the_fit_finds_the_numbers_that_made_the_points() -> None:
             "l4": {"decode": 0.9, "prefill": 0.5},
             "h100": {"decode": 0.6, "prefill": 0.5, "training": 0.4},
         },
-        step_seconds={"vllm-0.6": 0.005, "vllm-0.23": 0.001, "vllm-0.30": 0.002},
+        engines={
+            "vllm-0.6": Engine(0.005),
+            "vllm-0.23": Engine(0.001),
+            "vllm-0.30": Engine(0.002),
+            "vllm-0.32": Engine(0.003, 4e-5, 0.6),
+        },
         decode_all_reduce=4e-5,
-        trainers={"torchtitan": 1.2, "prime-rl": 0.8, "llmq": 1.1},
+        trainers={
+            "torchtitan": Trainer(1.2),
+            "prime-rl": Trainer(0.8),
+            "llmq": Trainer(1.1),
+            "hetrl": Trainer(0.9, 1e-3),
+        },
         attention=0.4,
         activation_traffic=0.7,
     )
     again = fit([replace(point, value=predicted(point, truth)) for point in read_points()])
     for gpu in ("a100-80gb", "l4", "h100"):
         assert again.shares[gpu] == pytest.approx(truth.shares[gpu], rel=0.03)
-    assert again.step_seconds["vllm-0.6"] == pytest.approx(0.005, rel=0.02)
+    for name in ("vllm-0.6", "vllm-0.32"):
+        assert astuple(again.engines[name]) == pytest.approx(astuple(truth.engines[name]), rel=0.05)
     assert again.decode_all_reduce == pytest.approx(4e-5, rel=0.1)
-    assert again.trainers == pytest.approx(truth.trainers, rel=0.05)
+    for name, given in truth.trainers.items():
+        assert astuple(again.trainers[name]) == pytest.approx(astuple(given), rel=0.05)
     assert again.attention == pytest.approx(0.4, rel=0.1)
+
+
+def test_what_our_own_engines_did_leaves_the_published_numbers_alone() -> None:
+    points = read_points()
+    slower = [replace(one, value=one.value * 2) if one.own else one for one in points]
+    before, after = (fit(one) for one in (points, slower))
+    assert after.shares == before.shares
+    assert "h200" not in before.shares
+    assert after.trainers["llmq"] == before.trainers["llmq"]
+    assert after.trainers["hetrl"].layer_seconds > 1.5 * before.trainers["hetrl"].layer_seconds
+
+
+def test_measurements_without_our_own_engines_can_be_fitted() -> None:
+    found = fit([point for point in read_points() if not point.own])
+    assert "hetrl" not in found.trainers
+    assert found.rates("l4").overhead.layer == 0.0
 
 
 def test_what_a_left_out_point_told_alone_is_inferred() -> None:

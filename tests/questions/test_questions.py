@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrl import gpus
-from hetrl.cost.efficiency import Efficiencies, calibrated
+from hetrl.cost.efficiency import OURS, Efficiencies, calibrated
 from hetrl.cost.iteration import predict as predict_plan
 from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import delta_share
@@ -42,7 +42,7 @@ def test_one_sequence_reads_all_weights_but_the_input_embedding_per_token() -> N
     matrices = 28 * (3584 * 128 * (2 * 28 + 2 * 4) + 3 * 3584 * 18944) + 152064 * 3584
     keys = 1025 * 28 * 2 * 4 * 128 * 2
     step_seconds = (2 * matrices + keys) / (2039e9 * calibrated().of("a100-80gb").decode)
-    expected = 2048 * (step_seconds + calibrated().engine_step_seconds("a100-80gb"))
+    expected = 2048 * (step_seconds + calibrated().engines["vllm-0.6"].step_seconds)
     assert found.seconds == pytest.approx(expected, rel=0.002)
     assert found.tokens == 2048
     assert found.binds == "memory bandwidth (weights)"
@@ -115,11 +115,20 @@ def test_the_trainer_says_how_fast_products_are() -> None:
     asked = SoloTraining(architecture("mpt-7b"), "a100-80gb", 8, 2048, sharding="full", micro_batch=2, recompute="none")
     seconds = {
         name: training(replace(asked, trainer=name)).breakdown["compute"]
-        for name in (None, "llm-foundry", "prime-rl", "llmq")
+        for name in (OURS, "llm-foundry", "prime-rl", "llmq")
     }
-    logits = 2 * 50432 * 4096 / asked.architecture.parameters  # which ours makes again, of MPT's 4,096 columns
-    assert 1 < seconds[None] / seconds["llm-foundry"] < 1 + logits / 6
-    assert seconds["llmq"] < seconds["llm-foundry"] < seconds["prime-rl"]
+    assert seconds["llmq"] < seconds["llm-foundry"] < seconds["prime-rl"] < seconds[OURS]
+    assert training(asked).breakdown["compute"] == seconds[OURS]
+
+
+def test_ours_launches_every_layer_thrice_and_makes_its_logits_again() -> None:
+    asked = SoloTraining(SEVEN_B, "h200", 1, 2048, 8, micro_batch=2, recompute="none", sharding="none", offload="none")
+    ours = calibrated().trainers[OURS]
+    as_published = replace(calibrated(), trainers={**calibrated().trainers, "other": replace(ours, layer_seconds=0.0)})
+    other = training(replace(asked, trainer="other", efficiencies=as_published)).breakdown["compute"]
+    logits = 8 * 2048 * 2 * 152064 * 3584 / asked.rates.training_flops
+    launches = 4 * 3 * 28 * ours.layer_seconds
+    assert training(asked).breakdown["compute"] - other == pytest.approx(logits + launches)
 
 
 def test_an_all_reduce_of_a_decode_step_has_a_fixed_time() -> None:

@@ -170,12 +170,13 @@ def test_only_the_named_tasks_are_halved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "mode", "gbps", "nic_gbps"), [("verl", "sync", 0.3, 100.0), ("streamrl", "async", 5.0, 10.0)]
+    ("system", "mode", "gbps", "nic_gbps", "name"),
+    [("verl", "sync", 0.3, 100.0, "qwen3-0.6b"), ("streamrl", "async", 5.0, 5.0, "qwen3-4b")],
 )
 def test_a_critic_on_its_own_gpus_is_taken_where_it_is_faster(
-    system: str, mode: str, gbps: float, nic_gbps: float
+    system: str, mode: str, gbps: float, nic_gbps: float, name: str
 ) -> None:
-    asked = problem(three_sites(gbps, nic_gbps), "ppo", mode)
+    asked = problem(three_sites(gbps, nic_gbps), "ppo", mode, name)
     apart = planned(system, asked, replace(BY_SPEED, critic_apart=True))
     together = planned(system, asked, BY_SPEED)
     assert apart.predicted.iteration_seconds < together.predicted.iteration_seconds

@@ -121,6 +121,7 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "steady_seconds": pairs(counts, positive),
     "interface_bytes": st.tuples(moved, moved, flags, counts),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
+    "overlap": st.tuples(seconds, seconds, seconds, seconds),
     "held_up": st.tuples(positive, seconds, seconds, seconds),
     "running_seconds": st.tuples(positive, st.integers(1, 9), *[seconds] * 6),
     "evenness": st.tuples(positive, seconds),

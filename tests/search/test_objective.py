@@ -177,10 +177,10 @@ def test_a_plan_records_what_it_was_chosen_for_and_what_it_costs() -> None:
 
 
 def test_the_cheapest_plan_at_a_throughput_does_it_and_is_no_dearer_than_the_fastest() -> None:
-    fastest = planned(Objective()).predicted
+    fastest = planned(Objective(), 16_000).predicted
     for share in (0.3, 0.7, 1.0):
         rate = share * fastest.samples_per_second
-        told = planned(Objective(COST, max_iteration_seconds=128 / rate, samples_per_iteration=128)).predicted
+        told = planned(Objective(COST, max_iteration_seconds=128 / rate, samples_per_iteration=128), 16_000).predicted
         assert told.samples_per_second >= rate * (1 - 1e-6)
         assert (told.cost_per_iteration or 0) <= (fastest.cost_per_iteration or 0) * (1 + 1e-6)
 

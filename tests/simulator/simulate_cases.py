@@ -73,9 +73,13 @@ def stages_of(plan: Plan, topology: Topology, workload: Workload) -> tuple[Place
     return place("actor_training", plan.tasks["actor_training"].replicas[0], CostModel(topology, workload))
 
 
+def one_device(device: str, workload: Workload) -> TaskPlan:
+    return TaskPlan("megatron", (Replica(workload.samples, (Stage((device,), (0, 28)),)),), micro_batch=4)
+
+
 def plan_with_critic(workload: Workload) -> Plan:
     """Train actor and critic at a, generate there, value at b: the critic's weights alone cross the link."""
-    whole = small_plan(workload, ONE_STAGE)
+    whole = small_plan(workload, ONE_STAGE, micro_batch=4)
     rollouts = [(Stage((f"a/n0/{2 + index}",), (0, 28)),) for index in range(2)]
     tasks = {
         "actor_generation": replace(
@@ -83,8 +87,8 @@ def plan_with_critic(workload: Workload) -> Plan:
             replicas=tuple(Replica(workload.samples // 2, one, 20.0, 64) for one in rollouts),
         ),
         "actor_training": whole.tasks["actor_training"],
-        "critic_training": TaskPlan("megatron", (Replica(workload.samples, (Stage(("a/n0/1",), (0, 28)),)),)),
-        "critic_inference": TaskPlan("megatron", (Replica(workload.samples, (Stage(("b/n0/0",), (0, 28)),)),)),
+        "critic_training": one_device("a/n0/1", workload),
+        "critic_inference": one_device("b/n0/0", workload),
     }
     groups = tuple(Group((name,), task.devices) for name, task in tasks.items())
     return replace(whole, tasks=tasks, groups=groups, weight_sync=weight_routes(tasks))

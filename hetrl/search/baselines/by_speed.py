@@ -52,7 +52,7 @@ def samples_by_speed(name: str, task: TaskPlan, problem: Problem, least: int = 1
     if name == ACTOR_GENERATION:
         shares = _rollout_samples(task, problem, least)
     elif name in INFERENCES:
-        rate = [problem.model.rates(replica.devices[0]).prefill_flops for replica in task.replicas]
+        rate = [problem.model.rates(replica.devices[0]).training_flops for replica in task.replicas]
         shares = samples_by_rate(rate, workload.samples, 1, least)
     else:
         rate = _training_rates(name, task, problem)

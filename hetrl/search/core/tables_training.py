@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from hetrl.cost.compute import (
     StageShape,
-    forward_flops,
     gradient_bytes,
     optimizer_seconds,
+    product_seconds,
     weight_seconds,
 )
 from hetrl.cost.efficiency import Rates
@@ -236,7 +236,7 @@ def _forward(placed: Placed, sequence: float) -> Floats:
     found[:, 4:] = _corners(placed.shape, lambda one, y: (beside_products_seconds(replace(placed, shape=one), y),))
     for last in (0, 1):
         none, one = (replace(placed.shape, last=bool(last), layers=layers) for layers in (0, 1))
-        products = [forward_flops(stage, sequence) / stage.rates.prefill_flops for stage in (none, one)]
+        products = [product_seconds(stage, sequence) for stage in (none, one)]
         reading = [weight_seconds(stage) for stage in (none, one)]
         found[last, :4] = products[0], products[1] - products[0], reading[0], reading[1] - reading[0]
     return found

@@ -12,6 +12,10 @@ double held_up(double period, double arrival, double begin, double stop) {
     return begin < phase && phase < begin + stop ? begin + stop - phase : 0.0;
 }
 
+double overlap(double begin, double end, double after, double before) {
+    return std::max(std::min(end, before) - std::max(begin, after), 0.0);
+}
+
 double running_seconds(double period, Int batches, double arrival, double inference, double own_inference,
                        double own_training, double pause, double refill) {
     const double first = std::max(inference + own_training - period, 0.0);
@@ -21,12 +25,13 @@ double running_seconds(double period, Int batches, double arrival, double infere
     const double wait =
         std::max(held_up(period, arrival, first, stop), held_up(period, arrival, inference, later_stop));
     const double latency = arrival + wait + pause;
-    double found = double(batches) * period - latency;
+    const double end = double(batches) * period;
+    double found = end - latency;
     for (Int batch = 0; batch < batches; ++batch) {
         const double begins = double(batch) * period;
-        found -= std::max(begins + first + stop - std::max(begins + first, latency), 0.0);
-        found -= std::max(begins + inference + later_stop - std::max(begins + inference, latency), 0.0);
-        found -= std::max(begins + latency - std::max(begins + latency - pause, latency), 0.0);
+        found -= overlap(begins + first, begins + first + stop, latency, end);
+        found -= overlap(begins + inference, begins + inference + later_stop, latency, end);
+        found -= overlap(begins + latency - pause, begins + latency, latency, end);
     }
     return found;
 }

@@ -47,7 +47,7 @@ def test_the_steps_and_the_scores_of_a_batch_take_what_its_training_was_predicte
 
 def test_longer_sequences_take_longer() -> None:
     short = play.scores("reward_inference", PLAN.tasks["reward_inference"], [300] * 8, MODEL)
-    long = play.scores("reward_inference", PLAN.tasks["reward_inference"], [300] * 7 + [3000], MODEL)
+    long = play.scores("reward_inference", PLAN.tasks["reward_inference"], [3000] * 8, MODEL)
     assert long.seconds > 1.2 * short.seconds
 
 
