@@ -53,13 +53,13 @@ def main() -> None:
     ]
     table = "\n".join(
         [
-            f"`hetrl predict` against {len(seen) - count} published measurements, the ones it is calibrated on: median "
-            f"error {median:.1%}, worst {worst:.1%} (to reach: {MEDIAN:.0%} and {WORST:.0%}; {verdict}). The last column "
-            f"predicts each point by a fit to the others: median {median_unseen:.1%}, worst {worst_unseen:.1%} "
-            f"(to reach: {MEDIAN_LEFT_OUT:.0%} and {WORST_LEFT_OUT:.0%}; {unseen_verdict}). "
-            f"Beside them {count} measurements of hetrl's own engines on one GPU: median {own[0]:.1%}, worst {own[1]:.1%}; "
-            f"left out {own_unseen[0]:.1%} and {own_unseen[1]:.1%}, since some numbers rest on one of them. Units: tokens/s "
-            "for generation, tokens/s per GPU or seconds per step for training, milliseconds for layers.",
+            f"`hetrl predict` against {len(seen) - count} published measurements, the ones it is calibrated on: "
+            f"median error {median:.1%}, worst {worst:.1%} (to reach: {MEDIAN:.0%} and {WORST:.0%}; {verdict}). The "
+            f"last column predicts each point by a fit to the others: median {median_unseen:.1%}, worst "
+            f"{worst_unseen:.1%} (to reach: {MEDIAN_LEFT_OUT:.0%} and {WORST_LEFT_OUT:.0%}; {unseen_verdict}). Beside "
+            f"them {count} measurements of hetrl's own engines on one GPU: median {own[0]:.1%}, worst {own[1]:.1%}; "
+            f"left out {own_unseen[0]:.1%} and {own_unseen[1]:.1%}, since some numbers rest on one of them. Units: "
+            "tokens/s for generation, tokens/s per GPU or seconds per step for training, milliseconds for layers.",
             "",
             "| point | source | measured | predicted | error | error when left out |",
             "| --- | --- | --- | --- | --- | --- |",
