@@ -59,8 +59,9 @@ def running_seconds(
 
     A batch may start with the version that another one gave: this version has its `arrival` so long after the end of
     that one's generation, and is loaded in a `pause` once generation does not stand still. The batch ends `batches`
-    periods after that one. In between generation stands still for its group's tasks of the batches between, and for
-    their pauses. The `refill` of its cache follows each stop; one that is followed by the next at once has none.
+    periods after that one. In between generation stands still for its group's tasks of the batches between, and until
+    the batch ends for their pauses. The `refill` of its cache follows each stop; one that is followed by the next at
+    once has none.
     """
     first = max(inference + own_training - period, 0.0)  # the older batch's training goes before
     together = own_training > 0 and own_inference == inference
@@ -72,8 +73,8 @@ def running_seconds(
     found = end - latency
     for batch in range(batches):
         begins = batch * period
-        found -= overlap(begins + first, begins + first + stop, latency, end)
-        found -= overlap(begins + inference, begins + inference + later_stop, latency, end)
+        found -= overlap(begins + first, begins + first + stop, latency, math.inf)
+        found -= overlap(begins + inference, begins + inference + later_stop, latency, math.inf)
         found -= overlap(begins + latency - pause, begins + latency, latency, end)
     return found
 

@@ -202,17 +202,10 @@ class Efficiencies:
         if name not in self.engines:
             raise UsageError(unknown("engine", name, sorted(self.engines)))
         rates, served = self.rates(gpu), self.engines[name]
-        return (
-            rates
-            if is_cpu(gpu)
-            else replace(
-                rates,
-                prompts=served.prefill,
-                overhead=replace(
-                    rates.overhead, decode_step=served.step_seconds, decode_sequence=served.sequence_seconds
-                ),
-            )
-        )
+        if is_cpu(gpu):
+            return rates
+        times = {"decode_step": served.step_seconds, "decode_sequence": served.sequence_seconds}
+        return replace(rates, prompts=served.prefill, overhead=replace(rates.overhead, **times))
 
     def _rates(self, gpu: str) -> Rates:
         entry, share = self._entry(gpu), self.of(gpu)

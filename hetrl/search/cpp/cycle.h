@@ -29,8 +29,8 @@ double running_seconds(double period, Int batches, double arrival, double infere
     double found = end - latency;
     for (Int batch = 0; batch < batches; ++batch) {
         const double begins = double(batch) * period;
-        found -= overlap(begins + first, begins + first + stop, latency, end);
-        found -= overlap(begins + inference, begins + inference + later_stop, latency, end);
+        found -= overlap(begins + first, begins + first + stop, latency, INFINITE);
+        found -= overlap(begins + inference, begins + inference + later_stop, latency, INFINITE);
         found -= overlap(begins + latency - pause, begins + latency, latency, end);
     }
     return found;
