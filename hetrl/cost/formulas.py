@@ -246,6 +246,15 @@ def transfer_seconds(encode: float, uplinks: float, fan_out: float) -> float:
     return max(encode, uplinks, fan_out)
 
 
+def shared_transfer_seconds(actor: float, critic: float, behind: float) -> float:
+    """Return the transfer of the actor's version beside the critic's, each of which takes so long alone.
+
+    `behind` is the critic's where it stands still while the actor's takes what both take. Where none does, each has an
+    equal part of that: the actor's is held up until the shorter one is through.
+    """
+    return actor if behind <= critic else actor + min(behind - critic, critic)
+
+
 def deal_remainders(remainders: Sequence[int], size: int, nodes: int) -> list[int]:
     """Return the node, of so many of this size, that each group's remainder is dealt to: -1 without one, or room.
 

@@ -184,6 +184,9 @@ def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, Sync
         valuing += sum(_scoring_beside(tasks, costs, model.workload) for tasks in members if CRITIC_INFERENCE in tasks)
         follow = max(versions.links, critic.transfer_seconds)
         versions = replace(versions, critic=critic.seconds, valuing=valuing, links=follow)
+        if model.workload.staleness:
+            alone = (actor.transfer_seconds, syncs["critic"].transfer_seconds)
+            versions = replace(versions, transfer=formulas.shared_transfer_seconds(*alone, critic.transfer_seconds))
     return iteration_seconds(groups, versions, model.workload)
 
 

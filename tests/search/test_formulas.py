@@ -120,6 +120,7 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "bucket_count": st.tuples(st.floats(0, 1e12), counts),
     "steady_seconds": pairs(counts, positive),
     "interface_bytes": st.tuples(moved, moved, flags, counts),
+    "shared_transfer_seconds": st.tuples(seconds, seconds, seconds),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
     "overlap": st.tuples(seconds, seconds, seconds, seconds),
     "held_up": st.tuples(positive, seconds, seconds, seconds),

@@ -94,6 +94,19 @@ def test_a_batch_is_scored_while_another_group_values_it(mode: str) -> None:
         assert hidden == pytest.approx(min(scored, found.tasks["critic_inference"]), rel=1e-6)
 
 
+@pytest.mark.parametrize("gbps", [10.0, 50.0])
+def test_versions_of_actor_and_critic_hold_each_other_up_on_a_link(gbps: float) -> None:
+    """Both leave their trainings at a for b; at 50 Gbps the next batch waits for the actor's, not for the link."""
+    workload = small_workload(algorithm="ppo", critic=architecture("qwen3-1.7b"), mode="async", max_staleness=1)
+    model = CostModel(two_sites(gbps), workload)
+    plan = plan_with_critic(workload)
+    tasks = plan.tasks | {"actor_generation": small_plan(workload, ONE_STAGE).tasks["actor_generation"]}
+    groups = tuple(Group((name,), task.devices) for name, task in tasks.items())
+    both = replace(plan, tasks=tasks, groups=groups, weight_sync=weight_routes(tasks))
+    predicted, found = predict(both, model), simulate(both, model)
+    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.01)
+
+
 def test_a_batch_is_scored_behind_the_values_where_both_are_made_on_the_same_devices() -> None:
     """Critic's training and weights take as long: values, and what their devices do behind them, lengthen the cycle."""
     critic, length = architecture("qwen3-1.7b"), Lengths(512, 512)

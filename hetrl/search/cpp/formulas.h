@@ -164,6 +164,10 @@ double transfer_seconds(double encode, double uplinks, double fan_out) {
     return std::max({encode, uplinks, fan_out});
 }
 
+double shared_transfer_seconds(double actor, double critic, double behind) {
+    return behind <= critic ? actor : actor + std::min(behind - critic, critic);
+}
+
 Int deal_remainders(const Ints& remainders, Int size, Int nodes, const Ints& found) {
     const Int groups = remainders.size(), most = clamp(nodes, 0, groups);
     Local<Int> rooms(most, size);

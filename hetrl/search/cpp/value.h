@@ -165,19 +165,23 @@ inline double plan_seconds(const View& x, const Tables& tables, const Room& room
             inferences[x.group[task]] += seconds;
         }
     }
-    double critic = 0.0, valuing = 0.0, links = 0.0;
+    double critic = 0.0, valuing = 0.0, links = 0.0, transfer = sync.transfer();
     if (tables.staleness > 0) {
         links = std::max(busiest_link(tables, parts), sync.transfer());
     }
     if (tables.takes.size() > 1) {
-        const Sync behind = critic_behind(sync, sync_seconds(1, x, tables, parts), tables, parts);
+        const Sync alone = sync_seconds(1, x, tables, parts);
+        const Sync behind = critic_behind(sync, alone, tables, parts);
         critic = behind.transfer() + behind.pause;
         valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
         valuing += scorings[x.group[tables.takes[1]]];
         links = std::max(links, behind.transfer());
+        if (tables.staleness > 0) {
+            transfer = shared_transfer_seconds(transfer, alone.transfer(), behind.transfer());
+        }
     }
     return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
-                             sync.transfer(), sync.pause, critic, valuing, links, tables.staleness);
+                             transfer, sync.pause, critic, valuing, links, tables.staleness);
 }
 
 // Set `room.result` to what the objective wants least and the seconds of an iteration; see
