@@ -44,7 +44,7 @@ def add_questions(verb: argparse.ArgumentParser) -> None:
     for name, text in _NUMBERS.items():
         verb.add_argument(f"--{name}", metavar="N", type=int, help=text)
     verb.add_argument("--context", metavar="TOKENS", type=float, help="tokens per sequence of a layer (880)")
-    verb.add_argument("--engine", help="release whose fixed time per decode step counts, as vllm-0.6")
+    verb.add_argument("--engine", help="release whose speed counts, as vllm-0.6")
     verb.add_argument("--recompute", choices=("none", "full"), help="activations, in training")
     verb.add_argument("--sharding", choices=("none", "optimizer", "full"), help="full: FSDP; optimizer: ZeRO-1")
     verb.add_argument("--offload", choices=("none", "optimizer", "all"), help="to host memory, in training")
