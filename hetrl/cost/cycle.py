@@ -73,6 +73,7 @@ def running_seconds(
     found = end - latency
     for batch in range(batches):
         begins = batch * period
+        # A stop that begins ahead of the end counts whole: what varies would move the batch's last sample into it.
         found -= overlap(begins + first, begins + first + stop, latency, math.inf)
         found -= overlap(begins + inference, begins + inference + later_stop, latency, math.inf)
         found -= overlap(begins + latency - pause, begins + latency, latency, end)

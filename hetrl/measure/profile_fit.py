@@ -16,7 +16,8 @@ import numpy
 from hetrl.cost.compute import StageShape, decode_seconds, forward_flops, prefill_seconds, training_seconds
 from hetrl.cost.efficiency import REFERENCE, Rates, calibrated
 from hetrl.describe.measured import Check, Exchange, Measurement, Phase
-from hetrl.measure.calibrate import PRIOR, fit_ratios
+from hetrl.measure.calibrate import PRIOR
+from hetrl.measure.least_squares import fit_ratios
 from hetrl.workload import architecture
 
 LAYERS: Mapping[str, Phase] = {  # kind -> phase

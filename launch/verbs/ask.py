@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hetrl.cost.efficiency import Efficiencies
     from hetrl.hardware import Topology
-    from hetrl.measure.calibrate import Residual
+    from hetrl.measure.points import Residual
     from hetrl.questions.answer import Answer
 
 _SERVING = ("architecture", "gpu", "tp")
@@ -224,14 +224,15 @@ def calibrate_command(arguments: argparse.Namespace) -> int:
 
     from hetrl.cost.efficiency import FILE
     from hetrl.errors import HetrlError
-    from hetrl.measure import calibrate
+    from hetrl.measure.calibrate import document, fit, rounded
+    from hetrl.measure.points import read_points, residuals
 
-    points = calibrate.read_points(arguments.points)
-    numbers = calibrate.rounded(calibrate.fit(points))
-    found = calibrate.residuals(points, numbers)
+    points = read_points(arguments.points)
+    numbers = rounded(fit(points))
+    found = residuals(points, numbers)
     output = arguments.output or Path(str(resources.files("hetrl.catalogue").joinpath(FILE)))
     try:
-        output.write_text(calibrate.document(numbers, found))
+        output.write_text(document(numbers, found))
     except OSError as error:
         raise HetrlError(f"{output}: cannot write the fitted numbers ({error.strerror}); name a file with -o") from None
     print(residual_table(found))

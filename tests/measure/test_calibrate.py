@@ -12,7 +12,8 @@ import yaml
 
 from hetrl.cost.efficiency import FILE, Engine, Trainer, calibrated, parse
 from hetrl.gpus import gpu_catalogue
-from hetrl.measure.calibrate import Point, document, fit, points_of, predicted, read_points, residuals, rounded
+from hetrl.measure.calibrate import document, fit, rounded
+from hetrl.measure.points import Point, points_of, predicted, read_points, residuals
 from hetrl.workload import architecture_catalogue
 from launch.cli import main
 
