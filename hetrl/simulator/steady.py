@@ -1,6 +1,7 @@
 """When a play has shown enough, and which of its iterations count.
 
-    iterations come in windows of 1 + max_staleness, in which versions may come in bursts; the first half is left out
+    iterations come in windows of 1 + max_staleness, in which versions may come in bursts, or of the cycle in which they
+            repeat; the first half is left out
     steady: the mean of a window is known within `PRECISION`, and neither does generation live on what the start has
             left over nor does the critic fall further behind
 
@@ -19,6 +20,7 @@ from statistics import NormalDist, mean, stdev
 PRECISION = 0.03  # relative half width of the interval that holds the mean of a window with a probability of
 CONFIDENCE = 0.95
 FEWEST = 3  # windows: two may be alike by chance
+SAME = 1e-3  # relative difference up to which two iterations took as long: rounds of tokens are whole
 WORKS = 0.1  # by how much the work of generation may differ between the halves of what counts
 MOST_ITERATIONS = 200  # with very unequal responses few prompts are never known so well
 
@@ -42,8 +44,24 @@ class Versions:
         return len(self.times) - 1
 
     @property
+    def cycle(self) -> int:
+        """Return after how many iterations they repeat, each as long as before; 0: they do not, or in whole windows.
+
+        Where all responses are of one length nothing is left to chance, yet a batch may meet the others each time
+        elsewhere, until they come round.
+        """
+        seconds = [after - before for before, after in pairwise(self.times)]
+        for length in range(1, self.done // FEWEST + 1):
+            last = seconds[-FEWEST * length :]
+            if all(math.isclose(one, other, rel_tol=SAME) for one, other in zip(last, last[length:], strict=False)):
+                return length if self.window % length else 0
+        return 0
+
+    @property
     def counted(self) -> int:
         """Return how many of the last iterations count: whole windows of the second half, or what there is."""
+        if cycle := self.cycle:
+            return max(self.done // 2 // cycle, FEWEST) * cycle
         windows = self.done // 2 // self.window
         return windows * self.window if windows else max(self.done - 1, 1)
 
@@ -60,13 +78,13 @@ class Versions:
 
     def is_steady(self, builds_up: bool) -> bool:
         """Whether the mean is known and lasts; `builds_up`: generation runs ahead of trainings, as in mode async."""
-        count = self.counted
-        if count < FEWEST * self.window:
+        count, window = self.counted, self.cycle or self.window
+        if count < FEWEST * window:
             return False
-        ends = [self.times[-1 - start] for start in range(0, count + 1, self.window)]
+        ends = [self.times[-1 - start] for start in range(0, count + 1, window)]
         seconds = [after - before for after, before in pairwise(ends)]
         known = half_width(seconds) <= PRECISION * mean(seconds)
-        half = count // self.window // 2 * self.window
+        half = count // window // 2 * window
         last, before = (self._work(start, half) for start in (0, half))
         alike = not builds_up or abs(last - before) <= WORKS * last
         return known and alike and self.late[-1] == self.late[-1 - count]

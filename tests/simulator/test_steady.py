@@ -45,6 +45,28 @@ def test_bursts_of_versions_are_alike() -> None:
     assert versions.iteration_seconds == 3.0
 
 
+CYCLE = (36.2, 26.0, 26.0, 26.5, 18.4, 28.0, 28.1)  # of a plan of mode async whose responses have one length
+
+
+def test_iterations_that_repeat_count_in_whole_cycles() -> None:
+    versions = played(lambda number: 46.2 if number < 2 else CYCLE[number % 7])
+    assert versions.done == 2 + 3 * 7
+    assert versions.iteration_seconds == pytest.approx(sum(CYCLE) / 7)
+
+
+def test_a_cycle_that_ends_no_more() -> None:
+    """What repeated once but does not go on is no cycle: only the last iterations tell."""
+    versions = Versions(2, [0.0], [[0.0]], [0])
+    for seconds in (*CYCLE * 3, 40.0):
+        versions.times.append(versions.times[-1] + seconds)
+    assert versions.cycle == 0
+    assert versions.counted == 10  # whole windows of 2, of 22 iterations
+
+
+def test_a_cycle_in_which_generation_runs_down_is_not_steady() -> None:
+    assert played(lambda number: CYCLE[number % 7], busy=lambda number: 0.9**number).done == MOST_ITERATIONS
+
+
 @pytest.mark.parametrize("deviation", [0.05, 0.1])
 def test_unequal_iterations_go_on_until_their_mean_is_known(deviation: float) -> None:
     rng = random.Random(1)
