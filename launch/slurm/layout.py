@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetrl.describe.sites import SiteFile
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
-from launch.render import ARRAY, GANG, Process, array_name, index_of, render
+from hetrl.report.text import ranges
+from hetrl.runtime.wire import CONTROLLER, GATEWAY
+from launch.render import ARRAY, EMULATED, GANG, Process, array_name, index_of, render
 from launch.slurm.resources import GATEWAY_SHAPE, Shape, shape_of
 
 
@@ -87,6 +89,35 @@ def layouts(
             alone = [one for one in alone if one.node not in taken]
         found += _arrays(files[site], topology, alone)
     return tuple(_gang(files[site], topology, processes) for site, processes in gangs.items()), tuple(found)
+
+
+def parts_of(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
+    """Split an array that has more tasks than the cluster allows (indices stay below MaxArraySize)."""
+    if len(array.tasks) <= largest:
+        return [array]
+    starts = range(0, len(array.tasks), largest)
+    return [
+        replace(array, name=f"{array.name}-part{number}", tasks=array.tasks[start : start + largest])
+        for number, start in enumerate(starts)
+    ]
+
+
+def spoken_steps(steps: Sequence[Step]) -> str:
+    """Say what the steps of a gang are: `gateway, controller, actor_training (8 ranks)`."""
+    processes = [one.process for step in steps for one in step.members]
+    fixed = [process.role for process in processes if process.role in (GATEWAY, CONTROLLER, EMULATED)]
+    ranks = Counter(process.role for process in processes if process.world)
+    training = [f"{task} ({count} {'rank' if count == 1 else 'ranks'})" for task, count in ranks.items()]
+    replicas = [process for process in processes if process.rank is not None and not process.world]
+    return ", ".join([*fixed, *training, *([spoken_replicas(replicas)] if replicas else [])])
+
+
+def spoken_replicas(replicas: Sequence[Process]) -> str:
+    """Say which replicas: `actor_generation replicas 0-7, 9`."""
+    if len(replicas) == 1:
+        return replicas[0].spoken
+    shown = ranges(replica.rank or 0 for replica in replicas).replace(",", ", ")
+    return f"{replicas[0].role} replicas {shown}"
 
 
 def _positions(file: SiteFile, devices: Iterable[str]) -> dict[str, int]:

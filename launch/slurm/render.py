@@ -9,7 +9,6 @@ import json
 import shlex
 import signal
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -21,16 +20,23 @@ import jinja2
 from hetrl.describe.inventory import Inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import UsageError
-from hetrl.gpus import is_cpu
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
-from hetrl.report.text import ranges
 from hetrl.runtime.run.step import StepProcess
 from hetrl.runtime.transport.mailbox import RunAborted
 from hetrl.runtime.wire import CONTROLLER, GATEWAY
-from launch.render import ARRAY, EMULATED, GANG, Process, argv_of, environment_of
+from launch.render import ARRAY, EMULATED, GANG, argv_of, environment_of
 from launch.slurm.container import python_of, srun_options
-from launch.slurm.layout import ArrayLayout, GangLayout, Placed, Step, layouts
+from launch.slurm.layout import (
+    ArrayLayout,
+    GangLayout,
+    Placed,
+    Step,
+    layouts,
+    parts_of,
+    spoken_replicas,
+    spoken_steps,
+)
 from launch.slurm.resources import (
     Shape,
     max_array_size,
@@ -138,7 +144,7 @@ def site_scripts(
     tasks = {site: sum(len(array.tasks) for array in arrays if array.site == site) for site in plan.site_order}
     scripts = [_gang(run, gang, tasks[gang.site]) for gang in gangs]
     for array in arrays:
-        scripts += [_array(run, part) for part in _parts(array, max_array_size(inventories.get(array.site)))]
+        scripts += [_array(run, part) for part in parts_of(array, max_array_size(inventories.get(array.site)))]
     return tuple(scripts)
 
 
@@ -186,10 +192,10 @@ def _gang(run: _Run, gang: GangLayout, array_tasks: int) -> SiteScript:
     members = [step for step in gang.steps if step.name != GATEWAY]
     mpi = run.files[gang.site].mpi
     steps = "\n".join(_start(step, mpi, heterogeneous) for step in members)
-    described = (f"{len(one.slots)} {_nodes(one.shape, len(one.slots))}" for one in gang.components)
+    described = (f"{len(one.slots)} {one.shape.spoken(len(one.slots))}" for one in gang.components)
     job = f"the gang of site {gang.site}, on {' and '.join(described)}"
     values = {
-        "head": _head(run, f"{job}: {_contents(gang.steps)}."),
+        "head": _head(run, f"{job}: {spoken_steps(gang.steps)}."),
         "resources": "\n#SBATCH hetjob\n".join(blocks),
         "unmanaged": unmanaged_gpus(run.files[gang.site], [one.shape for one in gang.components]),
         "heterogeneous": heterogeneous,
@@ -219,7 +225,7 @@ def _start(step: Step, mpi: str, heterogeneous: bool) -> str:
 def _array(run: _Run, array: ArrayLayout) -> SiteScript:
     replicas = [one.process for task in array.tasks for one in task]
     rows = {str(index): run.rows(array.site, task) for index, task in enumerate(array.tasks)}
-    return _array_script(run, array.site, array.name, array.shape, rows, _ranges(replicas))
+    return _array_script(run, array.site, array.name, array.shape, rows, spoken_replicas(replicas))
 
 
 def _array_script(
@@ -227,7 +233,7 @@ def _array_script(
 ) -> SiteScript:
     """Return the script of an array: a row of processes for each of its tasks."""
     tasks = len(rows)
-    job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {site}, each on a {_nodes(shape, 1)}"
+    job = f"{tasks} {'task' if tasks == 1 else 'tasks'} of site {site}, each on a {shape.spoken(1)}"
     values = {
         "head": _head(run, f"{job}: {contents}."),
         "resources": sbatch_lines(run.options(site, shape, 1)),
@@ -237,17 +243,6 @@ def _array_script(
     }
     script = _script(run, site, ARRAY, name, "%A_%a", values, rows)
     return replace(script, nodes=tasks, gpus=tasks * shape.gpus, array_tasks=tasks)
-
-
-def _parts(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
-    """Split an array that has more tasks than the cluster allows (indices stay below MaxArraySize)."""
-    if len(array.tasks) <= largest:
-        return [array]
-    starts = range(0, len(array.tasks), largest)
-    return [
-        replace(array, name=f"{array.name}-part{number}", tasks=array.tasks[start : start + largest])
-        for number, start in enumerate(starts)
-    ]
 
 
 def _script(
@@ -301,30 +296,3 @@ def _head(run: _Run, contents: str) -> str:
     """Return the comment that says what a script is."""
     text = f"hetrl run {run.id}: {contents}"
     return textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
-
-
-def _nodes(shape: Shape, count: int) -> str:
-    """Say what nodes are: `nodes with 4 a100-80gb each`."""
-    if shape.gpu is None:
-        return "core"
-    what = f"{shape.devices} {'CPU cores' if is_cpu(shape.gpu) else shape.gpu}"
-    kind = "whole node" if shape.whole else "node"
-    return f"{kind} with {what}" if count == 1 else f"{kind}s with {what} each"
-
-
-def _contents(steps: Sequence[Step]) -> str:
-    """Say what the steps of a gang are: `gateway, controller, actor_training (8 ranks)`."""
-    processes = [one.process for step in steps for one in step.members]
-    fixed = [process.role for process in processes if process.role in (GATEWAY, CONTROLLER, EMULATED)]
-    ranks = Counter(process.role for process in processes if process.world)
-    training = [f"{task} ({count} {'rank' if count == 1 else 'ranks'})" for task, count in ranks.items()]
-    replicas = [process for process in processes if process.rank is not None and not process.world]
-    return ", ".join([*fixed, *training, *([_ranges(replicas)] if replicas else [])])
-
-
-def _ranges(replicas: Sequence[Process]) -> str:
-    """Say which replicas: `actor_generation replicas 0-7, 9`."""
-    if len(replicas) == 1:
-        return replicas[0].spoken
-    shown = ranges(replica.rank or 0 for replica in replicas).replace(",", ", ")
-    return f"{replicas[0].role} replicas {shown}"

@@ -38,6 +38,14 @@ class Shape:
         """Return the GPUs that are charged on each node: those that Slurm hands out, whatever they stand for here."""
         return 0 if self.gpu is None or (is_cpu(self.gpu) and self.gres is None) else self.devices
 
+    def spoken(self, nodes: int) -> str:
+        """Return so many nodes in words: `nodes with 4 a100-80gb each`."""
+        if self.gpu is None:
+            return "core"
+        what = f"{self.devices} {'CPU cores' if is_cpu(self.gpu) else self.gpu}"
+        kind = "whole node" if self.whole else "node"
+        return f"{kind} with {what}" if nodes == 1 else f"{kind}s with {what} each"
+
 
 GATEWAY_SHAPE = Shape()
 
