@@ -1,7 +1,7 @@
 """One end of the benchmark `tcp`: plain TCP streams to or from the other end, timed for each line of JSON on stdin.
 
-argv: listen or connect, the listener's host, port, streams per direction. A line: [bytes, both directions?]; else only
-the connecting end sends.
+argv: listen or connect, the listener's host, port, streams per direction, paced or plain. A line: [bytes, both
+directions?]; else only the connecting end sends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+
+from hetrl.runtime.transport.pacing import pace
 
 CHUNK_BYTES = 2**18
 _RETRY_SECONDS = 0.1
@@ -77,6 +79,8 @@ def main() -> None:
     """Serve until stdin ends."""
     role, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     found = connections(role, host, port, 2 * count)
+    for stream in found if sys.argv[5] == "paced" else ():
+        pace(stream)
     out, back = (found[:count], found[count:]) if role == "connect" else (found[count:], found[:count])
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

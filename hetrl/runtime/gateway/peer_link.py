@@ -28,6 +28,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.gateway.link_report import LinkReport
 from hetrl.runtime.transport.channel import smoothed
 from hetrl.runtime.transport.lane import Attempt, Lane, Parcel, now
+from hetrl.runtime.transport.pacing import pace_descriptor
 from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_MESSAGES, UP, Port, client_socket
 from hetrl.runtime.wire.keys import SiteKeys
 
@@ -234,7 +235,9 @@ class Stream:
         self._is_up = self._was_up = self._troubled = False
         self._pause_seconds = FIRST_PAUSE_SECONDS
         self._attempt: asyncio.TimerHandle | None = None
-        self._port = Port(socket, lambda frames: None, pump, changed=self._changed, failed=failed)
+        self._port = Port(
+            socket, lambda frames: None, pump, changed=self._changed, connected=pace_descriptor, failed=failed
+        )
         socket.connect(endpoint)
 
     def send(self, frames: Sequence[Any]) -> bool:

@@ -23,6 +23,7 @@ from hetrl.runtime.transport.liveness import (
     KEEP_ALIVE_SECONDS,
     UNACKNOWLEDGED_MS,
 )
+from hetrl.runtime.transport.pacing import pace
 from hetrl.text import printable
 
 BUFFER_BYTES = 256 * 1024  # per direction of a splice, and all that it holds
@@ -199,8 +200,9 @@ def closing_on_error(connection: socket.socket) -> Iterator[socket.socket]:
 
 
 def _prepared(connection: socket.socket) -> socket.socket:
-    """Send small messages at once, and notice a peer whose host is gone."""
+    """Send small messages at once and large ones evenly, and notice a peer whose host is gone."""
     connection.setblocking(False)
+    pace(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEP_ALIVE.items():

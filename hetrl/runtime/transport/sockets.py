@@ -32,7 +32,7 @@ _BURST = 64  # messages read before anybody else in the event loop gets a turn
 
 UP = zmq.EVENT_HANDSHAKE_SUCCEEDED
 DOWN = zmq.EVENT_DISCONNECTED
-ACCEPTED = zmq.EVENT_ACCEPTED
+ACCEPTED, CONNECTED = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
 
 
 def client_socket(
@@ -94,11 +94,13 @@ class Port:
         ready: Callable[[], object] = lambda: None,
         *,
         changed: Callable[[int], None] | None = None,
+        connected: Callable[[int], object] = lambda descriptor: None,
         failed: Callable[[Exception], None],
     ) -> None:
         """Watch a socket; `changed` gets ACCEPTED, UP (the handshake is through) or DOWN for each of its connections.
 
-        What a callback raises is a defect and goes to `failed`.
+        With it, `connected` gets the descriptor of each connection that the socket makes. What a callback raises is a
+        defect and goes to `failed`.
         """
         self._socket, self._heard, self._ready, self._failed = socket, heard, ready, failed
         self._loop = asyncio.get_running_loop()
@@ -106,7 +108,7 @@ class Port:
         self._full = False  # so that a full socket is not asked again before it says that it has room
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._turn)
-        self._monitor = None if changed is None else _monitor(socket, changed, failed)
+        self._monitor = None if changed is None else _monitor(socket, changed, connected, failed)
         self.look()
 
     def send(self, frames: Sequence[Any]) -> bool:
@@ -170,8 +172,17 @@ class Port:
             self._heard(frames)
 
 
-def _monitor(socket: zmq.Socket[bytes], changed: Callable[[int], None], failed: Callable[[Exception], None]) -> Port:
+def _monitor(
+    socket: zmq.Socket[bytes],
+    changed: Callable[[int], None],
+    connected: Callable[[int], object],
+    failed: Callable[[Exception], None],
+) -> Port:
     def tell(frames: list[zmq.Frame]) -> None:
-        changed(int(parse_monitor_message([frame.bytes for frame in frames])["event"]))
+        told = parse_monitor_message([frame.bytes for frame in frames])
+        if told["event"] == CONNECTED:
+            connected(int(told["value"]))
+        else:
+            changed(int(told["event"]))
 
-    return Port(socket.get_monitor_socket(ACCEPTED | UP | DOWN), tell, failed=failed)
+    return Port(socket.get_monitor_socket(ACCEPTED | CONNECTED | UP | DOWN), tell, failed=failed)
