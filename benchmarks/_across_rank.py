@@ -124,17 +124,20 @@ def sent_bytes() -> dict[str, int]:
 
 
 def link_gbps(size_bytes: int) -> float:
-    """Return, at rank 1, what comes from rank 0 over a link that has nothing else to do, as a probe measures it."""
-    tensor = torch.zeros(size_bytes, dtype=torch.uint8)
-    pair = dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT_SECONDS))
+    """Return, at the first two ranks, what comes from the other one while as much goes there, as an exchange has it."""
+    rank = dist.get_rank()
+    tensors = [torch.zeros(size_bytes, dtype=torch.uint8) for _ in range(2)]
+    groups = [dist.new_group([0, 1], timeout=timedelta(seconds=TIMEOUT_SECONDS)) for _ in tensors]
     seconds = []
     for _ in range(2):
         dist.barrier()
         began = time.monotonic()
-        if dist.get_rank() < 2:
-            dist.broadcast(tensor, 0, pair)
-        seconds.append(time.monotonic() - began)
-    return size_bytes * 8e-9 / seconds[-1]
+        if rank < 2:
+            works = [dist.broadcast(tensors[one], one, groups[one], async_op=True) for one in range(2)]
+            works[1 - rank].wait()
+            seconds.append(time.monotonic() - began)
+            works[rank].wait()
+    return size_bytes * 8e-9 / seconds[-1] if seconds else 0.0
 
 
 def measured(rank: int, steps: int, all_ranks: list[Any]) -> tuple[list[float], dict[str, int]]:

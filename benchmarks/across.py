@@ -3,12 +3,17 @@
 sites of the lab, a rank each (`_across_rank`); compute is a sleep, what crosses is that of a model RATIO times smaller
 than 8B, and a step's compute is 300 s / RATIO: bytes per second of compute are those of 8B. Delays are not scaled, so
 they weigh RATIO times as much.
-for each shape of the links: measure what a link gives, then for each layout take some steps
+for each shape of the links: measure what a link gives in both directions at once, as all layouts use it; then for each
+layout take some steps
 predicted = pipeline and reduction of `hetrl.cost` with the measured rate
 share = the same step inside one site, as predicted / measured
+dilated: links that are so many times slower, delays and compute that are as many times longer, and the times that come
+out divided by as many. To all that crosses, the processors are then so many times faster: what this machine lacks to
+sites whose ranks and gateways have cores of their own (Gupta et al., "To infinity and beyond: time-warped network
+emulation", NSDI 2006).
 
     python benchmarks/across.py                                     # all; writes the result
-    python benchmarks/across.py --gbps 1 --layout "data, 2 sites"   # some; prints its part of the page only
+    python benchmarks/across.py --gbps 1 --layout "data, 2 sites"   # some; prints their part of the page only
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from hetrl.workload import ACTOR_TRAINING, architecture
 from lab.worlds.gateways import SITES, LabSites, Shape, open_lab, order, reply_of
 
 SHAPES = (Shape(1.0, 25.0, 0.0), Shape(0.4, 10.0, 0.0), Shape(0.1, 40.0, 0.0))
+DILATIONS = (1, 4)  # the second for the first shape alone, whose rates two cores do not carry
 EIGHT_B = architecture("qwen3-8b")
 PARAMETERS = 256_000_000
 STEP_SECONDS = 300.0  # of 8B
@@ -43,7 +49,7 @@ TOKENS = 2**20  # of a step of 8B: what a pipeline sends grows with them
 MICRO_BATCHES = 8
 CHANGED = 0.012  # of the bf16 values in a step at 1e-6: docs/decisions.md, "Changed words travel as gaps and steps"
 STEPS = 4  # the first one gathers all values, and is not counted
-PROBE_MB = 32
+PROBE_MB = 64
 BYTES_GOAL, SHARE_GOAL, PREDICTED_GOAL = 0.55, 0.85, 0.10
 GPU = "a100-80gb"
 
@@ -74,6 +80,22 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
+class Case:
+    """Links of a shape, and how many times longer everything takes."""
+
+    shape: Shape
+    dilation: int
+
+    @property
+    def link(self) -> Shape:
+        """Return the shape that the lab's links get."""
+        return Shape(self.shape.gbps / self.dilation, self.shape.delay_ms * self.dilation, self.shape.loss)
+
+
+CASES = tuple(Case(shape, dilation) for dilation in DILATIONS for shape in SHAPES[: 1 if dilation > 1 else None])
+
+
+@dataclass(frozen=True)
 class Scale:
     """A model of so many parameters that stands for 8B."""
 
@@ -84,9 +106,9 @@ class Scale:
         """Return how many times smaller it is."""
         return EIGHT_B.parameters / self.parameters
 
-    def step(self, layout: Layout, replica: int, stage: int) -> Step:
+    def step(self, layout: Layout, replica: int, stage: int, dilation: int) -> Step:
         """Return what the rank of a stage of a replica does."""
-        busy = STEP_SECONDS / self.ratio / MICRO_BATCHES  # of any layout: more ranks stand for slower ones
+        busy = dilation * STEP_SECONDS / self.ratio / MICRO_BATCHES  # of any layout: more ranks stand for slower ones
         activation = TOKENS * EIGHT_B.hidden * 2 / self.ratio / MICRO_BATCHES / len(layout.replicas)
         return Step(
             replicas=tuple(ranks[stage] for ranks in layout.replicas),
@@ -130,9 +152,9 @@ class World:
         self._replies("ready")
 
     def link_gbps(self, size_mb: int) -> float:
-        """Return what a link gives, as its receiver sees it: the sender is done before all has arrived."""
+        """Return what a link gives in both directions at once, as the slower one sees it."""
         self._order(["link", size_mb * 10**6])
-        return float(self._replies()[1])
+        return float(min(self._replies()[:2]))
 
     def steps(self, asked: Sequence[Step]) -> tuple[list[float], dict[str, float]]:
         """Return the seconds of each step but the first, and the bytes of one per direction, over the slowest ranks."""
@@ -156,56 +178,62 @@ class World:
         return found
 
 
-def measure(shapes: Sequence[Shape], layouts: Sequence[Layout], scale: Scale) -> list[dict[str, Any]]:
-    """Take the steps of every layout over every shape of the links."""
+def measure(cases: Sequence[Case], layouts: Sequence[Layout], scale: Scale) -> list[dict[str, Any]]:
+    """Take the steps of every layout in every case."""
     rows = []
-    for shape in shapes:
+    for case in cases:
         with tempfile.TemporaryDirectory() as work, open_lab() as (lab, stack):
             sites = LabSites(lab, Path(work), stack, members=RANKS)
-            sites.shape(shape)
+            sites.shape(case.link)
             world = World(sites)
             gbps = world.link_gbps(PROBE_MB)
             for layout in layouts:
-                rows.append(measured(world, layout, scale, shape, gbps))
+                rows.append(measured(world, layout, scale, case, gbps))
                 print(rows[-1], file=sys.stderr, flush=True)
     return rows
 
 
-def measured(world: World, layout: Layout, scale: Scale, shape: Shape, gbps: float) -> dict[str, Any]:
+def measured(world: World, layout: Layout, scale: Scale, case: Case, link_gbps: float) -> dict[str, Any]:
     """Measure one layout; bytes are of the busiest direction, in multiples of the gradient's of one stage."""
     places = {rank: (r, s) for r, ranks in enumerate(layout.replicas) for s, rank in enumerate(ranks)}
-    asked = [scale.step(layout, *places[rank]) for rank in sorted(places)]
+    asked = [scale.step(layout, *places[rank], case.dilation) for rank in sorted(places)]
     step = asked[layout.replicas[0][0]]
     seconds, sent = world.steps(asked)
     gradient = 2 * step.parameters
     data = len(layout.replicas) > 1
     busiest = max(sent.values())
-    predicted, near = predicted_seconds(layout, step, shape, gbps)
+    predicted, near = predicted_seconds(layout, step, case.link, link_gbps)
     took = statistics.median(seconds)
     return {
-        **asdict(shape),
+        **asdict(case.shape),
+        "dilation": case.dilation,
         "layout": layout.name,
         "ratio": scale.ratio,
-        "measured_gbps": gbps,
+        "measured_gbps": link_gbps * case.dilation,
         "gradient_mb": gradient / 1e6 if data else None,
         "busiest_mb": busiest / 1e6,
         "per_gradient": busiest / gradient if data and layout.stages == 1 else None,
-        "seconds": took,
-        "predicted_seconds": predicted,
-        "one_site_seconds": near,
+        "seconds": took / case.dilation,
+        "predicted_seconds": predicted / case.dilation,
+        "one_site_seconds": near / case.dilation,
         "share": near / took,
         "sent_bytes": sent,
         "load_before": os.getloadavg()[0],
     }
 
 
+def aside(row: dict[str, Any]) -> str:
+    """Return what sets a row apart from one that took its own time."""
+    return f" (dilated {row['dilation']} times)" if row["dilation"] > 1 else ""
+
+
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the benchmark's part of the page."""
     data = [row for row in rows if row["layout"] == LAYOUTS[0].name]
-    fast = [row for row in data if row["gbps"] == SHAPES[0].gbps]
+    shares = [f"{row['share']:.0%}{aside(row)}" for row in data if row["gbps"] == SHAPES[0].gbps]
     off = [abs(row["predicted_seconds"] / row["seconds"] - 1) for row in rows]
     reached = sum(one <= PREDICTED_GOAL for one in off)
-    share = f", {fast[0]['share']:.0%} of one site at 1 Gbps (to reach: {SHARE_GOAL:.0%})" if fast else ""
+    share = f", {' and '.join(shares)} of one site at 1 Gbps (to reach: {SHARE_GOAL:.0%})" if shares else ""
     two = f" Two sites, data: {max(row['per_gradient'] for row in data):.2f} n (to reach: {BYTES_GOAL:g} n){share}."
     lines = [
         f"One optimiser step of a training over sites. Compute is a sleep, {STEP_SECONDS:g} s of 8B over the ratio; "
@@ -214,19 +242,22 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         f"gradients and gather parameters of which {CHANGED:.1%} change; a pipeline has {MICRO_BATCHES} micro-batches "
         f"of {TOKENS:,} tokens in all. Bytes: of the busiest direction, counted by the gateways; n: those of the "
         "gradient. Share: the same step inside one site, over the one measured. Predicted: `hetrl.cost` with the rate "
-        "that a transfer alone got, and what is left of the reduction behind the last backward pass, during which the "
-        f"ranks reduce buckets, as Megatron does.{two if data else ''} Predicted within {PREDICTED_GOAL:.0%} in "
-        f"{reached} of {len(off)} cases, at worst {max(off):.0%} off (to reach: all).",
+        "that transfers in both directions at once got alone, and what is left of the reduction behind the last "
+        "backward pass, during which the ranks reduce buckets, as Megatron does. Dilated: links so many times slower, "
+        "delays and compute as many times longer, and times divided by as many, as where ranks and gateways have "
+        f"processors of so many times the speed; this machine's cores are busy at 1 Gbps.{two if data else ''} "
+        f"Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, at worst {max(off):.0%} off (to "
+        "reach: all).",
         "",
         "| link | layout | measured Gbps | MB per step | of the gradient | s | predicted | share of one site | load |",
         "| --- " * 9 + "|",
     ]
     for row in rows:
         share = "" if row["per_gradient"] is None else f"{row['per_gradient']:.2f} n"
+        figures = f"{row['seconds']:.2f} | {row['predicted_seconds']:.2f} | {row['share']:.0%}"
         lines.append(
-            f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms | {row['layout']} | {row['measured_gbps']:.2f} "
-            f"| {row['busiest_mb']:.0f} | {share} | {row['seconds']:.2f} | {row['predicted_seconds']:.2f} "
-            f"| {row['share']:.0%} | {row['load_before']:.1f} |"
+            f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms{aside(row)} | {row['layout']} "
+            f"| {row['measured_gbps']:.2f} | {row['busiest_mb']:.0f} | {share} | {figures} | {row['load_before']:.1f} |"
         )
     return "\n".join(lines)
 
@@ -235,13 +266,15 @@ def main() -> None:
     """Run all and write the result, or run some and print."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--gbps", type=float, action="append", choices=[shape.gbps for shape in SHAPES])
+    parser.add_argument("--dilation", type=int, action="append", choices=DILATIONS)
     parser.add_argument("--layout", action="append", choices=[layout.name for layout in LAYOUTS])
     parser.add_argument("--parameters", type=int, default=PARAMETERS, help="of the smaller model")
     arguments = parser.parse_args()
-    shapes = [shape for shape in SHAPES if arguments.gbps is None or shape.gbps in arguments.gbps]
+    cases = [case for case in CASES if arguments.gbps is None or case.shape.gbps in arguments.gbps]
+    cases = [case for case in cases if arguments.dilation is None or case.dilation in arguments.dilation]
     layouts = [one for one in LAYOUTS if arguments.layout is None or one.name in arguments.layout]
-    rows = measure(shapes, layouts, Scale(arguments.parameters))
-    if (shapes, layouts, arguments.parameters) == ([*SHAPES], [*LAYOUTS], PARAMETERS):
+    rows = measure(cases, layouts, Scale(arguments.parameters))
+    if (cases, layouts, arguments.parameters) == ([*CASES], [*LAYOUTS], PARAMETERS):
         write_result("across", {"seed": 0, "rows": rows}, page(rows))
     elif rows:
         print(page(rows))

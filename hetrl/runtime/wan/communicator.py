@@ -1,6 +1,6 @@
 """A group of ranks on several sites: who they are, and the life of its operations.
 
-launch -> wait for its turn (collectives go one after the other) -> work, with a deadline -> done
+launch -> wait for its turn (`Turns`) -> work, with a deadline -> done
 the first failure, here or told by another rank, ends every operation of the group and every later one
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -56,17 +56,61 @@ class Placement:
         return tuple(self.addresses[rank] for rank in self.leaders if rank != self.local[0])
 
 
+async def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One call of one operation; its key names what is sent in it, its title says what it is."""
+    """One call of one operation; its key names what is sent in it, its title says what it is.
+
+    `second_half` waits until the operation before is over, then lets the next one begin (`Turns`).
+    """
 
     key: Key
     seconds: float
     title: str
+    halves: bool = False
+    second_half: Callable[[], Awaitable[None]] = _nothing
 
     def part(self, number: int) -> Operation:
         """Return the operation of one of several tensors."""
         return replace(self, key=replace(self.key, operation=f"{self.key.operation}.{number}"))
+
+
+class Turns:
+    """The collectives of a group in the order of their calls, one at a time, or one at a time in each of two halves.
+
+    With halves, an operation sends while what the one before it has sent is still on its way: else a link is idle for
+    a trip at each turn. Gloo's calls inside a site are matched by their order: those of `Island.reduce` belong into the
+    first half and those of `Island.broadcast` into the second.
+    """
+
+    def __init__(self) -> None:
+        self._first, self._second = asyncio.Lock(), asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self, operation: Operation) -> AsyncIterator[Operation]:
+        """Wait for the operation's turn, or for its first half; it is the next one's at the end of the block."""
+        held: list[asyncio.Lock] = []
+
+        async def take(lock: asyncio.Lock) -> None:
+            await lock.acquire()
+            held.append(lock)
+
+        async def second_half() -> None:
+            await take(self._second)  # before the first is let go: the next one comes behind, here too
+            held.remove(self._first)
+            self._first.release()
+
+        try:
+            await take(self._first)
+            if not operation.halves:
+                await take(self._second)
+            yield replace(operation, second_half=second_half) if operation.halves else operation
+        finally:
+            for lock in held:
+                lock.release()
 
 
 class Communicator:
@@ -75,7 +119,7 @@ class Communicator:
     def __init__(self, name: str, placement: Placement, endpoint: Endpoint, island: Island | None) -> None:
         self.name, self.placement, self.endpoint, self.island = name, placement, endpoint, island
         self.addresses: Sequence[str] = placement.addresses
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
         self._sequence = itertools.count()
         self._running: dict[Operation, asyncio.Task[None] | None] = {}  # None: it failed and looks for the cause
         self._cause: str | None = None
@@ -85,10 +129,10 @@ class Communicator:
         """Return the operations under way, as in "all_reduce 7"."""
         return tuple(operation.title for operation in self._running)
 
-    def operation(self, name: str, seconds: float) -> Operation:
+    def operation(self, name: str, seconds: float, *, halves: bool = False) -> Operation:
         """Name the next collective; every rank calls them in the same order."""
         key = Key(self.name, name, next(self._sequence))
-        return Operation(key, seconds, f"{name} {key.sequence}")
+        return Operation(key, seconds, f"{name} {key.sequence}", halves)
 
     async def run(
         self, operation: Operation, work: Callable[[Operation], Awaitable[None]], *, in_turn: bool = True
@@ -98,8 +142,9 @@ class Communicator:
             raise self._error(operation)
         self._running[operation] = asyncio.current_task()
         try:
-            async with asyncio.timeout(operation.seconds), self._turn if in_turn else nullcontext():
-                await work(operation)
+            turn = self._turns.turn(operation) if in_turn else nullcontext(operation)
+            async with asyncio.timeout(operation.seconds), turn as begun:
+                await work(begun)
         except asyncio.CancelledError:
             raise self._error(operation) from None
         except Exception as error:

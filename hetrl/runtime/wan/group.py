@@ -191,7 +191,9 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._scattered(one.host, Staged(tensor).host.clone(), opts.reduceOp)
             for one, tensor in zip(staged, inputs, strict=True)
         ]
-        return self._collective("reduce_scatter", opts, _one_after_the_other(parts), staged)
+        # The inputs are copies, and an output is written in the second half: nobody can tell that two overlap.
+        work, halves = _one_after_the_other(parts), len(parts) == 1
+        return self._collective("reduce_scatter", opts, work, staged, halves=halves)
 
     # Names that torch.distributed of other releases calls.
     _allgather_base, allgather_into_tensor_coalesced = all_gather_single, all_gather_single_coalesced
@@ -265,9 +267,11 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
             )
         return [whole[each * rank : each * (rank + 1)] for rank in range(self.size())]
 
-    def _collective(self, name: str, opts: Any, work: _Coroutine, results: list[Staged]) -> WanWork:
+    def _collective(
+        self, name: str, opts: Any, work: _Coroutine, results: list[Staged], *, halves: bool = False
+    ) -> WanWork:
         given = opts.timeout.total_seconds()
-        operation = self._group.operation(name, given if given > 0 else self._timeout.total_seconds())
+        operation = self._group.operation(name, given if given > 0 else self._timeout.total_seconds(), halves=halves)
         return self._start(operation, work, results)
 
     def _start(self, operation: Operation, work: _Coroutine, results: list[Staged], *, in_turn: bool = True) -> WanWork:
@@ -282,6 +286,8 @@ class WanProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 def _one_after_the_other(parts: Sequence[_Coroutine]) -> _Coroutine:
     """Return the work of one operation on several tensors."""
+    if len(parts) == 1:
+        return parts[0]
 
     async def work(operation: Operation) -> None:
         for number, part in enumerate(parts):

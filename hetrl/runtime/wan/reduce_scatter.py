@@ -44,10 +44,14 @@ def _of_site(whole: torch.Tensor, ranks: Sequence[int], each: int) -> torch.Tens
 
 
 class _ReduceScatter:
-    """`parts` are the shares of each site's ranks, at this site's own in the end the totals."""
+    """`parts` are the shares of each site's ranks, at this site's own in the end the totals.
+
+    Up and across are its first half: the sums of the next tensor cross behind those of this one.
+    """
 
     def __init__(self, group: Communicator, operation: Operation, whole: torch.Tensor, reduction: Any) -> None:
         self.group, self.key, self.placement = group, operation.key, group.placement
+        self.second_half = operation.second_half
         sites = [*self.placement.sites.values()]
         self.here = sites.index(self.placement.local)
         self.each = whole.numel() // len(group.addresses)
@@ -72,6 +76,7 @@ class _ReduceScatter:
                 if self.placement.leads:
                     tasks.create_task(self.send(site, summed))
             summed, down = await self.up(self.here), []
+            await self.second_half()
             for number, segment in enumerate(self.segments(self.here)):
                 await summed[number]  # gloo is done with the memory that the total goes to
                 if self.placement.leads:

@@ -96,6 +96,32 @@ def _large_scatter(rank: int, size: int) -> int:
     return whole.nbytes
 
 
+def _scatters_at_once(rank: int, size: int) -> list[str]:
+    """Many handles, sums of one tensor and of several, between operations of other kinds."""
+    wrong, shares, works = [], [], []
+    for turn in range(12):
+        whole = torch.arange(size * 300_000, dtype=torch.float32) % 1000 + turn + rank
+        shares.append(torch.empty(300_000))
+        works.append(dist.reduce_scatter_single(shares[-1], whole, async_op=True))
+        whole.fill_(-1.0)  # it was read at the call
+        if turn % 4 == 1:
+            works.append(dist.all_reduce(torch.ones(100_000), async_op=True))
+        if turn % 4 == 2:
+            works.append(dist.broadcast(torch.ones(100_000), turn % size, async_op=True))
+    for work in reversed(works):
+        work.wait(timedelta(seconds=60))
+    for turn, share in enumerate(shares):
+        values = (torch.arange(300_000, dtype=torch.float32) + rank * 300_000) % 1000
+        if not torch.equal(share, size * (values + turn) + sum(range(size))):
+            wrong.append(f"reduce_scatter {turn}")
+    return wrong
+
+
+@pytest.mark.parametrize("layout", ["2x2", "2+1+1", "3x1"])
+def test_reduce_scatters_that_overlap(worlds: Worlds, layout: str) -> None:
+    assert run_sites(worlds, layout, "wan", _scatters_at_once) == [[]] * len(LAYOUTS[layout])
+
+
 @pytest.mark.parametrize(("layout", "of_a_site"), [("2x2", 0.5), ("3x1", 1 / 3), ("2+1+1", 0.25)])
 def test_reduce_scatter_sends_a_site_the_shares_of_its_ranks(worlds: Worlds, layout: str, of_a_site: float) -> None:
     crossed: dict[str, int] = {}

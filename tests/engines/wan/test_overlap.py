@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
+import pytest
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from hetrl.runtime.wan import world
 from hetrl.runtime.wan.world import stop_wan_world
 from tests.engines.megatron.megatron_worlds import LAYOUTS, Job, Worlds, model_config, step_job, weights
-from tests.engines.wan.wan_worlds import LAYOUTS as RANKS, Sites, engine_over, sites_of
+from tests.engines.wan.wan_worlds import LAYOUTS as RANKS, Sites, engine_over, run_sites, sites_of
 
 _HELD_SECONDS = 30.0
 
@@ -85,3 +89,24 @@ def test_a_stage_computes_while_what_it_sent_crosses(worlds: Worlds) -> None:
     with sites_of(RANKS["2x1"]) as sites:
         first, _ = worlds.run(_sends, 2, (sites, job))
     assert first == 4  # micro-batches of two samples
+
+
+def _two_sums(rank: int, size: int) -> int:
+    """Begin two reductions, at the last rank only once the others' parts of both are there; return how many came."""
+    came = 0
+    if rank == size - 1:
+        assert world._world is not None
+        inbox, deadline = world._world.endpoint.inbox, time.monotonic() + _HELD_SECONDS
+        while (came := len({key.sequence for _, key in inbox._early})) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    shares = [torch.empty(100_000) for _ in range(2)]
+    works = [dist.reduce_scatter_single(share, torch.ones(size * 100_000), async_op=True) for share in shares]
+    for work, share in zip(works, shares, strict=True):
+        work.wait()
+        assert share.eq(size).all()
+    return came
+
+
+@pytest.mark.parametrize("layout", ["2x1", "2+1+1"])
+def test_a_sum_is_sent_while_the_one_before_waits_for_those_of_other_sites(worlds: Worlds, layout: str) -> None:
+    assert run_sites(worlds, layout, "wan", _two_sums)[-1] == 2
