@@ -7,10 +7,7 @@ for each shape of the links: measure what a link gives in both directions at onc
 layout take some steps
 predicted = pipeline and reduction of `hetrl.cost` with the measured rate
 share = the same step inside one site, as predicted / measured
-dilated: links that are so many times slower, delays and compute that are as many times longer, and the times that come
-out divided by as many. To all that crosses, the processors are then so many times faster: what this machine lacks to
-sites whose ranks and gateways have cores of their own (Gupta et al., "To infinity and beyond: time-warped network
-emulation", NSDI 2006).
+dilated (`_time_dilation`): compute takes as many times longer as the links
 
     python benchmarks/across.py                                     # all; writes the result
     python benchmarks/across.py --gbps 1 --layout "data, 2 sites"   # some; prints their part of the page only
@@ -31,6 +28,7 @@ from typing import Any
 
 from _across_rank import FORWARD, Step
 from _results import ROOT, write_result
+from _time_dilation import EXPLAINED, Dilated
 
 from hetrl.cost.model import GATHERED, PACKED
 from hetrl.cost.network import Reduction, Ring, reduction_of
@@ -41,7 +39,7 @@ from hetrl.workload import ACTOR_TRAINING, architecture
 from lab.worlds.gateways import SITES, LabSites, Shape, open_lab, order, reply_of
 
 SHAPES = (Shape(1.0, 25.0, 0.0), Shape(0.4, 10.0, 0.0), Shape(0.1, 40.0, 0.0))
-DILATIONS = (1, 4)  # the second for the first shape alone, whose rates two cores do not carry
+CASES = (*map(Dilated, SHAPES), Dilated(SHAPES[0], 4))  # two cores do not carry both directions at 1 Gbps
 EIGHT_B = architecture("qwen3-8b")
 PARAMETERS = 256_000_000
 STEP_SECONDS = 300.0  # of 8B
@@ -77,22 +75,6 @@ LAYOUTS = (
     Layout("pipeline, 3 sites", ((0, 1, 2),)),
     Layout("both, 3 sites", ((0, 2), (1, 3))),
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """Links of a shape, and how many times longer everything takes."""
-
-    shape: Shape
-    dilation: int
-
-    @property
-    def link(self) -> Shape:
-        """Return the shape that the lab's links get."""
-        return Shape(self.shape.gbps / self.dilation, self.shape.delay_ms * self.dilation, self.shape.loss)
-
-
-CASES = tuple(Case(shape, dilation) for dilation in DILATIONS for shape in SHAPES[: 1 if dilation > 1 else None])
 
 
 @dataclass(frozen=True)
@@ -178,7 +160,7 @@ class World:
         return found
 
 
-def measure(cases: Sequence[Case], layouts: Sequence[Layout], scale: Scale) -> list[dict[str, Any]]:
+def measure(cases: Sequence[Dilated], layouts: Sequence[Layout], scale: Scale) -> list[dict[str, Any]]:
     """Take the steps of every layout in every case."""
     rows = []
     for case in cases:
@@ -193,10 +175,10 @@ def measure(cases: Sequence[Case], layouts: Sequence[Layout], scale: Scale) -> l
     return rows
 
 
-def measured(world: World, layout: Layout, scale: Scale, case: Case, link_gbps: float) -> dict[str, Any]:
+def measured(world: World, layout: Layout, scale: Scale, case: Dilated, link_gbps: float) -> dict[str, Any]:
     """Measure one layout; bytes are of the busiest direction, in multiples of the gradient's of one stage."""
     places = {rank: (r, s) for r, ranks in enumerate(layout.replicas) for s, rank in enumerate(ranks)}
-    asked = [scale.step(layout, *places[rank], case.dilation) for rank in sorted(places)]
+    asked = [scale.step(layout, *places[rank], case.times) for rank in sorted(places)]
     step = asked[layout.replicas[0][0]]
     seconds, sent = world.steps(asked)
     gradient = 2 * step.parameters
@@ -206,34 +188,30 @@ def measured(world: World, layout: Layout, scale: Scale, case: Case, link_gbps: 
     took = statistics.median(seconds)
     return {
         **asdict(case.shape),
-        "dilation": case.dilation,
+        "link": str(case),
+        "dilation": case.times,
         "layout": layout.name,
         "ratio": scale.ratio,
-        "measured_gbps": link_gbps * case.dilation,
+        "measured_gbps": link_gbps * case.times,
         "gradient_mb": gradient / 1e6 if data else None,
         "busiest_mb": busiest / 1e6,
         "per_gradient": busiest / gradient if data and layout.stages == 1 else None,
-        "seconds": took / case.dilation,
-        "predicted_seconds": predicted / case.dilation,
-        "one_site_seconds": near / case.dilation,
+        "seconds": took / case.times,
+        "predicted_seconds": predicted / case.times,
+        "one_site_seconds": near / case.times,
         "share": near / took,
         "sent_bytes": sent,
         "load_before": os.getloadavg()[0],
     }
 
 
-def aside(row: dict[str, Any]) -> str:
-    """Return what sets a row apart from one that took its own time."""
-    return f" (dilated {row['dilation']} times)" if row["dilation"] > 1 else ""
-
-
 def page(rows: Sequence[dict[str, Any]]) -> str:
     """Return the benchmark's part of the page."""
     data = [row for row in rows if row["layout"] == LAYOUTS[0].name]
-    shares = [f"{row['share']:.0%}{aside(row)}" for row in data if row["gbps"] == SHAPES[0].gbps]
+    shares = [f"{row['share']:.0%} ({row['link']})" for row in data if row["gbps"] == SHAPES[0].gbps]
     off = [abs(row["predicted_seconds"] / row["seconds"] - 1) for row in rows]
     reached = sum(one <= PREDICTED_GOAL for one in off)
-    share = f", {' and '.join(shares)} of one site at 1 Gbps (to reach: {SHARE_GOAL:.0%})" if shares else ""
+    share = f", {' and '.join(shares)} of one site (to reach: {SHARE_GOAL:.0%})" if shares else ""
     two = f" Two sites, data: {max(row['per_gradient'] for row in data):.2f} n (to reach: {BYTES_GOAL:g} n){share}."
     lines = [
         f"One optimiser step of a training over sites. Compute is a sleep, {STEP_SECONDS:g} s of 8B over the ratio; "
@@ -243,9 +221,8 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         f"of {TOKENS:,} tokens in all. Bytes: of the busiest direction, counted by the gateways; n: those of the "
         "gradient. Share: the same step inside one site, over the one measured. Predicted: `hetrl.cost` with the rate "
         "that transfers in both directions at once got alone, and what is left of the reduction behind the last "
-        "backward pass, during which the ranks reduce buckets, as Megatron does. Dilated: links so many times slower, "
-        "delays and compute as many times longer, and times divided by as many, as where ranks and gateways have "
-        f"processors of so many times the speed; this machine's cores are busy at 1 Gbps.{two if data else ''} "
+        "backward pass, during which the ranks reduce buckets, as Megatron does. "
+        f"{EXPLAINED}{two if data else ''} "
         f"Predicted within {PREDICTED_GOAL:.0%} in {reached} of {len(off)} cases, at worst {max(off):.0%} off (to "
         "reach: all).",
         "",
@@ -256,7 +233,7 @@ def page(rows: Sequence[dict[str, Any]]) -> str:
         share = "" if row["per_gradient"] is None else f"{row['per_gradient']:.2f} n"
         figures = f"{row['seconds']:.2f} | {row['predicted_seconds']:.2f} | {row['share']:.0%}"
         lines.append(
-            f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms{aside(row)} | {row['layout']} "
+            f"| {row['link']} | {row['layout']} "
             f"| {row['measured_gbps']:.2f} | {row['busiest_mb']:.0f} | {share} | {figures} | {row['load_before']:.1f} |"
         )
     return "\n".join(lines)
@@ -266,12 +243,12 @@ def main() -> None:
     """Run all and write the result, or run some and print."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--gbps", type=float, action="append", choices=[shape.gbps for shape in SHAPES])
-    parser.add_argument("--dilation", type=int, action="append", choices=DILATIONS)
+    parser.add_argument("--dilation", type=int, action="append", choices=sorted({case.times for case in CASES}))
     parser.add_argument("--layout", action="append", choices=[layout.name for layout in LAYOUTS])
     parser.add_argument("--parameters", type=int, default=PARAMETERS, help="of the smaller model")
     arguments = parser.parse_args()
     cases = [case for case in CASES if arguments.gbps is None or case.shape.gbps in arguments.gbps]
-    cases = [case for case in cases if arguments.dilation is None or case.dilation in arguments.dilation]
+    cases = [case for case in cases if arguments.dilation is None or case.times in arguments.dilation]
     layouts = [one for one in LAYOUTS if arguments.layout is None or one.name in arguments.layout]
     rows = measure(cases, layouts, Scale(arguments.parameters))
     if (cases, layouts, arguments.parameters) == ([*CASES], [*LAYOUTS], PARAMETERS):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _results import ROOT, write_result
+from _time_dilation import Dilated
 from group import Case, World
 
 from lab.worlds.gateways import SITES, LabSites, Shape, open_lab, order, reply_of
@@ -48,7 +49,7 @@ class Side:
         return float(reply_of(self._trainer)[1])
 
     def _collect(self, operation: str) -> float:
-        return self._world.take(Case(SHAPE, len(SITES), operation, SIZE_MB), SIZE_MB)[0]
+        return self._world.take(Case(Dilated(SHAPE), len(SITES), operation, SIZE_MB), SIZE_MB)[0]
 
 
 def code_of(commit: str, folder: Path) -> Path:

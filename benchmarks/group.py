@@ -2,6 +2,7 @@
 
 sites of the lab, one rank each; gloo's ranks reach each other directly, wan's go over the gateways
 for each shape of the links, number of sites, operation and size: both backends in turn
+dilated: `_time_dilation`
 share = bytes of the tensor per second, over the rate of one link in one direction: `wan` sends them over the busiest
         link once in either operation (all-reduce of s sites: (s - 1) / s as sums, 1 / s as totals)
 
@@ -28,10 +29,11 @@ from typing import Any
 
 from _cpu import Cpu, cpu_of_all
 from _results import ROOT, write_result
+from _time_dilation import EXPLAINED, Dilated
 
 from lab.worlds.gateways import INTERFACE, SITES, LabSites, Shape, lab_sites, order, reply_of
 
-SHAPES = ((1.0, 25.0), (0.4, 10.0), (0.1, 40.0))
+SHAPES = ((1.0, 25.0, 1), (1.0, 25.0, 4), (0.4, 10.0, 1), (0.1, 40.0, 1))  # Gbps, ms, dilation (without losses)
 LOSSES = (0.0, 1e-4)
 OPERATIONS = ("broadcast", "all_reduce")
 SMALL_MB = 1  # its time is that of round trips, not of bytes
@@ -48,7 +50,7 @@ _STORE_PORT = 7500
 class Case:
     """One operation on a tensor over links of one shape."""
 
-    shape: Shape
+    links: Dilated
     sites: int
     operation: str
     size_mb: int
@@ -87,24 +89,24 @@ class World:
 
 
 @contextmanager
-def both(shape: Shape) -> Iterator[tuple[LabSites, dict[str, World]]]:
+def both(links: Dilated) -> Iterator[tuple[LabSites, dict[str, World]]]:
     """Give both backends links of one shape and connections that have seen no other: TCP is slow to forget losses."""
     with tempfile.TemporaryDirectory() as work, lab_sites(Path(work)) as sites:
-        sites.shape(shape)
+        sites.shape(links.link)
         yield sites, {backend: World(sites, backend) for backend in ("wan", "gloo")}
 
 
-def by_shape(cases: Sequence[Case]) -> Iterator[tuple[Shape, list[Case]]]:
-    """Yield the cases that have a shape in common."""
-    for shape, group in groupby(cases, key=lambda case: case.shape):
-        yield shape, list(group)
+def by_links(cases: Sequence[Case]) -> Iterator[tuple[Dilated, list[Case]]]:
+    """Yield the cases that have their links in common."""
+    for links, group in groupby(cases, key=lambda case: case.links):
+        yield links, list(group)
 
 
 def measure(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Time every case with both backends."""
     rows: list[dict[str, Any]] = []
-    for shape, some in by_shape(cases):
-        with both(shape) as (_, worlds):
+    for links, some in by_links(cases):
+        with both(links) as (_, worlds):
             rows += [measured(case, worlds) for case in some]
     return rows
 
@@ -112,19 +114,22 @@ def measure(cases: Sequence[Case]) -> list[dict[str, Any]]:
 def measured(case: Case, worlds: Mapping[str, World]) -> dict[str, Any]:
     """Time one case with both backends."""
     load = os.getloadavg()[0]
-    seconds = {name: world.typical_seconds(case) for name, world in worlds.items()}
-    rate = case.size_mb * 8e-3 / case.shape.gbps
+    seconds = {name: world.typical_seconds(case) / case.links.times for name, world in worlds.items()}
+    rate = case.size_mb * 8e-3 / case.links.shape.gbps
     row = {
-        **asdict(case.shape),
-        **{name: value for name, value in vars(case).items() if name != "shape"},
+        **asdict(case.links.shape),
+        "link": str(case.links),
+        "dilation": case.links.times,
+        **{name: value for name, value in vars(case).items() if name != "links"},
         **{f"{name}_seconds": took for name, took in seconds.items()},
         **{f"{name}_share": rate / took for name, took in seconds.items()},
         "over_gloo": seconds["gloo"] / seconds["wan"],
         "load_before": load,
     }
     print(
-        f"{case.shape}: {case.operation} {case.size_mb} MB, {case.sites} sites: wan {seconds['wan']:.2f} s, "
-        f"{row['wan_share']:.0%} of the link, {row['over_gloo']:.2f} x gloo, load {load:.1f}",
+        f"{case.links}, {case.links.shape.loss:.2%}: {case.operation} {case.size_mb} MB, {case.sites} sites: "
+        f"wan {seconds['wan']:.2f} s, {row['wan_share']:.0%} of the link, {row['over_gloo']:.2f} x gloo, "
+        f"load {load:.1f}",
         flush=True,
     )
     return row
@@ -133,8 +138,8 @@ def measured(case: Case, worlds: Mapping[str, World]) -> dict[str, Any]:
 def profile(cases: Sequence[Case]) -> list[dict[str, Any]]:
     """Return where the processors' time goes in each case, in seconds per GB of the tensor."""
     rows = []
-    for shape, some in by_shape(cases):
-        with both(shape) as (sites, worlds):
+    for links, some in by_links(cases):
+        with both(links) as (sites, worlds):
             around = {"gateways": [process.pid for process in sites.gateways], "shaper": [sites.shaper_pid]}
             for case, (backend, world) in product(some, worlds.items()):
                 rows.append({"backend": backend, **profiled(case, world, around)})
@@ -157,7 +162,7 @@ def profiled(case: Case, world: World, around: Mapping[str, list[int]]) -> dict[
         "shaper": used["shaper"].seconds,
     }
     per_gb = {name: spent / size_gb for name, spent in {"seconds": seconds, **parts}.items()}
-    where = {"link": str(case.shape), "sites": case.sites, "operation": case.operation}
+    where = {"link": str(case.links), "loss": case.links.shape.loss, "sites": case.sites, "operation": case.operation}
     return {**where, **per_gb, "cores busy": sum(parts.values()) / seconds}
 
 
@@ -197,14 +202,14 @@ def page(rows: Sequence[Mapping[str, Any]], load: float) -> str:
         f"reach: {LEAST:g}). Ranks, gateways and the shaper of the links share this machine's cores, which had a load "
         f"of {load:.1f} besides; load: before each case. gloo has no gateways and does not encrypt. The shaper carries "
         "1.9 Gb/s over all links where it has a core to itself: at 1 Gbps it may limit what crosses more than one, or "
-        "one in both directions. What each process needs: `group-profile` below, docs/transport.md.",
+        f"one in both directions. {EXPLAINED} What each process needs: `group-profile` below, docs/transport.md.",
         "",
         "| link | loss | sites | operation | MB | wan s | gloo s | wan share | gloo share | over gloo | load |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         lines.append(
-            f"| {row['gbps']:g} Gbps, {row['delay_ms']:g} ms | {row['loss']:.2%} | {row['sites']} | {row['operation']} "
+            f"| {row['link']} | {row['loss']:.2%} | {row['sites']} | {row['operation']} "
             f"| {row['size_mb']} | {row['wan_seconds']:.2f} | {row['gloo_seconds']:.2f} | {row['wan_share']:.0%} "
             f"| {row['gloo_share']:.0%} | {row['over_gloo']:.2f} | {row['load_before']:.1f} |"
         )
@@ -215,19 +220,24 @@ def chosen(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that the arguments leave: all sizes in a full run, else all but the largest."""
     sizes_mb = arguments.size_mb or (SIZES_MB if FULL else SIZES_MB[:-1])
     every = product(product(SHAPES, LOSSES), (2, 3), OPERATIONS, sizes_mb)
-    cases = [Case(Shape(*shape, loss), sites, operation, size_mb) for (shape, loss), sites, operation, size_mb in every]
-    wanted = {name: getattr(arguments, name) for name in ("gbps", "loss", "sites", "operation")}
-    return [
-        case
-        for case in cases
-        if all(not values or {**vars(case), **vars(case.shape)}[name] in values for name, values in wanted.items())
+    cases = [
+        Case(Dilated(Shape(gbps, delay_ms, loss), times), sites, operation, size_mb)
+        for ((gbps, delay_ms, times), loss), sites, operation, size_mb in every
+        if not loss or times == 1
     ]
+    wanted = {name: getattr(arguments, name) for name in ("gbps", "loss", "sites", "operation")}
+
+    def is_wanted(case: Case) -> bool:
+        known = {**vars(case), **vars(case.links.shape)}
+        return all(not values or known[name] in values for name, values in wanted.items())
+
+    return [*filter(is_wanted, cases)]
 
 
 def main() -> None:
     """Run all and write the result, or run some and print."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--gbps", type=float, action="append", choices=[gbps for gbps, _ in SHAPES])
+    parser.add_argument("--gbps", type=float, action="append", choices=sorted({gbps for gbps, *_ in SHAPES}))
     parser.add_argument("--loss", type=float, action="append", choices=LOSSES)
     parser.add_argument("--sites", type=int, action="append", choices=(2, 3))
     parser.add_argument("--operation", action="append", choices=OPERATIONS)
