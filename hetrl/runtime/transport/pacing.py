@@ -3,8 +3,8 @@
 Acknowledgements that wait behind the data of the other direction arrive together, and each lets a packet go: a burst,
 of which a short queue on the way drops the end (L. Zhang, S. Shenker, D. Clark, "Observations on the dynamics of a
 congestion control algorithm: the effects of two-way traffic", SIGCOMM 1991). Linux paces a connection to 1.2 times its
-window per round trip, 2 in slow start, once it has been given any upper limit (`SO_MAX_PACING_RATE`, socket(7)), with
-every congestion control and queueing discipline.
+window per round trip, 2 in slow start, once it has been given any upper limit (`SO_MAX_PACING_RATE`, socket(7)): with
+every congestion control and, from 4.13 on, every queueing discipline.
 """
 
 from __future__ import annotations
