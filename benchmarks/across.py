@@ -10,7 +10,7 @@ share = the same step inside one site, as predicted / measured
 dilated (`_time_dilation`): compute takes as many times longer as the links
 
     python benchmarks/across.py                                     # all; writes the result
-    python benchmarks/across.py --gbps 1 --layout "data, 2 sites"   # some; prints their part of the page only
+    python benchmarks/across.py --gbps 1 --layout "data, 2 sites"   # some; prints its part of the page only
 """
 
 from __future__ import annotations

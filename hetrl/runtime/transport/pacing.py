@@ -9,9 +9,9 @@ every congestion control and, from 4.13 on, every queueing discipline.
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
+from contextlib import suppress
 
 _SO_MAX_PACING_RATE = 47  # Linux, asm-generic/socket.h; Python has no name for it
 _BYTES_PER_SECOND = 2**31 - 1  # more than a stream carries: the greatest number that every kernel takes
@@ -25,8 +25,9 @@ def pace(connection: socket.socket) -> None:
 
 def pace_descriptor(descriptor: int) -> None:
     """Let a connection of ZeroMQ send evenly; nothing happens where it is closed by now."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
+    with suppress(OSError):
+        connection = socket.socket(fileno=descriptor)
+        try:
             pace(connection)
-    except OSError:
-        return
+        finally:
+            connection.detach()  # it stays ZeroMQ's

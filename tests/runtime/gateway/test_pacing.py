@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -26,28 +25,18 @@ def rate_of(connection: socket.socket) -> int:
     return connection.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) % 2**32
 
 
-@contextmanager
-def connections_to(port: int) -> Iterator[list[socket.socket]]:
-    """Return this process's connections to a port of this machine, whoever made them."""
+def rates_to(port: int) -> list[int]:
+    """Return the limits of this process's connections to a port of this machine, whoever made them."""
     found = []
     for descriptor in [*Path("/proc/self/fd").iterdir()]:
-        try:
-            one = socket.socket(fileno=os.dup(int(descriptor.name)))
-        except OSError:  # a file, or closed by now
-            continue
-        try:
-            theirs = one.getpeername()
-        except OSError:
-            theirs = None
-        if isinstance(theirs, tuple) and theirs[1] == port:
-            found.append(one)
-        else:
-            one.close()
-    try:
-        yield found
-    finally:
-        for one in found:
-            one.close()
+        with suppress(OSError):  # a file, not connected, or closed by now
+            one = socket.socket(fileno=int(descriptor.name))
+            try:
+                if one.family == socket.AF_INET and one.getpeername()[1] == port:
+                    found.append(rate_of(one))
+            finally:
+                one.detach()
+    return found
 
 
 def test_each_stream_of_a_link_is_paced() -> None:
@@ -65,8 +54,7 @@ def test_each_stream_of_a_link_is_paced() -> None:
                     rates: list[int] = []
                     while len(rates) <= STREAMS or UNPACED in rates:
                         await asyncio.sleep(0.02)
-                        with connections_to(port) as made:
-                            rates = [*map(rate_of, made)]
+                        rates = rates_to(port)
             finally:
                 link.close(0.0)
             assert not failures
@@ -84,9 +72,15 @@ def test_both_ends_of_a_connection_below_zeromq_are_paced() -> None:
     asyncio.run(scenario())
 
 
+def open_files() -> int:
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
 def test_a_descriptor_that_is_no_connection_any_more_is_left_alone() -> None:
     reader, writer = os.pipe()
+    before = open_files()
     pace_descriptor(reader)
+    assert open_files() == before
     os.close(reader)
     os.close(writer)
     pace_descriptor(writer)
