@@ -255,6 +255,33 @@ def shared_transfer_seconds(actor: float, critic: float, behind: float) -> float
     return actor if behind <= critic else actor + min(behind - critic, critic)
 
 
+def yielding_seconds(alone: float, begins: Sequence[float], lasts: Sequence[float], taken: Sequence[float]) -> float:
+    """Return the time of a transfer that takes `alone` on a free wire and gives way to what goes first.
+
+    From each of `begins` on, in order and apart, others send evenly over so many seconds what takes the wire for
+    `taken` of them.
+    """
+    left, now = alone, 0.0
+    for begin, last, busy in zip(begins, lasts, taken, strict=True):
+        free, rest = max(begin - now, 0.0), max(last - busy, 0.0)
+        if left <= free:
+            return now + left
+        left, now = left - free, now + free
+        if left <= rest:
+            return now + left * last / rest
+        left, now = left - rest, now + last
+    return now + left
+
+
+def settled_seconds(first: float, second: float, third: float) -> float:
+    """Return where three seconds are bound for, each of which follows from the one before: Aitken's delta-squared.
+
+    What follows falls with what it follows from, as along a line: the second is above the end, the third below it.
+    Source: Aitken, Proc. Royal Society of Edinburgh 46 (1927).
+    """
+    return first + (second - first) * (second - first) / (2 * second - first - min(third, second))
+
+
 def deal_remainders(remainders: Sequence[int], size: int, nodes: int) -> list[int]:
     """Return the node, of so many of this size, that each group's remainder is dealt to: -1 without one, or room.
 

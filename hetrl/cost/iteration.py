@@ -14,7 +14,14 @@ from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, link_seconds
 from hetrl.cost.training import Cost, inference_cost, training_cost
-from hetrl.cost.weight_sync import SyncCost, critic_behind, trained_models, weight_sync_cost
+from hetrl.cost.weight_sync import (
+    NO_TRAININGS,
+    SyncCost,
+    TrainingsAhead,
+    critic_behind,
+    trained_models,
+    weight_sync_cost,
+)
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
 from hetrl.workload import (
     ACTOR_GENERATION,
@@ -116,7 +123,7 @@ def predict(plan: Plan, model: CostModel) -> Predicted:
     """
     price = price_per_hour(plan, model.topology)
     costs, syncs = task_costs(plan, model), sync_costs(plan, model)
-    seconds = plan_seconds(plan, costs, syncs, model)
+    seconds, syncs = settled_seconds(plan, costs, syncs, model)
     wan = _wan_bytes(costs, syncs)
     return Predicted(
         iteration_seconds=seconds,
@@ -171,23 +178,91 @@ def sync_costs(plan: Plan, model: CostModel) -> dict[str, SyncCost]:
 
 
 def plan_seconds(plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost], model: CostModel) -> float:
-    """Return the time of an iteration of a plan whose tasks and weight versions cost this."""
+    """Return the time of an iteration of a plan whose tasks and, alone, weight versions cost this."""
+    return settled_seconds(plan, costs, syncs, model)[0]
+
+
+def settled_seconds(
+    plan: Plan, costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost], model: CostModel
+) -> tuple[float, dict[str, SyncCost]]:
+    """Return the time of an iteration, and what its weight versions cost, which cost `syncs` alone.
+
+    In mode async they give way to the next batch's trainings on links, and have the more time before these the longer
+    an iteration takes: of three that follow one another, `formulas.settled_seconds`.
+    """
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
     groups = [group_times(tasks, costs, model) for tasks in members]
-    wan, actor = _wan_bytes(costs, syncs), syncs["actor"]
-    links = max((link_seconds(model.topology, direction, load) for direction, load in wan.items()), default=0.0)
+    load = _wan_bytes(costs, syncs)
+    links = max((link_seconds(model.topology, direction, moved) for direction, moved in load.items()), default=0.0)
+    valuing = _valuing_seconds(plan, members, costs, model)
+
+    def seconds(ahead: TrainingsAhead) -> float:
+        return iteration_seconds(groups, _versions(syncs, ahead, links, valuing, model), model.workload)
+
+    def following(period: float) -> TrainingsAhead:
+        return _trainings_ahead(period, members, groups, costs, model)
+
+    ahead, first = NO_TRAININGS, seconds(NO_TRAININGS)
+    if model.workload.staleness and math.isfinite(first) and (ahead := following(first)).taken:
+        second = found = seconds(ahead)
+        if second > first and math.isfinite(second):
+            found = formulas.settled_seconds(first, second, seconds(following(second)))
+        first, ahead = found, following(found)
+    return first, {name: ahead.give_way(sync) for name, sync in syncs.items()}
+
+
+def _versions(
+    syncs: Mapping[str, SyncCost], ahead: TrainingsAhead, links: float, valuing: float, model: CostModel
+) -> Versions:
+    """Return the seconds of a version that gives way to the trainings `ahead`."""
+    costs = {name: ahead.give_way(sync) for name, sync in syncs.items()}
+    actor = costs["actor"]
     versions = Versions(actor.transfer_seconds, actor.pause_seconds, links=max(links, actor.transfer_seconds))
-    if "critic" in syncs:
-        critic = critic_behind(syncs, model.topology)
-        valuing = costs[CRITIC_INFERENCE].seconds
-        valuing += switch_seconds(CRITIC_INFERENCE, plan.tasks[CRITIC_INFERENCE], model)
-        valuing += sum(_scoring_beside(tasks, costs, model.workload) for tasks in members if CRITIC_INFERENCE in tasks)
-        follow = max(versions.links, critic.transfer_seconds)
-        versions = replace(versions, critic=critic.seconds, valuing=valuing, links=follow)
-        if model.workload.staleness:
-            alone = (actor.transfer_seconds, syncs["critic"].transfer_seconds)
-            versions = replace(versions, transfer=formulas.shared_transfer_seconds(*alone, critic.transfer_seconds))
-    return iteration_seconds(groups, versions, model.workload)
+    if "critic" not in costs:
+        return versions
+    critic = critic_behind(costs, model.topology, ahead)
+    transfer, follow = actor.transfer_seconds, max(versions.links, critic.transfer_seconds)
+    if model.workload.staleness:
+        alone = costs["critic"].transfer_seconds
+        transfer = formulas.shared_transfer_seconds(transfer, alone, critic.transfer_seconds)
+    return replace(versions, transfer=transfer, critic=critic.seconds, valuing=valuing, links=follow)
+
+
+def _valuing_seconds(
+    plan: Plan, members: Sequence[Mapping[str, TaskPlan]], costs: Mapping[str, Cost], model: CostModel
+) -> float:
+    """Return the time of the critic's inference with the scoring behind it; 0 without a critic."""
+    if CRITIC_INFERENCE not in plan.tasks:
+        return 0.0
+    valuing = costs[CRITIC_INFERENCE].seconds
+    valuing += switch_seconds(CRITIC_INFERENCE, plan.tasks[CRITIC_INFERENCE], model)
+    return valuing + sum(_scoring_beside(own, costs, model.workload) for own in members if CRITIC_INFERENCE in own)
+
+
+def _trainings_ahead(
+    period: float,
+    members: Sequence[Mapping[str, TaskPlan]],
+    groups: Sequence[GroupTimes],
+    costs: Mapping[str, Cost],
+    model: CostModel,
+) -> TrainingsAhead:
+    """Return what the next batch's trainings send, from when a version starts: at the end of this batch's (`cycle`).
+
+    Its inferences begin a period after this batch's, but behind this batch's training where their group does both; its
+    scoring is the last of them, where it is one, and its steps come a period after this batch's.
+    """
+    inference, training = max(group.inferences for group in groups), max(group.trainings for group in groups)
+    own = next(index for index, tasks in enumerate(members) if ACTOR_TRAINING in tasks)
+    scoring = _scoring_beside(members[own], costs, model.workload)
+    begins = max(period + groups[own].inferences - scoring - inference - training, 0.0)
+    taken: dict[Direction, tuple[float, float]] = {}
+    for cost in (costs[name] for name in TRAININGS if name in costs):
+        for way, load in cost.wan_bytes.items():
+            scored = cost.scored_bytes.get(way, 0.0) if scoring else 0.0
+            ahead, steps = taken.get(way, (0.0, 0.0))
+            first, rest = (link_seconds(model.topology, way, moved) for moved in (scored, load - scored))
+            taken[way] = (ahead + first, steps + rest)
+    return TrainingsAhead((begins, max(period - training, begins + scoring)), (scoring, training), taken)
 
 
 def _wan_bytes(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost]) -> dict[Direction, float]:

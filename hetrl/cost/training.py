@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hetrl.cost import formulas
 from hetrl.cost.compute import (
@@ -28,11 +28,15 @@ from hetrl.workload import ACTOR_TRAINING, OLD_LOGPROBS, Workload
 
 @dataclass(frozen=True)
 class Cost:
-    """The seconds of one task in an iteration and the bytes that it sends over each direction between sites."""
+    """The seconds of one task in an iteration and the bytes that it sends over each direction between sites.
+
+    `scored_bytes` are those of them that a training sends ahead of its steps, where it scores the batch.
+    """
 
     seconds: float
     wan_bytes: Mapping[Direction, float]
     parts: Mapping[str, float]
+    scored_bytes: Mapping[Direction, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,16 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
         there = hops_of(replicas, samples, model.topology, {}, back=False)
         shared = [there.shared(placed, count) for placed, count in zip(replicas, samples, strict=True)]
         parts[OLD_LOGPROBS] = _forward_seconds(task, shared, workload)
+    ahead: defaultdict[Direction, float] = defaultdict(float)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
     for replica, placed in zip(task.replicas, replicas, strict=True):
-        for direction, load in _activation_bytes(placed, replica.samples, workload, scored).items():
-            wan[direction] += load
-    return Cost(sum(parts.values()), dict(wan), parts)
+        tokens = replica.samples * workload.sequence_tokens
+        _add_activations(wan, placed, tokens * steps / minibatches, back=True)
+        if scored:
+            _add_activations(ahead, placed, tokens, back=False)
+    for direction, load in ahead.items():
+        wan[direction] += load
+    return Cost(sum(parts.values()), dict(wan), parts, dict(ahead))
 
 
 def _times(stage: Placed, tokens: float, task: TaskPlan, workload: Workload, memo: dict[object, Times]) -> Times:
@@ -155,17 +164,11 @@ def activation_bytes(shape: StageShape, tokens: float) -> float:
     return tokens * shape.architecture.hidden * shape.weight_bytes
 
 
-def _activation_bytes(
-    placed: Sequence[Placed], samples: int, workload: Workload, scored: bool
-) -> dict[Direction, float]:
-    """Return what hops between sites carry in an iteration: of every epoch both ways, of the scored batch one way."""
-    loads: defaultdict[Direction, float] = defaultdict(float)
-    tokens, steps = samples * workload.sequence_tokens, workload.optimizer_steps_per_iteration
-    for back, moved in ((True, tokens * steps / max(steps // workload.epochs, 1)), (False, tokens if scored else 0.0)):
-        for source, target in messages(placed, back):
-            if source.site != target.site and moved:
-                loads[source.site, target.site] += activation_bytes(source.shape, moved)
-    return dict(loads)
+def _add_activations(loads: dict[Direction, float], placed: Sequence[Placed], tokens: float, back: bool) -> None:
+    """Add what hops between sites carry of so many tokens, one way, or `back`, too."""
+    for source, target in messages(placed, back):
+        if source.site != target.site:
+            loads[source.site, target.site] += activation_bytes(source.shape, tokens)
 
 
 def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], model: CostModel) -> list[Ring]:

@@ -11,7 +11,7 @@ from hetrl.cost import formulas
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, best_uplinks, gateway_path, link_delay_ms, link_seconds
 from hetrl.cost.stages import model_of, stage_shape
-from hetrl.hardware import Device, Topology, bytes_per_second, wire_seconds
+from hetrl.hardware import Topology, bytes_per_second, wire_seconds
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
 from hetrl.workload import TRAINED, has_language_head
 
@@ -21,7 +21,8 @@ class SyncCost:
     """What a version of one model's weights costs.
 
     The transfer may be hidden behind other tasks: its parts (`weight_sync_cost`) run at the same time. The pause, in
-    which those who use the weights load them, is not hidden behind theirs. `sites` are where those are.
+    which those who use the weights load them, is not hidden behind theirs. `way_seconds` are those of each direction
+    between sites alone, `sites` where those are who use the weights.
     """
 
     encode_seconds: float
@@ -29,6 +30,7 @@ class SyncCost:
     fan_out_seconds: float
     pause_seconds: float
     wan_bytes: dict[Direction, float]
+    way_seconds: dict[Direction, float]
     sites: frozenset[str]
 
     @property
@@ -40,6 +42,33 @@ class SyncCost:
     def seconds(self) -> float:
         """Return the whole time from the last optimiser step to the first use of the next version."""
         return self.transfer_seconds + self.pause_seconds
+
+
+@dataclass(frozen=True)
+class TrainingsAhead:
+    """What the next batch's trainings send between sites while a version travels: first scoring, then the steps.
+
+    Seconds from the version's start to the `begins` of both, and how long each `lasts`; each direction is `taken` for
+    so many of these. A direction that no training uses has no entry.
+    """
+
+    begins: tuple[float, float]
+    lasts: tuple[float, float]
+    taken: Mapping[Direction, tuple[float, float]]
+
+    def behind(self, way: Direction, alone: float) -> float:
+        """Return the time of a transfer that takes `alone` where no training does and gives way to these."""
+        if way not in self.taken:
+            return alone
+        return formulas.yielding_seconds(alone, self.begins, self.lasts, self.taken[way])
+
+    def give_way(self, version: SyncCost) -> SyncCost:
+        """Return the cost of a version that gives way to these trainings."""
+        ways = (self.behind(way, seconds) for way, seconds in version.way_seconds.items())
+        return replace(version, uplink_seconds=max(version.uplink_seconds, *ways, 0.0))
+
+
+NO_TRAININGS = TrainingsAhead((0.0, 0.0), (0.0, 0.0), {})
 
 
 def trained_models(tasks: Collection[str]) -> list[str]:
@@ -130,22 +159,26 @@ def weight_sync_cost(
     stages = zip(training.replicas[0].stages, sizes, strict=True)
     encode = max(size / len(stage.devices) / model.rates(stage.devices[0]).host_bytes_per_s for stage, size in stages)
     fan_out = sent * _fan_out_seconds(held, users, routes, topology)
-    uplink, pause = _uplink_seconds(wan, devices, topology), _pause_seconds(users, sum(sizes), model)
-    return SyncCost(encode, uplink, fan_out, pause, dict(wan), frozenset(sites_of(users.devices)))
+    uplinks = best_uplinks(topology, devices)
+    ways = {way: gateway_path(topology, uplinks, way).seconds(load) for way, load in wan.items()}
+    uplink = max([*ways.values(), _leaving_seconds(wan, uplinks)])
+    pause = _pause_seconds(users, sum(sizes), model)
+    return SyncCost(encode, uplink, fan_out, pause, dict(wan), ways, frozenset(sites_of(users.devices)))
 
 
-def critic_behind(costs: Mapping[str, SyncCost], topology: Topology) -> SyncCost:
+def critic_behind(costs: Mapping[str, SyncCost], topology: Topology, ahead: TrainingsAhead = NO_TRAININGS) -> SyncCost:
     """Return the critic's version as it travels beside the actor's, both from the last optimiser step on.
 
     Its weights stand still while the actor's, which generation waits for, take a direction between two sites that both
-    take, or the network cards of a site that both are used at.
+    take, or the network cards of a site that both are used at; all weights give way to the trainings `ahead`.
     """
     actor, critic = costs["actor"], costs["critic"]
     sites, uplink = actor.sites & critic.sites, critic.uplink_seconds
     for way, moved in critic.wan_bytes.items():
         before = link_seconds(topology, way, actor.wan_bytes.get(way, 0.0))
         before = max(before, actor.fan_out_seconds if way[1] in sites else 0.0)
-        uplink = max(uplink, before + link_delay_ms(topology, way) / 1e3 + link_seconds(topology, way, moved))
+        alone = before + link_delay_ms(topology, way) / 1e3 + link_seconds(topology, way, moved)
+        uplink = max(uplink, ahead.behind(way, alone))
     inside = actor.fan_out_seconds if sites else 0.0
     return replace(critic, uplink_seconds=uplink, fan_out_seconds=inside + critic.fan_out_seconds)
 
@@ -162,16 +195,12 @@ def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, routes: Sequenc
     return max(times)
 
 
-def _uplink_seconds(wan: Mapping[Direction, float], devices: Sequence[Device], topology: Topology) -> float:
-    """Return the slowest of: each link alone; each site's uplink with all that leaves through its best node."""
-    slowest, uplinks = 0.0, best_uplinks(topology, devices)
+def _leaving_seconds(wan: Mapping[Direction, float], uplinks: Mapping[str, float]) -> float:
+    """Return the slowest uplink of a site, with all that leaves the site through its best node."""
     leaving: defaultdict[str, float] = defaultdict(float)
-    for direction, load in wan.items():
-        slowest = max(slowest, gateway_path(topology, uplinks, direction).seconds(load))
-        leaving[direction[0]] += load
-    for source, load in leaving.items():
-        slowest = max(slowest, wire_seconds(load, uplinks[source]))
-    return slowest
+    for (source, _), load in wan.items():
+        leaving[source] += load
+    return max((wire_seconds(load, uplinks[source]) for source, load in leaving.items()), default=0.0)
 
 
 def _pause_seconds(users: TaskPlan, total: float, model: CostModel) -> float:

@@ -183,11 +183,13 @@ def critical_path(plan: Plan, model: CostModel) -> tuple[Part, ...]:
                 fan_out_seconds=sync.fan_out_seconds * factor,
                 pause_seconds=sync.pause_seconds * factor,
                 wan_bytes=_scaled(sync.wan_bytes, factor),
+                way_seconds=_scaled(sync.way_seconds, factor),
             )
             return plan_seconds(plan, costs, {**syncs, trained[name]: longer_sync}, model)
         cost = costs[name]
-        parts, moved = _scaled(cost.parts, factor), _scaled(cost.wan_bytes, factor)
-        longer = replace(cost, seconds=cost.seconds * factor, parts=parts, wan_bytes=moved)
+        parts, moved, ahead = (_scaled(of, factor) for of in (cost.parts, cost.wan_bytes, cost.scored_bytes))
+        seconds = cost.seconds * factor
+        longer = replace(cost, seconds=seconds, parts=parts, wan_bytes=moved, scored_bytes=ahead)
         return plan_seconds(plan, {**costs, name: longer}, syncs, model)
 
     found = [Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, *trained)]

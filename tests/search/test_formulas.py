@@ -87,6 +87,18 @@ def periods(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @st.composite
+def yields(draw: st.DrawFn) -> tuple[Any, ...]:
+    """A transfer, and stretches of others, apart and in order, some of which take all of the wire."""
+    now, begins, lasts, taken = 0.0, [], [], []
+    for _ in range(draw(st.integers(1, 3))):
+        begins.append(now + draw(seconds))
+        lasts.append(draw(seconds))
+        taken.append(lasts[-1] * draw(st.floats(0, 1)))
+        now = begins[-1] + lasts[-1]
+    return draw(seconds), begins, lasts, taken
+
+
+@st.composite
 def remainders(draw: st.DrawFn) -> tuple[Any, ...]:
     """Remainders of groups in nodes of a size, and how many nodes there are for them."""
     size = draw(st.integers(1, 16))
@@ -121,6 +133,8 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "steady_seconds": pairs(counts, positive),
     "interface_bytes": st.tuples(moved, moved, flags, counts),
     "shared_transfer_seconds": st.tuples(seconds, seconds, seconds),
+    "yielding_seconds": yields(),
+    "settled_seconds": st.builds(lambda a, b, c: (a, a + b, max(a + b - c, 0.0)), positive, positive, seconds),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
     "overlap": st.tuples(seconds, seconds, seconds, seconds),
     "held_up": st.tuples(positive, seconds, seconds, seconds),

@@ -40,6 +40,7 @@ class Parts(NamedTuple):
     links: Ints1  # [t] how many directions a training uses
     direction: Ints2  # [t, d] from site x sites + to site
     direction_bytes: Floats2  # [t, d] of an iteration
+    scored_bytes: Floats2  # [t, d] of these, what the trainer scores the batch for
     stage_kind: Ints2  # [m, i] the class, -1 behind the last stage
     stage_node: Ints2  # [m, i] the node among those of its group in the class
     node_bytes: Floats2  # [m, i] weights that the stage's node holds; 0 where an earlier stage is on the same node
@@ -60,6 +61,7 @@ def make_parts(tables: Tables) -> Parts:
         "peak_gb": (tasks, kinds),
         "host_gb": (tasks, kinds),
         "direction_bytes": (tasks, directions),
+        "scored_bytes": (tasks, directions),
         "node_bytes": (models, MAX_STAGES),
         "site_bytes": (models, MAX_STAGES),
         "version": (models, 2),

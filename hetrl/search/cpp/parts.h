@@ -15,18 +15,20 @@ inline void clear_task(Int task, const Parts& parts) {
     parts.links[task] = 0;
 }
 
-// Add to what a training sends over a direction between sites.
-inline void add_bytes(Int task, Int direction, double moved, const Parts& parts) {
+// Add to what a training sends over a direction between sites: in its steps, and ahead of them for scoring the batch.
+inline void add_bytes(Int task, Int direction, double moved, double scored, const Parts& parts) {
     Int& links = parts.links[task];
-    for (Int d = 0; d < links; ++d) {
-        if (parts.direction[task][d] == direction) {
-            parts.direction_bytes[task][d] += moved;
-            return;
-        }
+    Int d = 0;
+    while (d < links && parts.direction[task][d] != direction) {
+        ++d;
     }
-    parts.direction[task][links] = direction;
-    parts.direction_bytes[task][links] = moved;
-    ++links;
+    if (d == links) {
+        parts.direction[task][d] = direction;
+        parts.direction_bytes[task][d] = parts.scored_bytes[task][d] = 0.0;
+        ++links;
+    }
+    parts.direction_bytes[task][d] += moved + scored;
+    parts.scored_bytes[task][d] += scored;
 }
 
 // Return whether a training uses a direction.

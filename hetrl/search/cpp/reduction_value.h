@@ -156,7 +156,8 @@ inline Reduction reduction_of(const Training& training, const Cohorts& cohorts, 
             reducing = std::max(reducing, reduced[direction] * byte);
             gathering = std::max(gathering, gathered[direction] * byte);
             if (fresh) {
-                add_bytes(task, direction, double(numbers.steps) * (reduced[direction] + gathered[direction]), parts);
+                add_bytes(task, direction, double(numbers.steps) * (reduced[direction] + gathered[direction]), 0.0,
+                          parts);
             }
         }
     }

@@ -14,6 +14,35 @@ struct Sync {
     double transfer() const { return transfer_seconds(encode, uplinks, fan_out); }
 };
 
+// What the next batch's trainings send while a version travels: `hetrl.cost.weight_sync.TrainingsAhead`.
+struct TrainingsAhead {
+    double begins[2], lasts[2];
+    const Tables& tables;
+    const Parts& parts;
+    bool none;
+    bool scored;  // ahead of the steps, instead of among them
+
+    // Return the time of a transfer that takes `alone()` on a free wire and gives way; 0 where no training sends.
+    template <typename Call>
+    double behind(Int source, Int target, const Call& alone) const {
+        double taken[] = {0.0, 0.0};
+        for (Int task = 0; !none && task < tables.tasks; ++task) {
+            for (Int d = 0; d < parts.links[task]; ++d) {
+                if (parts.direction[task][d] == source * tables.sites + target) {
+                    const double first = scored ? parts.scored_bytes[task][d] : 0.0;
+                    taken[0] += first * tables.network.link_byte[source][target];
+                    taken[1] += (parts.direction_bytes[task][d] - first) * tables.network.link_byte[source][target];
+                }
+            }
+        }
+        if (taken[0] + taken[1] == 0.0) {
+            return 0.0;
+        }
+        double from[] = {begins[0], begins[1]}, during[] = {lasts[0], lasts[1]};
+        return yielding_seconds(alone(), {from, {2}}, {during, {2}}, {taken, {2}});
+    }
+};
+
 // The version of a trained model: who trains it, who takes it, and what its first replica holds.
 struct Version {
     Int m, trains, takes;
@@ -203,9 +232,25 @@ inline bool used_at(Int site, Int m, const Tables& tables, const Parts& parts) {
     return false;
 }
 
+// Return a version of model m that gives way to trainings.
+inline Sync give_way(Int m, Sync sync, const TrainingsAhead& ahead) {
+    const Tables& tables = ahead.tables;
+    const Version sent = version_of(m, tables, ahead.parts);
+    each_route(sent, tables, [&](Int source, Int target, double moved) {
+        const auto alone = [&] {
+            const Way way = best_way(source, target, sent, tables);
+            return way.delay + moved * way.byte;
+        };
+        sync.uplinks = std::max(sync.uplinks, ahead.behind(source, target, alone));
+    });
+    return sync;
+}
+
 // Return the critic's version as it travels beside the actor's: its weights stand still while the actor's take a
-// direction between two sites that both take, or the network cards of a site that both are used at.
-inline Sync critic_behind(const Sync& actor, Sync critic, const Tables& tables, const Parts& parts) {
+// direction between two sites that both take, or the network cards of a site that both are used at, and give way.
+inline Sync critic_behind(const Sync& actor, Sync critic, const TrainingsAhead& ahead) {
+    const Tables& tables = ahead.tables;
+    const Parts& parts = ahead.parts;
     Local<double> ways(tables.sites * tables.sites, 0.0), before(tables.sites * tables.sites, 0.0);
     const auto add = [&](Local<double>& seconds, Int m) {
         each_route(version_of(m, tables, parts), tables, [&](Int source, Int target, double moved) {
@@ -223,7 +268,9 @@ inline Sync critic_behind(const Sync& actor, Sync critic, const Tables& tables, 
             if (ways[way] > 0) {
                 const double still = std::max(before[way], both ? actor.fan_out : 0.0);
                 const double delay = tables.network.link_delay[source][target];
-                critic.uplinks = std::max(critic.uplinks, still + delay + ways[way]);
+                const double alone = still + delay + ways[way];
+                const double behind = ahead.behind(source, target, [&] { return alone; });
+                critic.uplinks = std::max({critic.uplinks, alone, behind});
             }
         }
     }

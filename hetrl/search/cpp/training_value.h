@@ -126,12 +126,11 @@ inline void add_activations(const Training& training, const Cohorts& cohorts, co
         const double samples = double(cohorts.samples[q] * cohorts.replicas[q] + cohorts.extra[q] * unit);
         const double once = samples * numbers.mean_tokens * numbers.hop_bytes[task];
         const double both_ways = double(numbers.steps) / double(numbers.minibatches) * once;
-        const double there = both_ways + (numbers.scored[task] ? once : 0.0);
         for (Int i = 0; i + 1 < choice[PIPELINE]; ++i) {
             const Int a = tables.site[cohorts.kind[q][i]], b = tables.site[cohorts.kind[q][i + 1]];
             if (a != b) {
-                add_bytes(task, a * tables.sites + b, there, parts);
-                add_bytes(task, b * tables.sites + a, both_ways, parts);
+                add_bytes(task, a * tables.sites + b, both_ways, numbers.scored[task] ? once : 0.0, parts);
+                add_bytes(task, b * tables.sites + a, both_ways, 0.0, parts);
             }
         }
     }

@@ -148,40 +148,92 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
     return slowest;
 }
 
-// Return the seconds between two weight versions: `hetrl.cost.iteration.plan_seconds`.
-inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
-    const Sync sync = sync_seconds(0, x, tables, parts);
-    const double generation = room.seconds[tables.generation] + parts.switch_seconds[tables.generation];
-    Local<double> inferences(tables.tasks, 0.0), trainings(tables.tasks, 0.0), scorings(tables.tasks, 0.0);
+// The seconds of an iteration's tasks: of generation; by groups of inferences, with scoring where it is one, and of
+// trainings; of scoring beside inferences; of the critic's inference with what its devices score behind it.
+struct TaskSeconds {
+    double generation;
+    Local<double> inferences, trainings;
+    double scoring, valuing;
+};
+
+inline TaskSeconds task_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+    const auto seconds = [&](Int task) { return room.seconds[task] + parts.switch_seconds[task]; };
+    TaskSeconds found{seconds(tables.generation), {tables.tasks, 0.0}, {tables.tasks, 0.0}, 0.0, 0.0};
+    const Int valuing = tables.takes.size() > 1 ? tables.takes[1] : -1;
+    found.valuing = valuing < 0 ? 0.0 : seconds(valuing);
     for (Int task = 0; task < tables.tasks; ++task) {
-        const double seconds = room.seconds[task] + parts.switch_seconds[task];
         if (tables.is_training[task]) {
             const bool beside = tables.staleness == 0 || x.group[task] != x.group[tables.generation];
             const double scoring = beside ? room.scoring[task] : 0.0;  // `workload.scores_beside_inferences`
-            scorings[x.group[task]] += scoring;
-            inferences[x.group[task]] += scoring;
-            trainings[x.group[task]] += seconds - scoring;
+            found.scoring += scoring;
+            found.valuing += valuing >= 0 && x.group[task] == x.group[valuing] ? scoring : 0.0;
+            found.inferences[x.group[task]] += scoring;
+            found.trainings[x.group[task]] += seconds(task) - scoring;
         } else if (tables.is_inference[task]) {
-            inferences[x.group[task]] += seconds;
+            found.inferences[x.group[task]] += seconds(task);
         }
     }
-    double critic = 0.0, valuing = 0.0, links = 0.0, transfer = sync.transfer();
-    if (tables.staleness > 0) {
-        links = std::max(busiest_link(tables, parts), sync.transfer());
-    }
+    return found;
+}
+
+// The versions of the models, alone, and all that crosses the busiest link.
+struct Versions {
+    Sync actor, critic;
+    double links;
+};
+
+// Return the seconds of an iteration whose versions give way to trainings.
+inline double seconds_of(TaskSeconds& tasks, const Versions& alone, const TrainingsAhead& ahead, const View& x) {
+    const Tables& tables = ahead.tables;
+    const Sync actor = give_way(0, alone.actor, ahead);
+    double critic = 0.0, transfer = actor.transfer(), links = std::max(alone.links, transfer);
     if (tables.takes.size() > 1) {
-        const Sync alone = sync_seconds(1, x, tables, parts);
-        const Sync behind = critic_behind(sync, alone, tables, parts);
+        const Sync own = give_way(1, alone.critic, ahead), behind = critic_behind(actor, own, ahead);
         critic = behind.transfer() + behind.pause;
-        valuing = room.seconds[tables.takes[1]] + parts.switch_seconds[tables.takes[1]];
-        valuing += scorings[x.group[tables.takes[1]]];
         links = std::max(links, behind.transfer());
         if (tables.staleness > 0) {
-            transfer = shared_transfer_seconds(transfer, alone.transfer(), behind.transfer());
+            transfer = shared_transfer_seconds(transfer, own.transfer(), behind.transfer());
         }
     }
-    return iteration_seconds(generation, inferences.all(), trainings.all(), x.group[tables.generation], parts.rollouts,
-                             transfer, sync.pause, critic, valuing, links, tables.staleness);
+    return iteration_seconds(tasks.generation, tasks.inferences.all(), tasks.trainings.all(),
+                             x.group[tables.generation], ahead.parts.rollouts, transfer, actor.pause, critic,
+                             tasks.valuing, links, tables.staleness);
+}
+
+// Return what the next batch's trainings send: `hetrl.cost.iteration._trainings_ahead`.
+inline TrainingsAhead trainings_ahead(double period, TaskSeconds& tasks, const View& x, const Tables& tables,
+                                      const Parts& parts) {
+    const double inference = *std::max_element(tasks.inferences.begin(), tasks.inferences.end());
+    const double training = *std::max_element(tasks.trainings.begin(), tasks.trainings.end());
+    const double own = tasks.inferences[x.group[tables.trained[0]]], scoring = tasks.scoring;
+    const double begins = std::max(period + own - scoring - inference - training, 0.0);
+    const double steps = std::max(period - training, begins + scoring);
+    return {{begins, steps}, {scoring, training}, tables, parts, false, scoring > 0};
+}
+
+// Return the seconds between two weight versions: `hetrl.cost.iteration.settled_seconds`.
+inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
+    TaskSeconds tasks = task_seconds(x, tables, room, parts);
+    Versions alone{sync_seconds(0, x, tables, parts), {}, tables.staleness > 0 ? busiest_link(tables, parts) : 0.0};
+    if (tables.takes.size() > 1) {
+        alone.critic = sync_seconds(1, x, tables, parts);
+    }
+    const auto following = [&](double period) {
+        return seconds_of(tasks, alone, trainings_ahead(period, tasks, x, tables, parts), x);
+    };
+    const double first = seconds_of(tasks, alone, {{}, {}, tables, parts, true, false}, x);
+    Int crossing = 0;
+    for (Int task = 0; task < tables.tasks; ++task) {
+        crossing += parts.links[task];
+    }
+    if (tables.staleness == 0 || crossing == 0 || std::isinf(first)) {
+        return first;
+    }
+    const double second = following(first);
+    if (second <= first || std::isinf(second)) {
+        return second;
+    }
+    return settled_seconds(first, second, following(second));
 }
 
 // Set `room.result` to what the objective wants least and the seconds of an iteration; see
