@@ -23,9 +23,9 @@ Clock = Annotated[str, AfterValidator(_is_time)]
 class Emulation(Strict):
     """How engines are emulated: so many of their seconds pass in one of ours, and what is perturbed by how much.
 
-    Rates and response lengths are drawn anew, evenly within the share `noise` of what is expected. `bytes_share` is the
-    part of the bytes between processes that is really sent: gradients, activations and weights. A token of a text
-    counts as `tokens_each` tokens, of a prompt as of a response.
+    The time of each micro-batch and of each stretch of decoding, and response lengths, are drawn evenly within the
+    share `noise` of what is expected. `bytes_share` is the part of the bytes between processes that is really sent:
+    gradients, activations and weights. A token of a text counts as `tokens_each` tokens, of a prompt as of a response.
     """
 
     speed: Positive = 1.0

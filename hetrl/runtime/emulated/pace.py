@@ -20,9 +20,10 @@ class Pace:
         """Return the emulated seconds of this process's clock."""
         return asyncio.get_running_loop().time() * self._speed
 
-    def perturbed(self, value: float) -> float:
-        """Return a value that differs from this one by at most the share `noise`, by nothing on average."""
-        return value * (1 + self.random.uniform(-self._noise, self._noise))
+    def perturbed(self, value: float, parts: int = 1) -> float:
+        """Return a value of which each of so many equal parts is off by at most the share `noise`, by 0 on average."""
+        off = sum(self.random.uniform(-self._noise, self._noise) for _ in range(parts))
+        return value * (1 + off / parts)
 
     async def until(self, moment: float) -> None:
         """Wait for an emulated moment; one that is over is not waited for."""

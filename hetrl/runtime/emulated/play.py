@@ -16,7 +16,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.weight_sync import trained_models
 from hetrl.plan.plan import Plan, TaskPlan
 from hetrl.simulator.events import Clock, Process
-from hetrl.simulator.pipelines import Setting, inference, training
+from hetrl.simulator.pipelines import Setting, deal, inference, training
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
@@ -25,10 +25,11 @@ from hetrl.workload import versions_ahead
 
 @dataclass(frozen=True)
 class Played:
-    """Seconds, and the bytes that crossed each link: (from site, to site)."""
+    """Seconds, the bytes that crossed each link (from site, to site), and the most micro-batches of a replica."""
 
     seconds: float
     carried: Mapping[tuple[str, str], float]
+    micro_batches: int = 1
 
 
 OfBatch = Callable[[str, TaskPlan, Sequence[int], CostModel], Played]
@@ -36,7 +37,7 @@ OfBatch = Callable[[str, TaskPlan, Sequence[int], CostModel], Played]
 
 def scores(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
     """Return what one forward pass of a world over sequences of these lengths takes."""
-    return _played(model, lambda setting: inference(setting, name, task, _responses(lengths, model)))
+    return _dealt(lambda setting: inference(setting, name, task, _responses(lengths, model)), task, lengths, model)
 
 
 def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
@@ -45,7 +46,7 @@ def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: Cos
         model.workload, optimizer_steps_per_iteration=1, epochs=1, kl_in_reward=False, ratio_to_sampler=True
     )
     alone = replace(model, workload=once)
-    return _played(alone, lambda setting: training(setting, name, task, _responses(lengths, model)))
+    return _dealt(lambda setting: training(setting, name, task, _responses(lengths, model)), task, lengths, alone)
 
 
 def version(plan: Plan, trained: str, model: CostModel) -> Played:
@@ -83,6 +84,12 @@ def _played(model: CostModel, process: Callable[[Setting], Process]) -> Played:
     setting = _setting(model)
     setting.clock.run(until=setting.clock.start(process(setting)))
     return Played(setting.clock.now, dict(setting.network.carried))
+
+
+def _dealt(process: Callable[[Setting], Process], task: TaskPlan, lengths: Sequence[int], model: CostModel) -> Played:
+    """Return what a pass over a batch takes, which is dealt to the task's replicas in micro-batches."""
+    dealt = deal(_responses(lengths, model), task, model.workload.prompt_tokens)
+    return replace(_played(model, process), micro_batches=max(map(len, dealt)))
 
 
 def _responses(lengths: Sequence[int], model: CostModel) -> list[int]:

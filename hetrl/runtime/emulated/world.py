@@ -153,7 +153,8 @@ class EmulatedWorld:
         played = await asyncio.to_thread(plays, self._world.task, self._world.plan, tokens, self._shared.model)
         share = self._shared.context.experiment.launch.emulation.bytes_share
         crossing = self._rank.cross({link: size * share for link, size in played.carried.items()})
-        await asyncio.gather(self._pace.until(began + self._pace.perturbed(played.seconds)), crossing)
+        seconds = self._pace.perturbed(played.seconds, played.micro_batches)
+        await asyncio.gather(self._pace.until(began + seconds), crossing)
 
     # ---- weights
 

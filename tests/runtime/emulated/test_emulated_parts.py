@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,6 +32,9 @@ def test_perturbed_values_stay_within_the_noise_and_repeat_with_the_seed() -> No
     values = [pace.perturbed(10.0) for _ in range(1000)]
     assert 9.0 <= min(values) < 9.2 and 10.8 < max(values) <= 11.0
     assert sum(values) / len(values) == pytest.approx(10.0, abs=0.1)
+    for parts in (4, 64):  # the variance of a sum of uniform draws
+        values = [pace.perturbed(10.0, parts) for _ in range(1000)]
+        assert statistics.pstdev(values) == pytest.approx(1.0 / math.sqrt(3 * parts), rel=0.2)
 
 
 def test_a_version_differs_from_the_one_before_in_as_many_weights_as_a_real_one_does() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def test_longer_sequences_take_longer() -> None:
 def test_a_training_over_a_link_says_what_crosses_it() -> None:
     inside = play.optimizer_step("actor_training", TRAINING, LENGTHS[:16], MODEL)
     assert inside.carried == {}
+    assert inside.micro_batches == math.ceil(16 * (40 / 64) / 2), "the larger share, two by two"
     (one,) = TRAINING.replicas[:1]
     stages = (Stage(FIRST, (0, 14)), Stage(("jsc/l40s-0/0", "jsc/l40s-0/1"), (14, 28)))
     across = replace(TRAINING, replicas=(replace(one, samples=64, stages=stages),))
