@@ -228,6 +228,7 @@ class Workload:
     gradient_dtype: str = "fp32"  # fp32 | bf16: what the data-parallel reduction of every training sends
     kl_in_reward: bool = False  # whether a KL penalty is taken off the rewards
     ratio_to_sampler: bool = False  # whether the ratio of the loss is to the sampler's log-probs, not to the trainer's
+    renews_contexts: bool = True  # whether a version has the keys and values of requests under way computed anew
 
     @cached_property
     def tasks(self) -> tuple[str, ...]:

@@ -173,7 +173,8 @@ def iteration_seconds(
 ) -> float:
     """Return the time between two weight versions, from the seconds of each group; group `own` generates.
 
-    The actor's weights travel for `transfer` and are loaded in `pause`; the critic's are there `critic` after the
+    The actor's weights travel for `transfer` and are loaded in `pause`, in mode async followed by the renewal of
+    contexts; the critic's are there `critic` after the
     trainings (0: no critic), and its inference takes `valuing`. `rollouts` are the fields of
     `hetrl.cost.generation.ReplicaSeconds`, in order.
 
@@ -190,7 +191,8 @@ def iteration_seconds(
         return max(generation + inference + transfer + pause, critic + valuing) + training
     if math.isinf(inference + training + transfer + critic):
         return math.inf
-    whole, busy, alone, shared, queued, refill = rollouts
+    whole, busy, alone, shared, queued, refill, renewal = rollouts
+    pause += renewal
     own_inference, own_training, batches = inferences[own], trainings[own], 1 + staleness
     together = own_training > 0 and own_inference == inference
     stops = (own_inference > 0 and not together) + (own_training > 0)

@@ -78,7 +78,7 @@ class ReplicaSeconds:
     In asynchronous mode also: `busy`, how long it works per iteration at the steady rate; what the last sample takes
     where nothing is decoded beside it, `alone`, and what the samples of each iteration that are decoded beside it
     (those of its own among them) add to that, `shared`, and by waiting for the last of them to make room, `queued`;
-    `refill`, what a stop costs that empties the cache.
+    `refill`, what a stop costs that empties the cache; `renewal`, the same of a version, where it does.
     """
 
     whole: float
@@ -87,6 +87,7 @@ class ReplicaSeconds:
     shared: float = 0.0
     queued: float = 0.0
     refill: float = 0.0
+    renewal: float = 0.0
 
 
 @lru_cache(maxsize=200_000)
@@ -99,6 +100,7 @@ def replica_seconds(
     response: Lengths,
     staleness: int,
     total: int,
+    renews: bool = False,
 ) -> ReplicaSeconds:
     """Return the times of one replica that generates `samples` of `total` samples, at most `limit` at a time.
 
@@ -109,7 +111,8 @@ def replica_seconds(
     alone  = call + prefill + steps x a       with step(b) = a + c b, and steps those of `whole`: then samples of
     shared = samples x mean length x c        one iteration add c x (all their tokens), of two twice as much
     queued = what the samples of two iterations at once take longer than those of one and shared
-    refill = prefill of the prompts of b running samples and of what they have of their responses
+    refill = prefill of the prompts of b running samples and of what they have of their responses; `renewal` likewise,
+             if a version `renews` contexts
     A step is linear in batch x context, so the mean over all tokens may stand for every context: prompt + E[L^2] /
     (2 E[L]). b: the rule of admission lets (1 + s) batches be under way, of which half a batch waits for the rest
     of its batch, and complete samples for the last one of their prompt.
@@ -137,7 +140,8 @@ def replica_seconds(
     alone, shared = before + steps * fixed, samples * response.mean * rise
     held = prompt_tokens * longest / (samples_per_prompt * response.mean) + age  # tokens per running sample
     queued = max(decoding(2 * samples) - decoding(samples) - shared, 0.0)
-    return ReplicaSeconds(before + once, busy, alone, shared, queued, prompts_seconds(server, running, held))
+    refill = prompts_seconds(server, running, held)
+    return ReplicaSeconds(before + once, busy, alone, shared, queued, refill, refill if renews else 0.0)
 
 
 def _linear_step(server: Server, context: float, batch: float) -> tuple[float, float]:
@@ -157,13 +161,14 @@ def batch_limit(server: Server, replica: Replica, workload: Workload) -> int:
 
 
 def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> ReplicaSeconds:
-    """Return the times of all replicas, each with its samples, together: those of the slowest, the longest refill.
+    """Return the times of all replicas, each with its samples, together: those of the slowest, the longest refills.
 
     Together they are `busy` at the sum of their rates: a replica that is ahead is given the next prompts.
     """
     slowest = max((one for _, one in replicas), key=lambda one: one.whole)
     busy = formulas.steady_seconds([samples for samples, _ in replicas], [one.busy for _, one in replicas])
-    return replace(slowest, busy=busy, refill=max(one.refill for _, one in replicas))
+    refill, renewal = (max(getattr(one, name) for _, one in replicas) for name in ("refill", "renewal"))
+    return replace(slowest, busy=busy, refill=refill, renewal=renewal)
 
 
 def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
@@ -174,7 +179,8 @@ def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
     for replica, stages in zip(task.replicas, placed, strict=True):
         server = server_of(stages)
         limit = batch_limit(server, replica, workload)
-        alone = replica_seconds(server, replica.samples, limit, *shape, workload.staleness, workload.samples)
+        load = (replica.samples, limit, *shape, workload.staleness, workload.samples)
+        alone = replica_seconds(server, *load, workload.renews_contexts)
         times.append((replica.samples, alone))
     found = generation_seconds(times)
     return Cost(found.busy if workload.staleness else found.whole, {}, asdict(found))

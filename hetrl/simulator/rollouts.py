@@ -2,7 +2,7 @@
 
     the dispatch of the runtime (`hetrl.dispatch`) says which replica draws which stretch of which sample next
     a replica, again and again:
-        loads a version that has arrived
+        loads a version that has arrived, and fills the cache with the contexts of what is under way, if it renews them
         takes the stretches that it was given, and fills the cache with what it lacks of their prompts and samples
         decodes: as many steps as the shortest of its stretches lacks, at most `CHUNK_TOKENS`
         hands over the stretches that are complete
@@ -113,6 +113,8 @@ class Rollout:
             elif self._load is not None:
                 (seconds, served), self._load = self._load, None
                 yield from self._work("load weights", seconds)
+                if self.setting.model.workload.renews_contexts:
+                    yield from self._fill_again()
                 served.fire()
             elif self.running or self.waiting:
                 began = self.setting.clock.now

@@ -128,8 +128,10 @@ SERVER = ((WHOLE, None, None),)
 OVERHEAD = rates("a100-40gb").overhead
 
 
-def _replica(samples: int, limit: int, response: Lengths, staleness: int = 0) -> ReplicaSeconds:
-    return replica_seconds(SERVER, samples, limit, 500, 8, response, staleness, samples)
+def _replica(
+    samples: int, limit: int, response: Lengths, staleness: int = 0, *, renews: bool = False
+) -> ReplicaSeconds:
+    return replica_seconds(SERVER, samples, limit, 500, 8, response, staleness, samples, renews)
 
 
 def test_generation_is_prefill_and_the_steps_of_each_wave() -> None:
@@ -158,15 +160,18 @@ def test_ahead_of_training_the_batch_stays_full_and_samples_share_the_steps() ->
     assert found.whole == pytest.approx(found.alone + found.shared, rel=0.01)  # no other batch is decoded beside it
     assert found.busy < found.alone < found.whole
     assert found.refill > prefill
+    assert found.renewal == 0
+    assert _replica(64, 64, spread, staleness=3, renews=True) == replace(found, renewal=found.refill)
+    assert _replica(64, 64, spread, renews=True).renewal == 0  # nothing is under way when a version comes
     fixed = _replica(64, 256, Lengths(1000, 1000), 3)
     more = step_seconds(SERVER, 256, 1000) - step_seconds(SERVER, 1, 1000)
     assert fixed.shared == pytest.approx(64 * 1000 * more / 255)
 
 
 def test_replicas_work_at_the_sum_of_their_rates() -> None:
-    fast, slow = ReplicaSeconds(10, 4, 6, 8, 1, 3), ReplicaSeconds(12, 8, 9, 7, 0, 2)
+    fast, slow = ReplicaSeconds(10, 4, 6, 8, 1, 3, 5), ReplicaSeconds(12, 8, 9, 7, 0, 2, 1)
     found = generation_seconds([(24, fast), (8, slow)])
-    assert (found.whole, found.alone, found.shared, found.queued, found.refill) == (12, 9, 7, 0, 3)
+    assert replace(found, busy=0) == ReplicaSeconds(12, 0, 9, 7, 0, 3, 5)
     assert found.busy == pytest.approx(32 / (24 / 4 + 8 / 8))
 
 
@@ -487,6 +492,8 @@ def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
     assert seconds(groups, links=40) == 40
     busy = replace(rollouts, busy=25)
     assert seconds([GroupTimes(25, 0, 0, busy), *groups[1:]]) == 26  # with the pause of a version
+    renewed = replace(busy, renewal=3)
+    assert seconds([GroupTimes(25, 0, 0, renewed), *groups[1:]]) == 29  # and contexts that are computed anew
     together = [GroupTimes(10, 3, 20, rollouts), GroupTimes(0, 2, 30)]
     assert seconds(together) == 10 + 3 + 20 + 1 + 2  # one refill: the trainings follow the inferences
     assert seconds([together[0], GroupTimes(0, 5, 30)]) == 10 + 3 + 20 + 1 + 2 * 2

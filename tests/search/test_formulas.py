@@ -24,7 +24,7 @@ positive = st.floats(1e-6, 1e6)
 moved = st.one_of(st.just(0.0), st.floats(1.0, 1e12))
 counts = st.integers(1, 4096)
 flags = st.booleans()
-rollouts = st.lists(positive, min_size=6, max_size=6)
+rollouts = st.lists(positive, min_size=7, max_size=7)
 
 
 @st.composite

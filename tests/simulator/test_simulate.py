@@ -196,6 +196,18 @@ def test_the_same_seed_gives_the_same_play_and_another_one_another() -> None:
     assert first.spans != other.spans
 
 
+def test_a_version_has_contexts_computed_anew_where_the_job_says_so() -> None:
+    for renews in (True, False):
+        workload = small_workload(
+            mode="async", max_staleness=1, response=Lengths(2048, 8192, "lognormal"), renews_contexts=renews
+        )
+        spans = simulate(small_plan(workload, ACROSS), CostModel(two_sites(), workload)).spans
+        loads = [span.start + span.seconds for span in spans if span.name == "load weights"]
+        anew = [span.start for span in spans if span.name.endswith(" again")]
+        assert bool(anew) == renews
+        assert {round(start, 6) for start in anew} <= {round(end, 6) for end in loads}
+
+
 def test_tasks_of_one_group_take_turns_and_pay_for_their_switches() -> None:
     workload, topology = small_workload(), two_sites()
     plan = small_plan(workload, ONE_STAGE)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import NamedTuple
 
 import numpy as np
@@ -38,8 +39,8 @@ FINE_UNITS = 64  # of generation, where a part of a prompt may be one
 CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a hundredth of it
 
 # Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
-WHOLE, BUSY, ALONE, SHARED, QUEUED, REFILL = range(6)
-ROLLOUTS = 6  # how many they are
+WHOLE, BUSY, ALONE, SHARED, QUEUED, REFILL, RENEWAL = range(7)
+ROLLOUTS = 7  # how many they are
 
 Floats = npt.NDArray[np.float64]
 
@@ -100,8 +101,8 @@ class Rows:
         if name != ACTOR_GENERATION:
             return (forward_pipeline_seconds(placed, samples, forward_micro_batch(workload), workload),) * ROLLOUTS
         shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
-        found = replica_seconds(server_of(placed), samples, limit, *shape, workload.staleness, workload.samples)
-        return found.whole, found.busy, found.alone, found.shared, found.queued, found.refill
+        load = (samples, limit, *shape, workload.staleness, workload.samples)
+        return astuple(replica_seconds(server_of(placed), *load, workload.renews_contexts))
 
 
 def forward_micro_batch(workload: Workload) -> int:

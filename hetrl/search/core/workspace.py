@@ -13,6 +13,7 @@ from hetrl.search.core.cohorts import Cohorts, make_cohorts
 from hetrl.search.core.encoding import size_of
 from hetrl.search.core.records import Flags1, Floats1, Floats2, Genes1, Genes2, Ints1, Ints2, Packed, Words1, pack
 from hetrl.search.core.tables import MAX_STAGES, Tables
+from hetrl.search.core.tables_serving import ROLLOUTS
 
 VALUED = -1  # what the core's functions return where they need no row
 INFEASIBLE = 1e12  # values from here on are of plans that break a bound of the objective,
@@ -31,7 +32,7 @@ class Parts(NamedTuple):
     ints: Ints1
     seconds: Floats1  # [t] of an iteration, infinite where the devices do not carry the task
     scoring: Floats1  # [t] of these, what the trainer scores the batch for
-    rollouts: Floats1  # [6] of generation: the fields of `hetrl.cost.generation.ReplicaSeconds`, in order
+    rollouts: Floats1  # [7] of generation: the fields of `hetrl.cost.generation.ReplicaSeconds`, in order
     switch_seconds: Floats1  # [t]
     resident_gb: Floats2  # [t, c] of the fullest device
     peak_gb: Floats2  # [t, c] of the fullest device while the task runs
@@ -55,7 +56,7 @@ def make_parts(tables: Tables) -> Parts:
     shapes: dict[str, tuple[int, ...]] = {
         "seconds": (tasks,),
         "scoring": (tasks,),
-        "rollouts": (6,),
+        "rollouts": (ROLLOUTS,),
         "switch_seconds": (tasks,),
         "resident_gb": (tasks, kinds),
         "peak_gb": (tasks, kinds),

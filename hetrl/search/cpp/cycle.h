@@ -84,6 +84,7 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     if (std::isinf(inference + training + transfer + critic)) {
         return INFINITE;
     }
+    pause += rollouts[RENEWAL];
     const double refill = rollouts[REFILL], own_inference = inferences[own], own_training = trainings[own];
     const Int batches = 1 + staleness;
     const bool together = own_training > 0 && own_inference == inference;

@@ -41,11 +41,12 @@ inline void note_transfers(const View& x, const Tables& tables, const Parts& par
     std::copy(runs_before.begin(), runs_before.end(), runs.begin());
 }
 
-// Add the pause of a version; in mode async note what `hetrl.search.ilp.options` makes the chain of.
+// Add the pause of a version, with the renewal of contexts; in mode async note what `hetrl.search.ilp.options` makes
+// the chain of.
 //
 // ALONE lies under CHAIN, WHOLE under INFERENCES, SHARED under TRAININGS and the pause under TRANSFER until then.
 inline void note_generation(const View& x, const Tables& tables, const Parts& parts, const Floats& out) {
-    const double pause = sync_seconds(0, x, tables, parts).pause;
+    const double pause = sync_seconds(0, x, tables, parts).pause + parts.rollouts[RENEWAL];
     for (Int kind = 0; kind < tables.classes; ++kind) {
         out[at(RUNS, kind, tables.classes)] = parts.runs[tables.generation][kind] > 0 ? 1.0 : 0.0;
     }

@@ -110,14 +110,14 @@ inline void share_units(Int task, const Tables& tables, const Shares& shares) {
     }
 }
 
-// Take note of what a replica takes to generate: the slowest one counts, and the longest refill.
+// Take note of what a replica takes to generate: the slowest one counts, and the longest refills.
 inline void note_rollouts(const Floats& row, const Floats& rollouts) {
     if (row[WHOLE] > rollouts[WHOLE]) {
         for (const Int column : {WHOLE, ALONE, SHARED, QUEUED}) {
             rollouts[column] = row[column];
         }
     }
-    for (const Int column : {BUSY, REFILL}) {
+    for (const Int column : {BUSY, REFILL, RENEWAL}) {
         rollouts[column] = std::max(rollouts[column], row[column]);
     }
 }
