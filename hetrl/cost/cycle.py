@@ -32,6 +32,47 @@ SETTLED = 1e-12  # relative
 NEAREST = 1e-3  # to the period in which samples would share all of what generation runs for
 
 
+def transfer_seconds(encode: float, uplinks: float, fan_out: float) -> float:
+    """Return the time of a weight version's way, whose chunks overlap: the slowest of its parts."""
+    return max(encode, uplinks, fan_out)
+
+
+def shared_transfer_seconds(actor: float, critic: float, behind: float) -> float:
+    """Return the transfer of the actor's version beside the critic's, each of which takes so long alone.
+
+    `behind` is the critic's where it stands still while the actor's takes what both take. Where none does, each has an
+    equal part of that: the actor's is held up until the shorter one is through.
+    """
+    return actor if behind <= critic else actor + min(behind - critic, critic)
+
+
+def yielding_seconds(alone: float, begins: Sequence[float], lasts: Sequence[float], taken: Sequence[float]) -> float:
+    """Return the time of a transfer that takes `alone` on a free wire and gives way to what goes first.
+
+    From each of `begins` on, in order and apart, others send evenly over so many seconds what takes the wire for
+    `taken` of them.
+    """
+    left, now = alone, 0.0
+    for begin, last, busy in zip(begins, lasts, taken, strict=True):
+        free, rest = max(begin - now, 0.0), max(last - busy, 0.0)
+        if left <= free:
+            return now + left
+        left, now = left - free, now + free
+        if left <= rest:
+            return now + left * last / rest
+        left, now = left - rest, now + last
+    return now + left
+
+
+def settled_seconds(first: float, second: float, third: float) -> float:
+    """Return where three seconds are bound for, each of which follows from the one before: Aitken's delta-squared.
+
+    What follows falls with what it follows from, as along a line: the second is above the end, the third below it.
+    Source: Aitken, Proc. Royal Society of Edinburgh 46 (1927).
+    """
+    return first + (second - first) * (second - first) / (2 * second - first - min(third, second))
+
+
 def held_up(period: float, arrival: float, begin: float, stop: float) -> float:
     """Return for how long a version that arrives finds generation at a stop, which begins at `begin` every period."""
     phase = arrival - math.floor(arrival / period) * period
@@ -174,9 +215,8 @@ def iteration_seconds(
     """Return the time between two weight versions, from the seconds of each group; group `own` generates.
 
     The actor's weights travel for `transfer` and are loaded in `pause`, in mode async followed by the renewal of
-    contexts; the critic's are there `critic` after the
-    trainings (0: no critic), and its inference takes `valuing`. `rollouts` are the fields of
-    `hetrl.cost.generation.ReplicaSeconds`, in order.
+    contexts; the critic's are there `critic` after the trainings (0: no critic), and its inference takes `valuing`.
+    `rollouts` are the fields of `hetrl.cost.generation.ReplicaSeconds`, in order.
 
     sync:  max(transfer + pause + T_gen + max_g sum inferences, critic + valuing) + max_g sum trainings
     async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),

@@ -241,47 +241,6 @@ def interface_bytes(total: float, held: float, generates: bool, copies: int) -> 
     return max(total - held if generates else 0.0, held * copies)
 
 
-def transfer_seconds(encode: float, uplinks: float, fan_out: float) -> float:
-    """Return the time of a weight version's way, whose chunks overlap: the slowest of its parts."""
-    return max(encode, uplinks, fan_out)
-
-
-def shared_transfer_seconds(actor: float, critic: float, behind: float) -> float:
-    """Return the transfer of the actor's version beside the critic's, each of which takes so long alone.
-
-    `behind` is the critic's where it stands still while the actor's takes what both take. Where none does, each has an
-    equal part of that: the actor's is held up until the shorter one is through.
-    """
-    return actor if behind <= critic else actor + min(behind - critic, critic)
-
-
-def yielding_seconds(alone: float, begins: Sequence[float], lasts: Sequence[float], taken: Sequence[float]) -> float:
-    """Return the time of a transfer that takes `alone` on a free wire and gives way to what goes first.
-
-    From each of `begins` on, in order and apart, others send evenly over so many seconds what takes the wire for
-    `taken` of them.
-    """
-    left, now = alone, 0.0
-    for begin, last, busy in zip(begins, lasts, taken, strict=True):
-        free, rest = max(begin - now, 0.0), max(last - busy, 0.0)
-        if left <= free:
-            return now + left
-        left, now = left - free, now + free
-        if left <= rest:
-            return now + left * last / rest
-        left, now = left - rest, now + last
-    return now + left
-
-
-def settled_seconds(first: float, second: float, third: float) -> float:
-    """Return where three seconds are bound for, each of which follows from the one before: Aitken's delta-squared.
-
-    What follows falls with what it follows from, as along a line: the second is above the end, the third below it.
-    Source: Aitken, Proc. Royal Society of Edinburgh 46 (1927).
-    """
-    return first + (second - first) * (second - first) / (2 * second - first - min(third, second))
-
-
 def deal_remainders(remainders: Sequence[int], size: int, nodes: int) -> list[int]:
     """Return the node, of so many of this size, that each group's remainder is dealt to: -1 without one, or room.
 

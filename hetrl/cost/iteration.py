@@ -188,7 +188,7 @@ def settled_seconds(
     """Return the time of an iteration, and what its weight versions cost, which cost `syncs` alone.
 
     In mode async they give way to the next batch's trainings on links, and have the more time before these the longer
-    an iteration takes: of three that follow one another, `formulas.settled_seconds`.
+    an iteration takes: of three that follow one another, `cycle.settled_seconds`.
     """
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
     groups = [group_times(tasks, costs, model) for tasks in members]
@@ -206,7 +206,7 @@ def settled_seconds(
     if model.workload.staleness and math.isfinite(first) and (ahead := following(first)).taken:
         second = found = seconds(ahead)
         if second > first and math.isfinite(second):
-            found = formulas.settled_seconds(first, second, seconds(following(second)))
+            found = cycle.settled_seconds(first, second, seconds(following(second)))
         first, ahead = found, following(found)
     return first, {name: ahead.give_way(sync) for name, sync in syncs.items()}
 
@@ -224,7 +224,7 @@ def _versions(
     transfer, follow = actor.transfer_seconds, max(versions.links, critic.transfer_seconds)
     if model.workload.staleness:
         alone = costs["critic"].transfer_seconds
-        transfer = formulas.shared_transfer_seconds(transfer, alone, critic.transfer_seconds)
+        transfer = cycle.shared_transfer_seconds(transfer, alone, critic.transfer_seconds)
     return replace(versions, transfer=transfer, critic=critic.seconds, valuing=valuing, links=follow)
 
 

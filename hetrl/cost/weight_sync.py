@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetrl.cost import formulas
+from hetrl.cost import cycle, formulas
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, best_uplinks, gateway_path, link_delay_ms, link_seconds
 from hetrl.cost.stages import model_of, stage_shape
@@ -36,7 +36,7 @@ class SyncCost:
     @property
     def transfer_seconds(self) -> float:
         """Return the time until the weights are where they are used."""
-        return formulas.transfer_seconds(self.encode_seconds, self.uplink_seconds, self.fan_out_seconds)
+        return cycle.transfer_seconds(self.encode_seconds, self.uplink_seconds, self.fan_out_seconds)
 
     @property
     def seconds(self) -> float:
@@ -60,7 +60,7 @@ class TrainingsAhead:
         """Return the time of a transfer that takes `alone` where no training does and gives way to these."""
         if way not in self.taken:
             return alone
-        return formulas.yielding_seconds(alone, self.begins, self.lasts, self.taken[way])
+        return cycle.yielding_seconds(alone, self.begins, self.lasts, self.taken[way])
 
     def give_way(self, version: SyncCost) -> SyncCost:
         """Return the cost of a version that gives way to these trainings."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrl.cost.formulas import yielding_seconds
+from hetrl.cost.cycle import yielding_seconds
 from hetrl.cost.iteration import link_sharing, predict, settled_seconds, sync_costs, task_cost, task_costs
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import link_seconds

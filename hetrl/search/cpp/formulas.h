@@ -160,36 +160,6 @@ double interface_bytes(double total, double held, bool generates, Int copies) {
     return std::max(generates ? total - held : 0.0, held * double(copies));
 }
 
-double transfer_seconds(double encode, double uplinks, double fan_out) {
-    return std::max({encode, uplinks, fan_out});
-}
-
-double shared_transfer_seconds(double actor, double critic, double behind) {
-    return behind <= critic ? actor : actor + std::min(behind - critic, critic);
-}
-
-double yielding_seconds(double alone, const Floats& begins, const Floats& lasts, const Floats& taken) {
-    double left = alone, now = 0.0;
-    for (Int i = 0; i < begins.size(); ++i) {
-        const double free = std::max(begins[i] - now, 0.0), rest = std::max(lasts[i] - taken[i], 0.0);
-        if (left <= free) {
-            return now + left;
-        }
-        left -= free;
-        now += free;
-        if (left <= rest) {
-            return now + left * lasts[i] / rest;
-        }
-        left -= rest;
-        now += lasts[i];
-    }
-    return now + left;
-}
-
-double settled_seconds(double first, double second, double third) {
-    return first + (second - first) * (second - first) / (2 * second - first - std::min(third, second));
-}
-
 Int deal_remainders(const Ints& remainders, Int size, Int nodes, const Ints& found) {
     const Int groups = remainders.size(), most = clamp(nodes, 0, groups);
     Local<Int> rooms(most, size);

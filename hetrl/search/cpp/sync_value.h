@@ -234,6 +234,9 @@ inline bool used_at(Int site, Int m, const Tables& tables, const Parts& parts) {
 
 // Return a version of model m that gives way to trainings.
 inline Sync give_way(Int m, Sync sync, const TrainingsAhead& ahead) {
+    if (ahead.none) {
+        return sync;
+    }
     const Tables& tables = ahead.tables;
     const Version sent = version_of(m, tables, ahead.parts);
     each_route(sent, tables, [&](Int source, Int target, double moved) {
