@@ -40,7 +40,7 @@ def random_case(number: int, seed: int) -> Case:
     rng = random.Random(f"{seed}/{number}")
     sites = 1 + number // 4 % 4
     while True:
-        problem = Problem(_topology(sites, rng), _workload(("ppo", "grpo")[number % 2], number // 2 % 2 == 1, rng))
+        problem = Problem(_topology(sites, rng), _workload(number, rng))
         plan = _plan(problem, rng)
         if (
             plan is not None
@@ -69,7 +69,8 @@ def _topology(count: int, rng: random.Random) -> Topology:
     )
 
 
-def _workload(algorithm: str, asynchronous: bool, rng: random.Random) -> Workload:
+def _workload(number: int, rng: random.Random) -> Workload:
+    algorithm, asynchronous = ("ppo", "grpo")[number % 2], number // 2 % 2 == 1
     model = architecture(rng.choice(("qwen3-1.7b", "qwen3-4b", "qwen3-8b")))
     mean = rng.choice((256, 512, 1024))
     response = rng.choice(
@@ -94,6 +95,7 @@ def _workload(algorithm: str, asynchronous: bool, rng: random.Random) -> Workloa
         critic=model if algorithm == "ppo" else None,
         reference=model,
         reward=model if rng.random() < 0.5 else None,
+        kl_in_reward=number // 16 % 2 == 1,
     )
 
 

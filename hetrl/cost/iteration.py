@@ -27,6 +27,7 @@ from hetrl.workload import (
     ACTOR_GENERATION,
     ACTOR_TRAINING,
     CRITIC_INFERENCE,
+    CRITIC_TRAINING,
     CRITIC_WEIGHT_SYNC,
     INFERENCES,
     OLD_LOGPROBS,
@@ -191,7 +192,7 @@ def settled_seconds(
     an iteration takes: of three that follow one another, `cycle.settled_seconds`.
     """
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
-    groups = [group_times(tasks, costs, model) for tasks in members]
+    groups = _groups_times(members, costs, model)
     load = _wan_bytes(costs, syncs)
     links = max((link_seconds(model.topology, direction, moved) for direction, moved in load.items()), default=0.0)
     valuing = _valuing_seconds(plan, members, costs, model)
@@ -272,6 +273,23 @@ def _wan_bytes(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost]) -> dict
         for direction, load in loads.items():
             wan[direction] += load
     return dict(wan)
+
+
+def _groups_times(
+    members: Sequence[Mapping[str, TaskPlan]], costs: Mapping[str, Cost], model: CostModel
+) -> list[GroupTimes]:
+    """Return the seconds of each group.
+
+    A critic whose rewards wait for the actor's trainer to score the batch does so on devices of its own, where that is
+    none of the inferences.
+    """
+    groups, workload = [group_times(tasks, costs, model) for tasks in members], model.workload
+    for index, tasks in enumerate(members):
+        if CRITIC_TRAINING in tasks and ACTOR_TRAINING not in tasks and workload.kl_in_reward:
+            beside = sum(_scoring_beside(own, costs, workload) for own in members)
+            waits = costs[ACTOR_TRAINING].parts[OLD_LOGPROBS] - beside
+            groups[index] = replace(groups[index], trainings=groups[index].trainings + waits)
+    return groups
 
 
 def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model: CostModel) -> GroupTimes:

@@ -4,7 +4,8 @@
     generate: replicas draw samples as the dispatch says, chunk by chunk                 (`rollouts`)
     batch:    once a batch of groups waits and the last batch has left its first station: the oldest not too old
               the inferences, each in its group's turn, and beside them the actor's trainer scores it, if it does
-              (`workload.scores_beside_inferences`); then the trainings                  (`pipelines`)
+              (`workload.scores_beside_inferences`); then the trainings, the critic's    (`pipelines`)
+              behind that scoring only where a KL penalty is taken off the rewards
               then the weights travel and are loaded, and a version more is served       (`weights`)
               the critic's beside them, in mode sync behind the actor's where they share a wire
 
@@ -38,6 +39,7 @@ from hetrl.workload import (
     ACTOR_GENERATION,
     ACTOR_TRAINING,
     CRITIC_INFERENCE,
+    CRITIC_TRAINING,
     INFERENCES,
     OLD_LOGPROBS,
     TRAININGS,
@@ -175,8 +177,6 @@ class _Play:
         yield from inferences
         if inferences:
             room.fire()
-        if early:
-            yield batch.scored
         batch.ready.fire()
         trainings += [self._start(name, batch) for name in TRAININGS if name in self.plan.tasks and name not in early]
         yield from trainings
@@ -219,6 +219,8 @@ class _Play:
             yield self.valued[max(batch.number - self.staleness, 0)]
         if name in TRAININGS:
             yield batch.inferred[turn]
+        if name == CRITIC_TRAINING and self.setting.model.workload.kl_in_reward:
+            yield batch.scored
         yield turn.take()
         yield from self._switch(name, "reload")
         yield from self._work(name, batch)

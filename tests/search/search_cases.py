@@ -22,6 +22,7 @@ def job(
     kind: str = "fixed",
     gradient_dtype: str = "fp32",
     steps: int = 2,
+    kl_in_reward: bool = False,
 ) -> Workload:
     """PPO or GRPO with one model in all roles; `kind` is that of the response lengths, `steps` optimiser steps."""
     size = architecture(model)
@@ -34,6 +35,7 @@ def job(
         prompt_tokens=256,
         response=Lengths(256, 256) if kind == "fixed" else Lengths(256, 768, kind),
         optimizer_steps_per_iteration=steps,
+        kl_in_reward=kl_in_reward,
         actor=size,
         critic=size if algorithm == "ppo" else None,
         reference=size,
@@ -73,6 +75,7 @@ jobs = st.builds(
     st.sampled_from(["fixed", "uniform"]),
     st.sampled_from(["fp32", "bf16"]),
     st.sampled_from([1, 2, 4]),
+    st.booleans(),
 )
 seeds = st.integers(0, 2**31)
 

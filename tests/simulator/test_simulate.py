@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -28,6 +29,7 @@ from tests.simulator.simulate_cases import (
     ACROSS,
     ONE_STAGE,
     TWO_STAGES,
+    one_device,
     plan_with_critic,
     small_plan,
     small_workload,
@@ -110,9 +112,8 @@ def test_versions_of_actor_and_critic_hold_each_other_up_on_a_link(gbps: float) 
 def test_a_batch_is_scored_behind_the_values_where_both_are_made_on_the_same_devices() -> None:
     """Critic's training and weights take as long: values, and what their devices do behind them, lengthen the cycle."""
     critic, length = architecture("qwen3-1.7b"), Lengths(512, 512)
-    workload = small_workload(
-        algorithm="ppo", critic=critic, mode="async", max_staleness=1, samples=768, response=length
-    )
+    ppo: dict[str, Any] = {"algorithm": "ppo", "critic": critic, "kl_in_reward": True}
+    workload = small_workload(**ppo, mode="async", max_staleness=1, samples=768, response=length)
     topology = two_sites(1.1)
     node = Node("n0", "l40s", 8)
     model = CostModel(replace(topology, sites=(topology.sites[0], Site("b", (node,)))), workload)
@@ -126,6 +127,27 @@ def test_a_batch_is_scored_behind_the_values_where_both_are_made_on_the_same_dev
     predicted, found = predict(plan, model), simulate(plan, model)
     assert found.tasks["old_logprobs"] > 0.05 * found.iteration_seconds
     assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize("kl_in_reward", [False, True])
+def test_the_critic_waits_for_the_trainers_scores_if_they_are_in_its_rewards(kl_in_reward: bool) -> None:
+    """The trainer scores a batch once all else is there, since generation shares its devices."""
+    critic = architecture("qwen3-1.7b")
+    ppo: dict[str, Any] = {"algorithm": "ppo", "critic": critic, "kl_in_reward": kl_in_reward}
+    workload = small_workload(**ppo, mode="async", max_staleness=1, samples=64)
+    model = CostModel(two_sites(1000.0), workload)
+    plan = plan_with_critic(workload)
+    slower = replace(one_device("b/n0/1", workload), recompute="full")  # than the actor's training
+    tasks = plan.tasks | {"critic_training": slower}
+    both = ("actor_generation", "actor_training")
+    shared = Group(both, tuple(device for name in both for device in tasks[name].devices))
+    alone = [Group((name,), tasks[name].devices) for name in ("critic_training", "critic_inference")]
+    plan = replace(plan, tasks=tasks, groups=(shared, *alone), weight_sync=weight_routes(tasks))
+    predicted, found = predict(plan, model), simulate(plan, model)
+    scored = [span for span in found.spans if span.category == "actor_training" and span.name.startswith(SCORE)]
+    trained = min(span.start for span in found.spans if span.category == "critic_training")
+    assert (trained > scored[-1 + 64 // 4].start) == kl_in_reward
+    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.02)
 
 
 def test_staleness_zero_equals_sync() -> None:

@@ -13,6 +13,7 @@ from hetrl.runtime.wire.arrays import Arrays
 
 Actor = tuple[dict[str, float], int, asyncio.Future[wire.Published] | None]  # what it measured; see `Trained`
 Scored = tuple[tuple[PromptGroup, ...], Arrays]
+Valued = tuple[Arrays, dict[str, float]]
 
 
 def future() -> asyncio.Future[Any]:
@@ -25,8 +26,8 @@ def future() -> asyncio.Future[Any]:
 class Batch:
     """A batch on its way: the arrays that are asked about, the seconds of its tasks.
 
-    `scored`: its groups with their rewards, its arrays with what all but the actor's trainer say; `made`: what losses
-    read.
+    `scored`: its groups with their rewards, its arrays with what all but the actor's trainer say; `valued`: those with
+    advantages, which say all that the critic's training reads, and what is worth watching in them.
     """
 
     step: int
@@ -34,7 +35,7 @@ class Batch:
     warms_up: bool  # the critic does, and the actor stays as it is
     seconds: dict[str, float]
     scored: asyncio.Future[Scored] = field(default_factory=future)
-    made: asyncio.Future[Arrays] = field(default_factory=future)
+    valued: asyncio.Future[Valued] = field(default_factory=future)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
 """Arrays for training from groups of samples, in the order of an iteration:
 
 arrays = experience(groups, pad_token)
-arrays["reference_logprobs"] = ...      # from the engines; values in PPO, old_logprobs where algorithm.scores_batch
-batch, measured = training_batch(arrays, groups, version, algorithm)
+arrays["reference_logprobs"] = ...      # from the engines; in PPO values
+batch, measured = valued_batch(arrays, groups, algorithm)  # what the critic's loss reads
+batch["old_logprobs"] = ...             # from the actor's trainer where algorithm.scores_batch; ahead if kl_in_reward
+batch, measured = policy_batch(batch, groups, version, algorithm)
 for part in minibatches(batch, algorithm.minibatches, algorithm): one optimiser step with loss_settings(algorithm)
 """
 
@@ -23,7 +25,7 @@ from hetrl.runtime.rl.advantages import (
     group_advantages,
     leave_one_out_advantages,
 )
-from hetrl.runtime.rl.critic import against_values
+from hetrl.runtime.rl.critic import actor_batch, against_values
 from hetrl.runtime.rl.divergence import bounded_exp, importance_weights, kl_estimate
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire import LossSettings
@@ -56,32 +58,22 @@ def experience(groups: Sequence[PromptGroup], pad_token: int) -> Arrays:
     return arrays
 
 
-def training_batch(
-    arrays: Mapping[str, NDArray[Any]],
-    groups: Sequence[PromptGroup],
-    version: int,
-    algorithm: AlgorithmSection = DEFAULTS,
+def valued_batch(
+    arrays: Mapping[str, NDArray[Any]], groups: Sequence[PromptGroup], algorithm: AlgorithmSection = DEFAULTS
 ) -> tuple[Arrays, dict[str, float]]:
-    """Return what the losses read of a batch that is trained from `version`, and what is worth watching in it.
+    """Return a batch with what follows from its rewards, all that the critic's loss reads, and what to watch in it.
 
-    `arrays` is an `experience` of the same groups with `reference_logprobs`, if there is a reference, with the
-    trainer's `old_logprobs` where `algorithm.scores_batch`, and with the critic's `values` in PPO. Without
-    old_logprobs the loss itself computes what follows from them: the batch keeps sampler_logprobs and has `fresh`, for
-    `mismatch`. Otherwise it has no sampler_logprobs, and may have importance_weights.
-
-    With algorithm.kl_in "reward" a token loses kl_coefficient x its KL estimate before the advantages are taken:
-    DeepSeekMath (arXiv 2402.03300), equation 2, which PPO takes as it stands and GRPO summed over the response.
+    `arrays` is an `experience` of the same groups with `reference_logprobs`, if there is a reference, and with the
+    critic's `values` in PPO. With algorithm.kl_in "reward", which needs the trainer's `old_logprobs`, too, a token
+    loses kl_coefficient x its KL estimate before the advantages are taken: DeepSeekMath (arXiv 2402.03300), equation 2,
+    which PPO takes as it stands and GRPO summed over the response.
     With mask_truncated the mask leaves out responses that were cut off at the longest allowed: overlong filtering, DAPO
     (arXiv 2503.14476, section 3.4). Their rewards still count in what the others' advantages are relative to.
-    With samples that may be stale (max_staleness above 0): objective "decoupled" clips against old_logprobs, taken
-    under the weights that the step starts from, and weights each token by pi_old / pi_sampler; "coupled" clips against
-    the policy that drew the token, so that old_logprobs are the sampler's: PPO as published (arXiv 1707.06347).
 
-    Measured: groups_equal and groups_single (see GroupAdvantages); kl_penalty, the mean over samples of what the reward
-    lost; importance_weight and importance_cut, means over tokens; mismatch.
+    Measured: groups_equal and groups_single (see GroupAdvantages), in PPO what `against_values` tells; kl_penalty, the
+    mean over samples of what the reward lost.
     """
-    batch = {name: array for name, array in arrays.items() if name != "sampler_logprobs"}
-    mask = batch["mask"] = _trained(arrays["mask"], groups, algorithm)
+    mask = _trained(arrays["mask"], groups, algorithm)
     penalties = np.zeros(mask.shape)
     if algorithm.kl_in_reward:
         penalties = algorithm.kl_coefficient * _token_kl(arrays, algorithm.kl_estimator)
@@ -92,9 +84,31 @@ def training_batch(
         of_rewards, measured = _against_others(_minus(rewards, penalties.sum(axis=1)), mask, algorithm)
     if algorithm.kl_in_reward:
         measured["kl_penalty"] = float(penalties.sum(axis=1).mean())
+    return {**arrays, "mask": mask, **of_rewards}, measured
+
+
+def policy_batch(
+    batch: Mapping[str, NDArray[Any]],
+    groups: Sequence[PromptGroup],
+    version: int,
+    algorithm: AlgorithmSection = DEFAULTS,
+) -> tuple[Arrays, dict[str, float]]:
+    """Return what the policy loss reads of a `valued_batch` that is trained from `version`, and what to watch in it.
+
+    The batch has the trainer's `old_logprobs` where `algorithm.scores_batch`. Without them the loss itself computes
+    what follows from them: the batch keeps sampler_logprobs and gets `fresh`, for `mismatch`. Otherwise it loses the
+    sampler_logprobs, and may get importance_weights.
+    With samples that may be stale (max_staleness above 0): objective "decoupled" clips against old_logprobs, taken
+    under the weights that the step starts from, and weights each token by pi_old / pi_sampler; "coupled" clips against
+    the policy that drew the token, so that old_logprobs are the sampler's: PPO as published (arXiv 1707.06347).
+
+    Measured: importance_weight and importance_cut, means over tokens; mismatch.
+    """
+    mask = batch["mask"]
     fresh = drawn_under(version, groups, mask.shape[1]) & mask
-    of_sampler, seen = _against_sampler(arrays, mask, fresh, algorithm)
-    return batch | of_rewards | of_sampler, measured | seen
+    of_sampler, measured = _against_sampler(batch, mask, fresh, algorithm)
+    kept = {name: array for name, array in actor_batch(batch).items() if name != "sampler_logprobs"}
+    return kept | of_sampler, measured
 
 
 def _against_others(

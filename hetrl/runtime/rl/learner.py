@@ -1,8 +1,8 @@
 """One iteration of learning from a batch of groups: its inferences, then its trainings.
 
 scored    reference, reward model and critic, each in its turn, groups of devices side by side
-old       the trainer's own log-probs, where the algorithm needs them
-batch     advantages from what they say
+valued    advantages from what they say
+old       the actor's trainer's own log-probs, where the algorithm needs them: for the advantages, or for its loss alone
 train     one optimiser step of a model per minibatch
 """
 
@@ -22,8 +22,9 @@ from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.describe.experiment import Critic, Reward
 from hetrl.runtime import wire
 from hetrl.runtime.data.chat import JudgedEncoder
-from hetrl.runtime.rl.critic import actor_batch, critic_batch, value_settings
-from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, padded, training_batch
+from hetrl.runtime.rl.batch import Valued
+from hetrl.runtime.rl.critic import critic_batch, value_settings
+from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, padded, policy_batch, valued_batch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.turns import Turns
@@ -159,16 +160,22 @@ class Learner:
         with self.turns.timeline.timed(seconds, OLD_LOGPROBS):
             return {"old_logprobs": await self.tasks.old.scores(arrays, step)}
 
-    def batch(self, arrays: Arrays, groups: Sequence[PromptGroup], version: int) -> tuple[Arrays, dict[str, float]]:
-        """Return what the losses read of a batch that is trained from `version`, and what is worth watching in it."""
-        return training_batch(arrays, groups, version, self.algorithm)
+    def valued(self, arrays: Arrays, groups: Sequence[PromptGroup]) -> Valued:
+        """Return a batch with its advantages, and what is worth watching in it."""
+        return valued_batch(arrays, groups, self.algorithm)
+
+    def policy(self, valued: Valued, old: Arrays, groups: Sequence[PromptGroup], version: int) -> Valued:
+        """Return what the policy loss reads of a batch that is trained from `version`, and all to watch in it."""
+        batch, watched = valued
+        read, measured = policy_batch({**batch, **old}, groups, version, self.algorithm)
+        return read, {**watched, **measured}
 
     async def train_actor(self, batch: Mapping[str, Any], step: int) -> dict[str, float]:
         """Take the actor's optimiser steps; return the means of what they measured, of the mismatch what the first did.
 
         A minibatch without a token to train on, as of truncated samples alone, is skipped with a warning.
         """
-        parts = minibatches(actor_batch(batch), self.algorithm.minibatches, self.algorithm)
+        parts = minibatches(batch, self.algorithm.minibatches, self.algorithm)
         warmup = self.critic.warmup_steps
         rate = self.algorithm.learning_rate_at(step - warmup, self.steps - warmup)
         settings = structs.replace(loss_settings(self.algorithm), learning_rate=rate)

@@ -6,7 +6,7 @@ prepare, beside the training of the step before:
     the actor's trainer scores it, too, where that is needed: beside them, once it has trained on the batch before
 train the actor: an optimiser step per minibatch
     begin to publish its weights to every replica; every so many steps, begin a checkpoint
-train the critic, beside the actor, and begin to publish its weights to where it is asked for values
+train the critic, beside the actor and its scoring (but for a KL penalty in the reward); begin to publish its weights
 serve, in mode async beside the next step: wait for the versions that are under way; let generation go on; tell
 
 Tasks that share devices take turns, batch by batch (`hetrl.runtime.rl.turns`); a training leaves once it has exported.
@@ -110,6 +110,8 @@ class Iterations:
         actor = self.begin(self.train_actor(batch, feed))
         rewarded, arrays, valued = await self.learner.scored(batch.arrays, groups, step, self.versions, seconds)
         batch.scored.set_result((rewarded, arrays))
+        if not self.experiment.algorithm.kl_in_reward:
+            batch.valued.set_result(self.learner.valued(arrays, rewarded))
         told = {**valued, **lost, "generation_latency_seconds": round(latency_seconds, 4)}
         return Prepared(batch, rewarded, ready, told, actor)
 
@@ -225,9 +227,10 @@ class Iterations:
         self.record.refused(self.links.offences)
 
     async def train_actor(self, batch: Batch, feed: Feed) -> Actor:
-        """Score the batch where it is needed, and make of it what losses read, which the critic waits for, too.
+        """Score the batch where it is needed, train the actor on it and begin to publish its weights.
 
-        Train the actor on it and begin to publish its weights. While the critic warms up they stay as they are.
+        The rewards wait for the scores where a KL penalty is taken off them. While the critic warms up, the actor's
+        weights stay as they are.
         """
         step, seconds = batch.step, batch.seconds
         published: asyncio.Future[wire.Published] | None = None
@@ -238,10 +241,11 @@ class Iterations:
             old = await self.learner.old_logprobs(batch.arrays, step, seconds)
             groups, arrays = await batch.scored
             with self.timeline.timed(seconds, ACTOR_TRAINING):
-                made, measured = self.learner.batch({**arrays, **old}, groups, version)
-                batch.made.set_result(made)
+                if not batch.valued.done():
+                    batch.valued.set_result(self.learner.valued({**arrays, **old}, groups))
+                read, measured = self.learner.policy(await batch.valued, old, groups, version)
                 if not batch.warms_up:
-                    measured |= await self.learner.train_actor(made, step)
+                    measured |= await self.learner.train_actor(read, step)
             seconds[ACTOR_TRAINING] += seconds.get(OLD_LOGPROBS, 0.0)
             if not batch.warms_up:
                 published = await self.exported(partial(self.publish_actor, seconds))
@@ -281,10 +285,10 @@ class Iterations:
         if self.tasks.critic is None:
             return {}, None
         assert self.critic_checkpoints is not None
-        made, step, seconds = await batch.made, batch.step, batch.seconds
+        (valued, _), step, seconds = await batch.valued, batch.step, batch.seconds
         async with self.turns.of(CRITIC_TRAINING, step):
             with self.timeline.timed(seconds, CRITIC_TRAINING):
-                measured = await self.learner.train_critic(made, step)
+                measured = await self.learner.train_critic(valued, step)
             published = await self.exported(partial(self.publish_critic, step, seconds))
             await self.critic_checkpoints.after(step, step)
         return measured, published

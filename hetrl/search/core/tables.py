@@ -66,6 +66,7 @@ class Tables(NamedTuple):
     host_byte: Floats1  # [c] seconds per byte between a device and its host
     version_seconds: Floats1  # [c] fixed pause of a weight version
     staleness: int
+    kl_in_reward: bool
     home: bool  # whether each training stays in the site of its first class
     narrow: bool  # whether vectors stay inside the plan space of `hetrl.search.ilp.space`
     objective: ObjectiveTables
@@ -105,6 +106,7 @@ def make_tables(space: Space, narrow: bool = False) -> tuple[Tables, Rows]:
         host_byte=np.array([1 / gpu.host_bytes_per_s for gpu in gpus]),
         version_seconds=np.array([gpu.overhead.weight_version for gpu in gpus]),
         staleness=workload.staleness,
+        kl_in_reward=workload.kl_in_reward,
         home=space.home,
         narrow=narrow,
         objective=objective_tables(space),

@@ -161,10 +161,14 @@ inline TaskSeconds task_seconds(const View& x, const Tables& tables, const Room&
     TaskSeconds found{seconds(tables.generation), {tables.tasks, 0.0}, {tables.tasks, 0.0}, 0.0, 0.0};
     const Int valuing = tables.takes.size() > 1 ? tables.takes[1] : -1;
     found.valuing = valuing < 0 ? 0.0 : seconds(valuing);
+    const Int trainer = tables.trainer;
+    // `workload.scores_beside_inferences`
+    const bool beside = tables.staleness == 0 || x.group[trainer] != x.group[tables.generation];
     for (Int task = 0; task < tables.tasks; ++task) {
         if (tables.is_training[task]) {
-            const bool beside = tables.staleness == 0 || x.group[task] != x.group[tables.generation];
-            const double scoring = beside ? room.scoring[task] : 0.0;  // `workload.scores_beside_inferences`
+            const double scoring = beside ? room.scoring[task] : 0.0;
+            const bool waits = tables.kl_in_reward && !beside && x.group[task] != x.group[trainer];
+            found.trainings[x.group[task]] += waits ? room.scoring[trainer] : 0.0;
             found.scoring += scoring;
             found.valuing += valuing >= 0 && x.group[task] == x.group[valuing] ? scoring : 0.0;
             found.inferences[x.group[task]] += scoring;

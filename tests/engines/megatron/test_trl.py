@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.optimizer import OptimizerSettings
-from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, training_batch
+from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, policy_batch, valued_batch
 from tests.engines.megatron.megatron_worlds import (
     LAYOUTS,
     Job,
@@ -71,7 +71,8 @@ def batch(case: str) -> TokenBatch:
     if algorithm.kl_coefficient:
         arrays["reference_logprobs"] = numpy.zeros(arrays["mask"].shape, numpy.float32)
         arrays["reference_logprobs"][arrays["mask"]] = reference_logprobs()
-    trained, _ = training_batch(arrays, groups(), 0, algorithm)
+    valued, _ = valued_batch(arrays, groups(), algorithm)
+    trained, _ = policy_batch(valued, groups(), 0, algorithm)
     (part,) = minibatches(trained, 1, algorithm)
     return TokenBatch(part.pop("tokens"), part.pop("lengths"), part.pop("mask"), part)
 

@@ -19,8 +19,8 @@ from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.hf_weights import with_scalar_head
-from hetrl.runtime.rl.critic import actor_batch, critic_batch, value_settings
-from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, training_batch
+from hetrl.runtime.rl.critic import critic_batch, value_settings
+from hetrl.runtime.rl.experience import experience, loss_settings, minibatches, policy_batch, valued_batch
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire import LossSettings
 from tests.engines.megatron.megatron_worlds import (
@@ -167,12 +167,13 @@ def test_an_iteration_is_that_of_the_page(worlds: Worlds, layout: str) -> None:
         ("values", CRITIC, CRITIC_SEED, "values"),
     ):
         arrays[name] = worlds.run(scored, size, (Job(config, shape, plain), seed, what))[0]
-    batch, _ = training_batch(arrays, groups(), 1, ALGORITHM)
+    batch, _ = valued_batch(arrays, groups(), ALGORITHM)
+    policy, _ = policy_batch(batch, groups(), 1, ALGORITHM)
     mask = batch["mask"]
     numpy.testing.assert_allclose(batch["advantages"][mask], expected["advantages"].numpy(), atol=1e-5)
     numpy.testing.assert_allclose(batch["returns"][mask], expected["returns"].numpy(), atol=1e-5)
     trainings: tuple[tuple[str, dict[str, Any], int, dict[str, Any], LossSettings], ...] = (
-        ("policy", ACTOR, ACTOR_SEED, actor_batch(batch), loss_settings(ALGORITHM)),
+        ("policy", ACTOR, ACTOR_SEED, policy, loss_settings(ALGORITHM)),
         ("value", CRITIC, CRITIC_SEED, critic_batch(batch), value_settings(CRITIC_SETTINGS)),
     )
     for name, config, seed, own, settings in trainings:

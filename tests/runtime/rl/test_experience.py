@@ -14,6 +14,7 @@ from hetrl.describe.algorithm import AlgorithmSection
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.experience import (
+    DEFAULTS,
     Arrays,
     drawn_under,
     experience,
@@ -21,8 +22,9 @@ from hetrl.runtime.rl.experience import (
     minibatches,
     mismatch,
     padded,
+    policy_batch,
     token_weights,
-    training_batch,
+    valued_batch,
 )
 from hetrl.runtime.rl.sampling import PromptGroup, mean_of, seed_of
 
@@ -80,6 +82,15 @@ def test_minibatches_are_a_partition_in_order() -> None:
 
 def test_padded_masks_only_responses() -> None:
     assert padded([((1, 2), (3,)), ((4,), ())], 0)["mask"].tolist() == [[False, False, True], [False, False, False]]
+
+
+def training_batch(
+    arrays: Arrays, groups: tuple[PromptGroup, ...], version: int, algorithm: AlgorithmSection = DEFAULTS
+) -> tuple[Arrays, dict[str, float]]:
+    """Return what the policy loss reads of scored arrays, and what both parts of it tell."""
+    valued, watched = valued_batch(arrays, groups, algorithm)
+    batch, measured = policy_batch(valued, groups, version, algorithm)
+    return batch, watched | measured
 
 
 TWO_STEPS = AlgorithmSection(minibatches=2)

@@ -64,13 +64,14 @@ class Answers:
 
 async def made(
     learner: Learner, drawn: tuple[PromptGroup, ...], versions: Versions, version: int, seconds: dict[str, float]
-) -> tuple[Arrays, dict[str, float], tuple[PromptGroup, ...]]:
-    """Return what losses read of a batch, what is told of it, its groups with their rewards."""
+) -> tuple[Arrays, Arrays, dict[str, float], tuple[PromptGroup, ...]]:
+    """Return what the critic's loss reads of a batch, and the policy's, what is told, its groups with their rewards."""
     read = learner.experience(drawn)
     scored, arrays, told = await learner.scored(read, drawn, 1, versions, seconds)
     old = await learner.old_logprobs(read, 1, seconds)
-    batch, seen = learner.batch({**arrays, **old}, scored, version)
-    return batch, {**seen, **told}, scored
+    valued = learner.valued({**arrays, **old}, scored)
+    batch, seen = learner.policy(valued, old, scored, version)
+    return valued[0], batch, {**seen, **told}, scored
 
 
 def learn(
@@ -90,7 +91,7 @@ def learn(
     learner = Learner(tasks, turns, AlgorithmSection.model_validate(settings), pad_token=0)
 
     async def both() -> dict[str, float]:
-        batch, seen, _ = await made(learner, drawn or groups(), Versions(), version, seconds)
+        _, batch, seen, _ = await made(learner, drawn or groups(), Versions(), version, seconds)
         return {**seen, **await learner.train_actor(batch, 1)}
 
     return trainer, asyncio.run(both()), seconds
@@ -206,9 +207,9 @@ def test_ppo_asks_every_model_once_and_trains_actor_and_critic_on_what_they_said
     learner = learner_of(models)
 
     async def iteration() -> tuple[Any, dict[str, float], dict[str, float]]:
-        batch, seen, scored = await made(learner, groups(), Versions(critic=3), 1, seconds)
+        valued, batch, seen, scored = await made(learner, groups(), Versions(critic=3), 1, seconds)
         assert seen.pop("critic_version") == 3
-        return scored, {**seen, **await learner.train_actor(batch, 1)}, await learner.train_critic(batch, 1)
+        return scored, {**seen, **await learner.train_actor(batch, 1)}, await learner.train_critic(valued, 1)
 
     scored, of_actor, of_critic = asyncio.run(iteration())
     # The rule's reward + 0.5 (2 tokens - 1).
@@ -253,9 +254,9 @@ def test_learning_rates_rise_from_the_first_step_of_each_model() -> None:
     )
 
     async def steps() -> None:
-        batch, _, _ = await made(learner, groups(), Versions(critic=3), 1, {})
+        valued, batch, *_ = await made(learner, groups(), Versions(critic=3), 1, {})
         for step in (1, 3, 5, 6, 9):
-            await learner.train_critic(batch, step)
+            await learner.train_critic(valued, step)
             if step > 2:
                 await learner.train_actor(batch, step)
 
@@ -274,9 +275,9 @@ def test_learning_rates_fall_until_the_last_step_of_the_run() -> None:
     )
 
     async def steps() -> None:
-        batch, _, _ = await made(learner, groups(), Versions(critic=3), 1, {})
+        valued, batch, *_ = await made(learner, groups(), Versions(critic=3), 1, {})
         for step in (3, 5, 7):
-            await learner.train_critic(batch, step)
+            await learner.train_critic(valued, step)
             await learner.train_actor(batch, step)
 
     asyncio.run(steps())

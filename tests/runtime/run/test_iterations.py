@@ -169,9 +169,10 @@ class Nothing:
         return {}
 
 
-def experiment_of(staleness: int | None, warmup: int) -> Experiment:
+def experiment_of(staleness: int | None, warmup: int, kl_in: str) -> Experiment:
     mode = {"mode": "sync"} if staleness is None else {"mode": "async", "max_staleness": staleness}
-    algorithm = {"kind": "ppo", "kl_coefficient": 0.1, "minibatches": 2, "samples_per_prompt": 1, **mode}
+    loss = {"kl_coefficient": 0.1, "kl_in": kl_in, "minibatches": 2}
+    algorithm = {"kind": "ppo", "samples_per_prompt": 1, **loss, **mode}
     return Experiment.model_validate(
         {
             **KEYS,
@@ -196,9 +197,11 @@ def tasks_of(member: Member) -> Tasks:
     )
 
 
-async def run(world: World, staleness: int | None, warmup: int, samples: Any = None) -> list[Mapping[str, Any]]:
+async def run(
+    world: World, staleness: int | None, warmup: int, samples: Any = None, kl_in: str = "loss"
+) -> list[Mapping[str, Any]]:
     """Take all steps; return the rows."""
-    experiment, member = experiment_of(staleness, warmup), cast(Member, world)
+    experiment, member = experiment_of(staleness, warmup, kl_in), cast(Member, world)
     shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
     turns = Turns(member, shared, new_weights=staleness is None)
     tasks = tasks_of(member)
@@ -254,13 +257,19 @@ GROUPINGS = st.lists(st.integers(0, 5), min_size=6, max_size=6).map(groups_of)
 
 
 @settings(max_examples=150, deadline=None)
-@given(GROUPINGS, st.one_of(st.none(), st.integers(0, 4)), st.integers(0, 2), st.integers(0, 2**16))
+@given(
+    GROUPINGS,
+    st.one_of(st.none(), st.integers(0, 4)),
+    st.integers(0, 2),
+    st.integers(0, 2**16),
+    st.sampled_from(["loss", "reward"]),
+)
 def test_all_steps_are_taken_in_every_grouping(
-    groups: list[list[str]], staleness: int | None, warmup: int, seed: int
+    groups: list[list[str]], staleness: int | None, warmup: int, seed: int, kl_in: str
 ) -> None:
     async def scenario() -> list[Mapping[str, Any]]:
         async with asyncio.timeout(20.0):
-            return await run(World(groups, seed), staleness, warmup)
+            return await run(World(groups, seed), staleness, warmup, kl_in=kl_in)
 
     rows, most = asyncio.run(scenario()), staleness or 0
     assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
@@ -305,6 +314,36 @@ def test_the_trainer_scores_a_batch_while_others_do_but_does_not_keep_generation
 
     generates = owners[0] == owners[4]
     assert asyncio.run(scenario()) == [bool(staleness) and generates] * STEPS
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+@pytest.mark.parametrize("owners", [(0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 0, 3)])
+def test_the_critic_waits_for_the_trainers_scores_if_they_are_in_the_rewards(
+    owners: tuple[int, ...], kl_in: str, staleness: int | None
+) -> None:
+    class Slow(World):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.scored = set[int]()
+            self.waited: dict[int, bool] = {}  # by step, whether the critic's training did
+
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if task == ACTOR_TRAINING and isinstance(message, wire.Score):
+                for _ in range(2000):
+                    await asyncio.sleep(0)
+                self.scored.add(message.step)
+            elif task == CRITIC_TRAINING and isinstance(message, wire.Train):
+                self.waited.setdefault(message.step, message.step in self.scored)
+            return await super()._work(task, message, buffers)
+
+    async def scenario() -> list[bool]:
+        async with asyncio.timeout(20.0):
+            world = Slow(groups_of(owners), 0)
+            await run(world, staleness, 0, kl_in=kl_in)
+        return [world.waited[step] for step in range(1, STEPS + 1)]
+
+    assert asyncio.run(scenario()) == [kl_in == "reward"] * STEPS
 
 
 def test_the_controller_goes_on_while_samples_are_written() -> None:
