@@ -274,5 +274,5 @@ def workload_of(experiment: Experiment, lengths: Sequence[int] = ()) -> Workload
         weight_bytes=2 if experiment.model.dtype == "bf16" else 4,
         kl_in_reward=algorithm.kl_in_reward,
         ratio_to_sampler=algorithm.ratio_to_sampler,
-        renews_contexts=algorithm.on_update == "recompute",
+        renews_contexts=algorithm.renews_contexts,
     )

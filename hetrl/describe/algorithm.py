@@ -114,6 +114,14 @@ class AlgorithmSection(Strict):
         return self.max_staleness > 0 and self.objective == "coupled"
 
     @property
+    def renews_contexts(self) -> bool:
+        """Return whether generation computes anew, under a version of weights, what it kept under the one before.
+
+        In mode sync always: nothing is under way then, and what is kept of a prompt would not be the samples' policy's.
+        """
+        return self.on_update == "recompute" or not self.max_staleness
+
+    @property
     def importance_bound(self) -> Literal["none", "truncate", "mask"]:
         """Return what bounds the importance weights: `correction`, or what it is by default.
 

@@ -86,6 +86,9 @@ class Server(Protocol):
     async def update_weights(self, version: int, path: Path, timeout_seconds: float, *, recompute: bool) -> None:
         """Load a version while requests are held, then serve it."""
 
+    async def pause(self, *, forget: bool) -> None:
+        """Hold all requests where they are; with `forget` the keys and values of all contexts are dropped."""
+
     async def load_weights(self, version: int, path: Path, timeout_seconds: float) -> None:
         """Load a version into a server that is paused."""
 
@@ -120,6 +123,7 @@ class Agent:
         self._weights, self._recompute, self._goes_with_it = weights, recompute, goes_with_it
         self._newest: _Version | None = None
         self._current = True  # the server has the newest version
+        self._keeps_contexts = False  # through the sleep that it is in, or was
         self._drawing: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self) -> None:
@@ -156,6 +160,7 @@ class Agent:
                 case wire.WeightsEnd():
                     await self._apply(envelope, envelope.message)
                 case wire.Sleep(idle_state=state, keep_weights=keep):
+                    self._keeps_contexts = state == "resident"
                     self._current = await self._idle.sleep(state, keep_weights=keep) and self._current
                     await self._member.reply(envelope, wire.Done())
                 case wire.Wake():
@@ -193,9 +198,11 @@ class Agent:
         await self._member.reply(envelope, applied)
 
     async def _load(self) -> None:
-        """Give a server that was asleep the newest version, where it does not have it."""
+        """Give a server that was asleep the newest version, where it does not have it, as `update_weights` does."""
         if self._newest is not None and not self._current:
             version = self._newest
+            if self._keeps_contexts and self._recompute:
+                await self._server.pause(forget=True)
             await self._server.load_weights(version.number, version.path, UPDATE_SECONDS)
         self._current = True
 
@@ -244,7 +251,7 @@ async def serve(
     name, size = name_for(context.directory), version_bytes + HEADER_BYTES
     with node_directory(name, size, replica, scratch_of(context, replica)) as (directory, share):
         weights = Intake(WeightFile(directory, most_bytes(context.architecture)), share)
-        recompute = context.experiment.algorithm.on_update == "recompute"
+        recompute = context.experiment.algorithm.renews_contexts
         alone = context.in_array(GENERATION)
         await Agent(member, server, idle, weights, recompute=recompute, goes_with_it=alone).serve()
 

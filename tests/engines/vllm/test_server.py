@@ -10,6 +10,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -20,6 +22,7 @@ from hetrl.cost.compute import StageShape
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.memory import BLOCK_TOKENS, least_kv_cache_gb
 from hetrl.errors import HetrlError
+from hetrl.runtime.run.rollout import Agent
 from hetrl.runtime.vllm.idle import Idle
 from hetrl.runtime.vllm.server import VllmServer, VllmSettings, last_words
 from hetrl.runtime.weights.digests import version_digest
@@ -27,7 +30,18 @@ from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.pieces import pieces
 from hetrl.runtime.weights.tiny_model import END_ID, write_tiny_model
 from hetrl.runtime.weights.weight_file import WeightFile
-from hetrl.runtime.wire import Sample, Sampling, VersionSpan, WeightsBegin, WeightsEnd
+from hetrl.runtime.wire import (
+    Done,
+    Message,
+    Sample,
+    Sampling,
+    Sleep,
+    VersionSpan,
+    Wake,
+    WeightsApplied,
+    WeightsBegin,
+    WeightsEnd,
+)
 from hetrl.workload import Lengths, Workload, architecture_from_hf_config
 from tests.runtime.weights.receivers import Receiver, Wire, publish, stepped
 
@@ -91,11 +105,15 @@ def write_version(weights: WeightFile, version: int, policy: PreTrainedModel) ->
 
 
 def expected_logprobs(
-    policy: PreTrainedModel, tokens: tuple[int, ...], temperature: float = 1.0, top_p: float = 1.0
+    policy: PreTrainedModel,
+    tokens: tuple[int, ...],
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    prompt: tuple[int, ...] = PROMPT,
 ) -> torch.Tensor:
-    """Return the log-probs of a continuation of PROMPT under temperature and nucleus sampling, in plain torch."""
+    """Return the log-probs of a prompt's continuation under temperature and nucleus sampling, in plain torch."""
     with torch.no_grad():
-        logits = policy(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1] / temperature
+        logits = policy(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1] / temperature
     ordered, index = logits.softmax(-1).sort(descending=True)
     outside = torch.zeros_like(logits, dtype=torch.bool).scatter(1, index, ordered.cumsum(-1) - ordered >= top_p)
     logprobs = logits.masked_fill(outside, -torch.inf).log_softmax(-1)
@@ -297,6 +315,62 @@ def test_a_sleeping_server_holds_its_requests_and_wakes_with_the_newest_version(
     assert late.versions == (VersionSpan(version=last, start=0, end=12),)
     expected = expected_logprobs(after if replaced else before, late.tokens)
     assert torch.tensor(late.logprobs) == pytest.approx(expected, abs=1e-4)
+
+
+class Told:
+    """The member of an agent and the intake of its weights, which are whole: it is told things, and answers."""
+
+    node, follows = "", False
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._messages, self._answers = asyncio.Queue[Message](), asyncio.Queue[Message]()
+
+    async def receive(self) -> Any:
+        return SimpleNamespace(message=await self._messages.get(), buffers=())
+
+    async def reply(self, _: Any, message: Message) -> None:
+        await self._answers.put(message)
+
+    async def end(self, end: WeightsEnd) -> tuple[Path, str]:
+        return self._path, end.digest
+
+    async def tell(self, message: Message) -> None:
+        await self._messages.put(message)
+        answer = await self._answers.get()
+        assert isinstance(answer, Done | WeightsApplied), answer
+
+
+def test_a_resident_server_draws_nothing_from_what_it_kept_of_the_version_before(served: Served) -> None:
+    """A prompt is in its prefix cache, and the context of a request under way is of that version."""
+    prompt = tuple(5 + place % 50 for place in range(3 * BLOCK_TOKENS))
+    for delay_seconds in (0.3, 0.1, 0.0):  # until the sleep meets the request half-way, however fast the machine is
+        served.push(42)
+        after = policy_of(served.model_directory, 43)
+        told = Told(write_version(served.weights, 43, after))
+
+        async def sleep_in_the_middle(told: Told = told, delay_seconds: float = delay_seconds) -> tuple[Sample, ...]:
+            idle = Idle(served.server, "cpu")
+            agent = Agent(cast(Any, told), served.server, idle, cast(Any, told), recompute=True, goes_with_it=False)
+            serving = asyncio.ensure_future(agent.serve())
+            whole = how(samples=1, max_tokens=150)
+            request = asyncio.ensure_future(served.server.generate(prompt, whole, CALL_SECONDS))
+            await asyncio.sleep(delay_seconds)
+            await told.tell(Sleep(idle_state="resident", keep_weights=True))
+            late = asyncio.ensure_future(served.server.generate(prompt, how(samples=1), CALL_SECONDS))
+            await told.tell(WeightsEnd(version=43, tensors=1, bytes=1, digest="d"))
+            await told.tell(Wake())
+            serving.cancel()
+            return (*await request, *await late)
+
+        under_way, late = served.run(sleep_in_the_middle())
+        if len(under_way.versions) == 2:
+            break
+    assert [span.version for span in under_way.versions] == [42, 43]
+    for sample in (under_way, late):
+        (*_, span) = sample.versions
+        expected = expected_logprobs(after, sample.tokens, prompt=prompt)[span.start : span.end]
+        assert torch.tensor(sample.logprobs[span.start : span.end]) == pytest.approx(expected, abs=1e-4)
 
 
 def test_more_samples_than_sequences_are_refused(served: Served) -> None:

@@ -63,6 +63,22 @@ def test_a_batch_is_scored_only_where_that_is_needed(settings: dict[str, Any], s
     assert AlgorithmSection.model_validate(settings).scores_batch == scores
 
 
+@pytest.mark.parametrize(
+    ("settings", "renews"),
+    [
+        ({}, True),
+        ({"mode": "async", "max_staleness": 1}, True),
+        ({"mode": "async", "max_staleness": 1, "on_update": "continue"}, False),
+        ({"mode": "async", "on_update": "continue"}, True),
+        ({"on_update": "continue"}, True),  # a prompt that comes again would have keys and values of other weights
+    ],
+)
+def test_contexts_stay_those_of_older_weights_only_where_samples_may_be_stale(
+    settings: dict[str, Any], renews: bool
+) -> None:
+    assert AlgorithmSection.model_validate(settings).renews_contexts == renews
+
+
 def test_kl_counts_in_the_loss_or_in_the_reward_never_in_both() -> None:
     assert loss_settings(AlgorithmSection(kl_coefficient=0.1, kl_in="loss")).kl_coefficient == 0.1
     assert loss_settings(AlgorithmSection(kl_coefficient=0.1, kl_in="reward")).kl_coefficient == 0.0

@@ -62,13 +62,12 @@ class Files:
         return Path(f"version-{end.version}"), end.digest
 
 
-def asked(*messages: wire.Message, device: str = "cuda") -> list[str]:
+def asked(*messages: wire.Message, device: str = "cuda", recompute: bool = True) -> list[str]:
     """Return what a server is asked when these arrive; every one of them is answered."""
     server, run = Server(), Run(*messages)
     idle = Idle(cast(VllmServer, server), device)
-    agent = Agent(
-        cast(Member, run), cast(VllmServer, server), idle, cast(Intake, Files()), recompute=True, goes_with_it=False
-    )
+    parts = cast(Member, run), cast(VllmServer, server), idle, cast(Intake, Files())
+    agent = Agent(*parts, recompute=recompute, goes_with_it=False)
     asyncio.run(agent.serve())
     assert len(run.answers) == len(messages)
     return server.asked
@@ -99,6 +98,20 @@ def test_a_version_that_arrives_meanwhile_is_loaded_when_there_is_room(state: st
     *_, loaded, last = asked(version(1), sleep(state), version(2), wire.Wake())
     assert loaded == "load 2"
     assert last in ("resume", "/wake_up?tags=kv_cache")
+
+
+@pytest.mark.parametrize(
+    ("recompute", "asleep"),
+    [
+        (True, ["pause, forget False", "/collective_rpc", "pause, forget True", "load 2", "resume"]),
+        (False, ["pause, forget False", "/collective_rpc", "load 2", "resume"]),
+    ],
+)
+def test_what_a_resident_server_kept_of_the_version_before_is_computed_anew(recompute: bool, asleep: list[str]) -> None:
+    messages = (sleep("resident", keep=True), version(2), wire.Wake())
+    assert asked(*messages, recompute=recompute) == asleep
+    again = asked(*messages, sleep("resident", keep=True), wire.Wake(), recompute=recompute)
+    assert again == [*asleep, "pause, forget False", "/collective_rpc", "resume"]
 
 
 def test_weights_come_back_between_the_two_halves_of_a_sleep() -> None:
