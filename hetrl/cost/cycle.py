@@ -95,21 +95,23 @@ def running_seconds(
     own_training: float,
     pause: float,
     refill: float,
+    renewal: float,
 ) -> float:
     """Return for how long generation runs while a batch is under way in it.
 
     A batch may start with the version that another one gave: this version has its `arrival` so long after the end of
-    that one's generation, and is loaded in a `pause` once generation does not stand still. The batch ends `batches`
-    periods after that one. In between generation stands still for its group's tasks of the batches between, and until
-    the batch ends for their pauses. The `refill` of its cache follows each stop; one that is followed by the next at
-    once has none.
+    that one's generation, and is loaded in a `pause` once generation does not stand still, with a `renewal` of
+    contexts. The batch ends `batches` periods after that one. In between generation stands still for its group's tasks
+    of the batches between, and until the batch ends for their pauses. The `refill` of its cache follows each stop; one
+    that is followed by the next at once has none, and a version that comes during a stop no renewal behind the refill.
     """
     first = max(inference + own_training - period, 0.0)  # the older batch's training goes before
     together = own_training > 0 and own_inference == inference
     stop = own_inference + (refill if own_inference > 0 and not together else 0.0)
     later_stop = own_training + (refill if own_training > 0 else 0.0)
     wait = max(held_up(period, arrival, first, stop), held_up(period, arrival, inference, later_stop))
-    latency = arrival + wait + pause
+    loaded = pause + (0.0 if wait > refill > 0 else renewal)
+    latency = arrival + wait + loaded
     end = batches * period
     found = end - latency
     for batch in range(batches):
@@ -117,7 +119,7 @@ def running_seconds(
         # A stop that begins ahead of the end counts whole: what varies would move the batch's last sample into it.
         found -= overlap(begins + first, begins + first + stop, latency, math.inf)
         found -= overlap(begins + inference, begins + inference + later_stop, latency, math.inf)
-        found -= overlap(begins + latency - pause, begins + latency, latency, end)
+        found -= overlap(begins + latency - loaded, begins + latency, latency, end)
     return found
 
 
@@ -173,6 +175,7 @@ def least_period(
     own_training: float,
     pause: float,
     refill: float,
+    renewal: float,
     whole: float,
     alone: float,
     shared: float,
@@ -186,7 +189,9 @@ def least_period(
     """
     period = max(least, stopped + shared * (1 + NEAREST))
     for _ in range(ROUNDS):
-        running = running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill)
+        running = running_seconds(
+            period, batches, arrival, inference, own_inference, own_training, pause, refill, renewal
+        )
         needed = batch_seconds(period, stopped, regular, batches, whole, alone, shared, queued)
         if needed - running <= SETTLED * period:
             break
@@ -232,16 +237,15 @@ def iteration_seconds(
     if math.isinf(inference + training + transfer + critic):
         return math.inf
     whole, busy, alone, shared, queued, refill, renewal = rollouts
-    pause += renewal
     own_inference, own_training, batches = inferences[own], trainings[own], 1 + staleness
     together = own_training > 0 and own_inference == inference
     stops = (own_inference > 0 and not together) + (own_training > 0)
-    stopped = own_inference + own_training + pause + stops * refill
+    stopped = own_inference + own_training + pause + renewal + stops * refill
     regular = transfer
     for one, other in zip(inferences, trainings, strict=True):
         regular = max(regular, one + other)
     least = max(max(generation, busy) + stopped, regular, links)
     least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
     arrival = inference + training + transfer
-    way = (stopped, batches, arrival, inference, own_inference, own_training, pause, refill)
+    way = (stopped, batches, arrival, inference, own_inference, own_training, pause, refill, renewal)
     return least_period(least, regular, *way, whole, alone, shared, queued)

@@ -2,7 +2,8 @@
 
     the dispatch of the runtime (`hetrl.dispatch`) says which replica draws which stretch of which sample next
     a replica, again and again:
-        loads a version that has arrived, and fills the cache with the contexts of what is under way, if it renews them
+        loads a version that has arrived, and fills the cache with the contexts of what is under way, if it renews them:
+        once where a stop has emptied it, too
         takes the stretches that it was given, and fills the cache with what it lacks of their prompts and samples
         decodes: as many steps as the shortest of its stretches lacks, at most `CHUNK_TOKENS`
         hands over the stretches that are complete
@@ -109,19 +110,25 @@ class Rollout:
                 self._at_rest.fire()
                 yield from self._until_woken()
                 if not self.stopped and self.loses_cache:
-                    yield from self._fill_again()
+                    yield from self._go_on(loses_cache=True)
             elif self._load is not None:
-                (seconds, served), self._load = self._load, None
-                yield from self._work("load weights", seconds)
-                if self.setting.model.workload.renews_contexts:
-                    yield from self._fill_again()
-                served.fire()
+                yield from self._go_on(loses_cache=self.setting.model.workload.renews_contexts)
             elif self.running or self.waiting:
                 began = self.setting.clock.now
                 yield from self._chunk()
                 self.busy_seconds += self.setting.clock.now - began
             else:
                 yield from self._until_woken()
+
+    def _go_on(self, loses_cache: bool) -> Process:
+        """Load the version that has come, if one has, and fill the cache once, whatever has emptied it."""
+        served = Signal()
+        if self._load is not None:
+            (seconds, served), self._load = self._load, None
+            yield from self._work("load weights", seconds)
+        if loses_cache:
+            yield from self._fill_again()
+        served.fire()
 
     def _until_woken(self) -> Process:
         self._wake = Signal()

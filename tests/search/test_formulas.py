@@ -82,7 +82,7 @@ def periods(draw: st.DrawFn) -> tuple[Any, ...]:
     """What a period must hold: generation runs in it for longer than samples share."""
     stopped, shared = draw(seconds), draw(seconds)
     least, regular = stopped + shared + draw(positive), draw(seconds)
-    way = (draw(st.integers(2, 9)), *(draw(seconds) for _ in range(6)))
+    way = (draw(st.integers(2, 9)), *(draw(seconds) for _ in range(7)))
     return least, regular, stopped, *way, draw(positive), draw(positive), shared, draw(seconds)
 
 
@@ -138,7 +138,7 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "transfer_seconds": st.tuples(seconds, seconds, seconds),
     "overlap": st.tuples(seconds, seconds, seconds, seconds),
     "held_up": st.tuples(positive, seconds, seconds, seconds),
-    "running_seconds": st.tuples(positive, st.integers(1, 9), *[seconds] * 6),
+    "running_seconds": st.tuples(positive, st.integers(1, 9), *[seconds] * 7),
     "evenness": st.tuples(positive, seconds),
     "others_share": st.tuples(st.floats(0, 1), st.integers(2, 9)),
     "batch_seconds": periods().map(lambda drawn: (*drawn[:1], drawn[2], drawn[1], drawn[3], *drawn[-4:])),

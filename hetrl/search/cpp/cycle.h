@@ -47,21 +47,22 @@ double overlap(double begin, double end, double after, double before) {
 }
 
 double running_seconds(double period, Int batches, double arrival, double inference, double own_inference,
-                       double own_training, double pause, double refill) {
+                       double own_training, double pause, double refill, double renewal) {
     const double first = std::max(inference + own_training - period, 0.0);
     const bool together = own_training > 0 && own_inference == inference;
     const double stop = own_inference + (own_inference > 0 && !together ? refill : 0.0);
     const double later_stop = own_training + (own_training > 0 ? refill : 0.0);
     const double wait =
         std::max(held_up(period, arrival, first, stop), held_up(period, arrival, inference, later_stop));
-    const double latency = arrival + wait + pause;
+    const double loaded = pause + (wait > refill && refill > 0 ? 0.0 : renewal);
+    const double latency = arrival + wait + loaded;
     const double end = double(batches) * period;
     double found = end - latency;
     for (Int batch = 0; batch < batches; ++batch) {
         const double begins = double(batch) * period;
         found -= overlap(begins + first, begins + first + stop, latency, INFINITE);
         found -= overlap(begins + inference, begins + inference + later_stop, latency, INFINITE);
-        found -= overlap(begins + latency - pause, begins + latency, latency, end);
+        found -= overlap(begins + latency - loaded, begins + latency, latency, end);
     }
     return found;
 }
@@ -82,12 +83,12 @@ double batch_seconds(double period, double stopped, double regular, Int batches,
 }
 
 double least_period(double least, double regular, double stopped, Int batches, double arrival, double inference,
-                    double own_inference, double own_training, double pause, double refill, double whole, double alone,
-                    double shared, double queued) {
+                    double own_inference, double own_training, double pause, double refill, double renewal,
+                    double whole, double alone, double shared, double queued) {
     double period = std::max(least, stopped + shared * (1 + NEAREST));
     for (Int step = 0; step < ROUNDS; ++step) {
         const double running =
-            running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill);
+            running_seconds(period, batches, arrival, inference, own_inference, own_training, pause, refill, renewal);
         const double needed = batch_seconds(period, stopped, regular, batches, whole, alone, shared, queued);
         if (needed - running <= SETTLED * period) {
             break;
@@ -114,12 +115,12 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     if (std::isinf(inference + training + transfer + critic)) {
         return INFINITE;
     }
-    pause += rollouts[RENEWAL];
-    const double refill = rollouts[REFILL], own_inference = inferences[own], own_training = trainings[own];
+    const double refill = rollouts[REFILL], renewal = rollouts[RENEWAL], own_inference = inferences[own],
+                 own_training = trainings[own];
     const Int batches = 1 + staleness;
     const bool together = own_training > 0 && own_inference == inference;
     const Int stops = Int(own_inference > 0 && !together) + Int(own_training > 0);
-    const double stopped = own_inference + own_training + pause + double(stops) * refill;
+    const double stopped = own_inference + own_training + pause + renewal + double(stops) * refill;
     double regular = transfer;
     for (Int group = 0; group < inferences.size(); ++group) {
         regular = std::max(regular, inferences[group] + trainings[group]);
@@ -129,5 +130,5 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
         std::max({least, generation + own_inference + own_training, (critic + valuing + training) / double(batches)});
     const double arrival = inference + training + transfer;
     return least_period(least, regular, stopped, batches, arrival, inference, own_inference, own_training, pause,
-                        refill, rollouts[WHOLE], rollouts[ALONE], rollouts[SHARED], rollouts[QUEUED]);
+                        refill, renewal, rollouts[WHOLE], rollouts[ALONE], rollouts[SHARED], rollouts[QUEUED]);
 }
