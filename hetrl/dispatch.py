@@ -4,7 +4,8 @@ A sample is drawn in stretches of at most so many tokens, any of them at any rep
 may take any, a replica takes
     the first sample of a prompt that nobody has begun: its length foretells the others'
     else the sample that is expected to lack most, where those whose keys and values it holds count `OWN` times; of
-    those that lack as much one of a prompt that it has drawn from, whose keys and values it holds
+    those that lack as much one of a prompt that it has drawn from, whose keys and values it holds; if it holds none,
+    of the prompt of which most samples are left to follow
 but none that would end earlier if it waited for the fastest replica, no more of a batch than its part, and none that is
 left for a replica with less to do that has a place in a moment (`hetrl.replicas`).
 
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from hetrl.replicas import Begun, Capacity, Key, Replicas
-from hetrl.waiting import Waiting, longest
+from hetrl.waiting import Waiting, alike, longest
 
 __all__ = ["STRETCH_TOKENS", "Begun", "Capacity", "Dispatch", "Key"]
 
@@ -186,6 +187,8 @@ class Dispatch:
             first = longest(line, most)
             if first is None:
                 continue
+            if not replica.prompts:
+                return max(alike(line, first), key=lambda one: len(self._prompts[one[-1][0]].fresh))[-1]
             own = (one for one in self._waiting.of(replica.prompts, batch) if one[1] <= most)
             return max((first, *own), key=lambda one: (*self._worth(one[-1], name), one[-1]))[-1]
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,3 +63,10 @@ def longest(line: Sequence[Waits], most: float) -> Waits | None:
         if end and line[end - 1][0] == unknown:
             return line[end - 1]
     return None
+
+
+def alike(line: Sequence[Waits], first: Waits) -> Iterator[Waits]:
+    """Yield one of a line, then those ahead of it that lack as much; of prompts that nobody has begun, it alone."""
+    place = bisect_right(line, first)
+    end = place - 1 if first[0] else bisect_left(line, (*first[:2], False, -math.inf))
+    yield from (line[before] for before in range(place - 1, end - 1, -1))

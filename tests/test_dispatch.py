@@ -117,6 +117,16 @@ def test_a_replica_draws_of_the_prompts_whose_keys_and_values_it_holds() -> None
     assert {(name, key[0]) for name, key in dispatch.next(0.0)} == {("a", 0), ("b", 1)}
 
 
+def test_replicas_share_no_more_prompts_than_they_must() -> None:
+    """Four samples each, of prompts of eight: whoever comes when all are begun goes where many are left."""
+    dispatch = Dispatch({str(n): Capacity(4, 4) for n in range(16)}, LONGEST, STRETCH)
+    for number in range(8):
+        dispatch.add(number, 0, 8)
+    begun = dispatch.next(0.0)
+    assert len(begun) == 64
+    assert len({(name, key[0]) for name, key in begun}) == 16
+
+
 def test_samples_of_an_older_batch_go_first() -> None:
     dispatch = alone()
     dispatch.add(7, 1, 1)
@@ -245,10 +255,15 @@ class Plain(Dispatch):
                 if prompt.batch == batch
                 for k in (*prompt.paused, *prompt.fresh[-1:])
             ]
-            choices = [(self._worth(key, name), key) for key in waiting if self._sample(key).lacks <= most]
+            choices = [(*self._ranked(key, name), key) for key in waiting if self._sample(key).lacks <= most]
             if choices:
-                return max(choices)[1]
+                return max(choices)[-1]
         return None
+
+    def _ranked(self, key: Key, name: str) -> tuple[tuple[bool, float], int, tuple[bool, int]]:
+        unknown, lacks, held, order = self._worth(key, name)
+        follow = len(self._prompts[key[0]].fresh) if not unknown and not self._replicas[name].prompts else 0
+        return (unknown, lacks), follow, (held, order)
 
 
 def test_a_sample_that_ends_earlier_where_it_waits_is_left() -> None:

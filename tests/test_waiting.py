@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from hetrl.waiting import Waiting, Waits, longest
+from hetrl.waiting import Waiting, Waits, alike, longest
 
 WAITS = st.tuples(st.booleans(), st.integers(0, 9).map(float), st.just(False), st.integers(-9, 0), st.just((0, 0)))
 PUTS = st.lists(
@@ -19,6 +19,14 @@ PUTS = st.lists(
 def test_what_lacks_too_much_is_left_for_others(waits: list[Waits], most: float) -> None:
     line = sorted(waits)
     assert longest(line, most) == next((one for one in reversed(line) if one[1] <= most), None)
+
+
+@given(st.lists(WAITS, min_size=1, max_size=12), st.integers(0, 11))
+def test_what_lacks_as_much_stands_ahead(waits: list[Waits], place: int) -> None:
+    line = sorted(set(waits))
+    first = line[place % len(line)]
+    ahead = [one for one in line if one <= first and one[:2] == first[:2]]
+    assert [*alike(line, first)] == ([first] if first[0] else [*reversed(ahead)])
 
 
 @given(PUTS)

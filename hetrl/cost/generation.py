@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
@@ -111,8 +112,10 @@ def replica_seconds(
     alone  = call + prefill + steps x a       with step(b) = a + c b, and steps those of `whole`: then samples of
     shared = samples x mean length x c        one iteration add c x (all their tokens), of two twice as much
     queued = what the samples of two iterations at once take longer than those of one and shared
-    refill = prefill of the prompts of b running samples and of what they have of their responses; `renewal` likewise,
-             if a version `renews` contexts
+    refill = prefill of the prompts of b running samples and of what they have of their responses: nothing where all
+             are of one length, which run in waves, for a stop comes when a batch has ended
+    renewal  as of a refill, if a version `renews` contexts: it comes at any time
+    The prompts are those of the samples that are dealt to the replica (`dealt_prompts`), here and in `prefill`.
     A step is linear in batch x context, so the mean over all tokens may stand for every context: prompt + E[L^2] /
     (2 E[L]). b: the rule of admission lets (1 + s) batches be under way, of which half a batch waits for the rest
     of its batch, and complete samples for the last one of their prompt.
@@ -124,7 +127,8 @@ def replica_seconds(
     def decoding(count: int) -> float:
         return sum(n * step_seconds(server, b, context) for n, b in batch_profile(response, count, limit))
 
-    prefill = prompts_seconds(server, samples / samples_per_prompt, prompt_tokens)
+    prompts = dealt_prompts(samples, samples_per_prompt)
+    prefill = prompts_seconds(server, prompts, prompt_tokens)
     before = server[0][0].rates.overhead.generation_call + prefill
     longer = response.longest_of(total) - response.longest_of(samples)
     once = decoding(samples) + longer * step_seconds(server, 1.0, context)
@@ -138,10 +142,16 @@ def replica_seconds(
     steps = sum(n for n, _ in batch_profile(response, samples, limit)) + longer
     fixed, rise = _linear_step(server, context, min(limit, (1 + staleness) * samples * response.mean / steps))
     alone, shared = before + steps * fixed, samples * response.mean * rise
-    held = prompt_tokens * longest / (samples_per_prompt * response.mean) + age  # tokens per running sample
+    held = prompt_tokens * prompts / samples * longest / response.mean + age  # tokens per running sample
     queued = max(decoding(2 * samples) - decoding(samples) - shared, 0.0)
-    refill = prompts_seconds(server, running, held)
-    return ReplicaSeconds(before + once, busy, alone, shared, queued, refill, refill if renews else 0.0)
+    renewal = prompts_seconds(server, running, held)
+    refill = renewal if response.deviation else prompts_seconds(server, running, held - age)
+    return ReplicaSeconds(before + once, busy, alone, shared, queued, refill, renewal if renews else 0.0)
+
+
+def dealt_prompts(samples: int, samples_per_prompt: int) -> float:
+    """Return of how many prompts a replica draws so many samples, on average over where it begins in a row of them."""
+    return (samples + samples_per_prompt - math.gcd(samples, samples_per_prompt)) / samples_per_prompt
 
 
 def _linear_step(server: Server, context: float, batch: float) -> tuple[float, float]:

@@ -23,6 +23,7 @@ from hetrl.cost.cycle import batch_seconds
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import (
     ReplicaSeconds,
+    dealt_prompts,
     generation_seconds,
     prompts_seconds,
     replica_seconds,
@@ -141,7 +142,14 @@ def test_generation_is_prefill_and_the_steps_of_each_wave() -> None:
     assert once.whole == pytest.approx(call + prompts_seconds(SERVER, 8, 500) + 1000 * step)
     assert once.busy == pytest.approx(once.whole - call)
     assert _replica(128, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 16, 500) + 2000 * step)
-    assert _replica(66, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 8.25, 500) + 2000 * half)
+    assert _replica(66, 64, fixed).whole == pytest.approx(call + prompts_seconds(SERVER, 9, 500) + 2000 * half)
+
+
+@pytest.mark.parametrize(("samples", "each"), [(64, 8), (66, 8), (4, 8), (12, 8), (7, 3), (5, 1), (1, 16)])
+def test_replicas_that_draw_so_many_samples_each_share_prompts(samples: int, each: int) -> None:
+    begins = range(0, samples * each, samples)  # of the replicas, in a row of samples
+    prompts = [len({sample // each for sample in range(begin, begin + samples)}) for begin in begins]
+    assert dealt_prompts(samples, each) == pytest.approx(sum(prompts) / len(prompts))
 
 
 def test_spread_lengths_wait_for_the_longest_and_attend_to_more() -> None:
@@ -162,6 +170,9 @@ def test_ahead_of_training_the_batch_stays_full_and_samples_share_the_steps() ->
     assert found.refill > prefill
     assert found.renewal == 0
     assert _replica(64, 64, spread, staleness=3, renews=True) == replace(found, renewal=found.refill)
+    waves = _replica(64, 64, Lengths(1000, 1000), staleness=3, renews=True)
+    assert waves.refill == pytest.approx(prompts_seconds(SERVER, 64, 500 / 8))  # a stop comes when one has ended
+    assert waves.renewal == pytest.approx(prompts_seconds(SERVER, 64, 500 / 8 + 500))
     assert _replica(64, 64, spread, renews=True).renewal == 0  # nothing is under way when a version comes
     fixed = _replica(64, 256, Lengths(1000, 1000), 3)
     more = step_seconds(SERVER, 256, 1000) - step_seconds(SERVER, 1, 1000)
