@@ -2,11 +2,12 @@
 
     unchanged            the same search on the same topology: how good a search of this length is
     no training crosses  where one of the plan does: the best plan of sha-ea whose trainings each stay in one site
+    contexts kept        in mode async, where a weight version has them computed anew (`algorithm.on_update`)
     each link doubled    its bandwidth, both directions
     one more node        of each type, at each site that has it
     each site dropped    with its links
 
-Where the plan at hand still holds on a changed topology, it competes with what the search finds.
+Where the plan at hand still holds for a changed problem, it competes with what the search finds.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ UNCHANGED = "as it is, planned again"
 
 @dataclass(frozen=True)
 class Question:
-    """A changed topology, `dropped` the site that it lacks; or, with `home`, each training in one site."""
+    """A changed problem, `dropped` the site that it lacks; or, with `home`, each training in one site."""
 
     name: str
-    topology: Topology
+    problem: Problem
     dropped: str = ""
     home: bool = False
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The answer: the iteration of the best plan on the changed topology; None where no plan was found.
+    """The answer: the iteration of the best plan for the changed problem; None where no plan was found.
 
     `value` is what the objective makes least. `same_plan` says that it is the plan at hand, which no other one beats.
     """
@@ -74,29 +75,35 @@ class RunnerUp:
     terms: tuple[Term, ...]
 
 
-def questions(plan: Plan, topology: Topology) -> Iterator[Question]:
-    """Yield what is asked for a plan on a topology."""
-    yield Question(UNCHANGED, topology)
+def questions(plan: Plan, problem: Problem) -> Iterator[Question]:
+    """Yield what is asked for a plan of a problem."""
+    topology, workload = problem.topology, problem.workload
+    yield Question(UNCHANGED, problem)
     if crosses(plan):
-        yield Question("no training crosses a link", topology, home=True)
+        yield Question("no training crosses a link", problem, home=True)
+    if workload.staleness and workload.renews_contexts:
+        kept = replace(problem, workload=replace(workload, renews_contexts=False))
+        yield Question("contexts kept: on_update: continue", kept)
     for link in topology.links:
         links = tuple(replace(one, gbps=2 * one.gbps) if one is link else one for one in topology.links)
-        yield Question(f"link {link.between[0]}–{link.between[1]} doubled", replace(topology, links=links))
+        faster = replace(problem, topology=replace(topology, links=links))
+        yield Question(f"link {link.between[0]}–{link.between[1]} doubled", faster)
     for site in topology.sites:
-        yield from _one_more_node(topology, site)
+        for name, more in _one_more_node(topology, site):
+            yield Question(name, replace(problem, topology=more))
     for site in topology.sites if len(topology.sites) > 1 else ():
         sites = tuple(other for other in topology.sites if other is not site)
         links = tuple(link for link in topology.links if site.name not in link.between)
-        yield Question(f"without {site.name}", Topology(sites, links), site.name)
+        yield Question(f"without {site.name}", replace(problem, topology=Topology(sites, links)), site.name)
 
 
-def _one_more_node(topology: Topology, site: Site) -> Iterator[Question]:
+def _one_more_node(topology: Topology, site: Site) -> Iterator[tuple[str, Topology]]:
     taken = {node.name for node in site.nodes}
     for node in {topology.node_class[f"{site.name}/{node.name}"]: node for node in site.nodes}.values():
         name = next(f"more-{number}" for number in range(len(taken) + 1) if f"more-{number}" not in taken)
         larger = replace(site, nodes=(*site.nodes, replace(node, name=name)))
         sites = tuple(larger if other is site else other for other in topology.sites)
-        yield Question(f"one more node at {site.name}: {node.gpus} × {node.gpu}", replace(topology, sites=sites))
+        yield f"one more node at {site.name}: {node.gpus} × {node.gpu}", replace(topology, sites=sites)
 
 
 @dataclass(frozen=True)
@@ -129,9 +136,9 @@ def study(
     made_by = plan.solver.name if plan.solver.name in solvers else "sha-ea"
     others: list[Plan | None] = []
     answers = []
-    for question in questions(plan, problem.topology):
+    for question in questions(plan, problem):
         report(question.name)
-        changed = replace(problem, topology=question.topology)
+        changed = question.problem
         solver = "sha-ea" if question.home else made_by
         found = _solved(changed, solver, budget_seconds, seed, home=question.home)
         answers.append(_answer(question, plan, found, changed))

@@ -171,8 +171,9 @@ def test_worse_links_cost_what_the_prediction_over_them_says_and_all_of_them_the
 
 
 def test_a_plan_that_crosses_is_asked_what_one_that_does_not_would_take() -> None:
-    found, where, _ = case("sync")
-    asked = [[one.name for one in questions(plan, where) if one.home] for plan in (found, spread_training())]
+    found, where, job = case("sync")
+    problem = Problem(where, job)
+    asked = [[one.name for one in questions(plan, problem) if one.home] for plan in (found, spread_training())]
     assert asked == [[], ["no training crosses a link"]]
 
 
@@ -224,10 +225,11 @@ def test_gpus_that_nobody_can_reach_say_so() -> None:
 
 
 def test_the_questions_change_one_thing_each() -> None:
-    where = topology()
-    asked = {question.name: question for question in questions(plan(), where)}
+    where, job = topology(), workload()
+    asked = {question.name: question for question in questions(plan(), Problem(where, job))}
     assert list(asked) == [
         UNCHANGED,
+        "contexts kept: on_update: continue",
         "link alps–jsc doubled",
         "link alps–lab doubled",
         "link jsc–lab doubled",
@@ -238,10 +240,19 @@ def test_the_questions_change_one_thing_each() -> None:
         "without jsc",
         "without lab",
     ]
-    assert asked["link alps–lab doubled"].topology.link("lab", "alps") == Link(("alps", "lab"), 40.0, 1.8)
-    assert len(asked["one more node at jsc: 2 × l40s"].topology.devices) == len(where.devices) + 2
-    assert [site.name for site in asked["without jsc"].topology.sites] == ["alps", "lab"]
-    assert asked["without jsc"].topology.links == where.links[1:2]
+    assert asked["link alps–lab doubled"].problem.topology.link("lab", "alps") == Link(("alps", "lab"), 40.0, 1.8)
+    assert len(asked["one more node at jsc: 2 × l40s"].problem.topology.devices) == len(where.devices) + 2
+    assert [site.name for site in asked["without jsc"].problem.topology.sites] == ["alps", "lab"]
+    assert asked["without jsc"].problem.topology.links == where.links[1:2]
+
+
+def test_contexts_may_be_kept_where_a_version_has_them_computed_anew() -> None:
+    where, job = topology(), workload()
+    assert job.staleness
+    kept, sync = replace(job, renews_contexts=False), replace(job, mode="sync")
+    for asked, answers in ((sync, []), (job, [kept]), (kept, [])):
+        found = [one.problem.workload for one in questions(plan(), Problem(where, asked)) if "kept" in one.name]
+        assert found == answers
 
 
 def test_the_study_answers_every_question_and_names_a_runner_up() -> None:
@@ -251,7 +262,7 @@ def test_the_study_answers_every_question_and_names_a_runner_up() -> None:
     told: list[str] = []
     study_of = study(found, problem, 0.2, report=told.append)
     answers = {answer.name: answer for answer in study_of.what_ifs}
-    assert list(answers) == [question.name for question in questions(found, where)]
+    assert list(answers) == [question.name for question in questions(found, problem)]
     assert answers[UNCHANGED].seconds == pytest.approx(found.predicted.iteration_seconds)
     assert set(answers) < set(told)
     doubled = answers["link alps–lab doubled"].seconds
