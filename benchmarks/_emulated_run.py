@@ -23,7 +23,7 @@ from hetrl.describe.sites import ScenarioFile, SiteFile
 from hetrl.errors import HetrlError
 from hetrl.files import parse_lines
 from hetrl.plan.plan import Plan
-from hetrl.problem import Files, Problem
+from hetrl.problem import Files, Problem, workload_of
 from launch.collect import log_planned
 from launch.life import Manner, live
 from launch.local import prepare_local
@@ -62,6 +62,7 @@ def with_experiment(problem: Problem, name: str, gang_timeout: str = "00:10:00")
             minibatches=steps // workload.epochs,
             epochs=workload.epochs,
             kl_coefficient=0.001 if workload.reference else 0.0,
+            kl_in="reward" if workload.kl_in_reward else "loss",
         ),
         reward=Reward(kind="model", architecture=workload.reward.name) if workload.reward else Reward(),
         data=Data(kind="jsonl", path="made-up"),
@@ -74,6 +75,7 @@ def with_experiment(problem: Problem, name: str, gang_timeout: str = "00:10:00")
         topology=TopologySection(scenario="made-up"),
         launch=Launch(queue_timeout=gang_timeout, gang_timeout=gang_timeout),
     )
+    assert replace(workload_of(experiment), response=workload.response) == workload  # the run's job is the plan's
     sites = tuple(SiteFile(name=site.name) for site in problem.topology.sites)
     links = (LinkEntry(between=one.between, delay_ms=one.delay_ms, gbps=one.gbps) for one in problem.topology.links)
     return replace(problem, files=Files(experiment, ScenarioFile(sites=sites, links=tuple(links))))
