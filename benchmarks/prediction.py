@@ -3,7 +3,7 @@
 for each of so many plans (PPO and GRPO, sync and async, one to four sites), random and found by a short search:
     predicted   by the cost model
     played      by the simulator, until it is steady
-    run         with emulated engines, rates and lengths within 10 %, at such a speed that an iteration takes half a
+    run         with emulated engines, rates and lengths within 10 %, at such a speed that an iteration takes nearly a
                 minute, of which controller, gateways and this machine take a small part; several runs side by side,
                 which mostly wait
 beside them what is predicted for lengths that are within 10 % of the planned ones: the longest are longer
@@ -34,8 +34,8 @@ from hetrl.lengths import empirical
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, ITERATION, TRAININGS
 from launch.rehearsal import compare as compare_rows, settings_of
 
-ITERATION_SECONDS, COUNTED = 25.0, 8  # of this machine's, and how many iterations count
-JOBS = 6
+ITERATION_SECONDS, COUNTED = 50.0, 8  # of this machine's, and how many iterations count
+JOBS = 12
 NOISE = 0.1
 GOAL_ITERATION, GOAL_TASK = 0.05, 0.10
 DRAWN = 20_000  # lengths, for their distribution once they are perturbed
