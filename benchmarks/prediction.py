@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,10 @@ from _results import RESULTS, write_result
 from simulate import RANDOM, SEARCHED, Compared, compare
 
 from hetrl.cost.iteration import predict
+from hetrl.describe.launching import Emulation
 from hetrl.errors import HetrlError
 from hetrl.lengths import empirical
+from hetrl.runtime.emulated.pace import Pace
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, ITERATION, TRAININGS
 from launch.rehearsal import compare as compare_rows, settings_of
 
@@ -103,8 +104,8 @@ class Threefold:
 
 def informed_seconds(case: Case) -> float:
     """Return what is predicted for an iteration whose response lengths are off as they are in the run."""
-    response, rng = case.problem.workload.response, random.Random(case.number)
-    drawn = [max(round(one * (1 + rng.uniform(-NOISE, NOISE))), 1) for one in response.draw(DRAWN, rng)]
+    response, pace = case.problem.workload.response, Pace(Emulation(noise=NOISE), f"lengths {case.number}")
+    drawn = [max(round(pace.perturbed(one)), 1) for one in response.draw(DRAWN, pace.random)]
     off = replace(case.problem.workload, response=empirical(drawn, response.maximum))
     return predict(case.plan, replace(case.problem, workload=off).model).iteration_seconds
 

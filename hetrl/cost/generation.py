@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
@@ -91,6 +91,62 @@ class ReplicaSeconds:
     renewal: float = 0.0
 
 
+@dataclass(frozen=True)
+class _Share:
+    """The samples that a replica draws of an iteration's `total`, at most `limit` at a time.
+
+    A step is linear in batch x context, so the mean over all tokens may stand for every context: prompt + E[L^2] /
+    (2 E[L]). The prompts are those of the samples that are dealt to the replica (`dealt_prompts`).
+    """
+
+    server: Server
+    samples: int
+    limit: float
+    prompt_tokens: int
+    samples_per_prompt: int
+    response: Lengths
+    total: int
+
+    @cached_property
+    def age(self) -> float:
+        """Return how many tokens of its response a running sample has, on average over tokens."""
+        return self.response.second_moment / (2 * self.response.mean)
+
+    @cached_property
+    def context(self) -> float:
+        """Return the mean context of a token."""
+        return self.prompt_tokens + self.age
+
+    @cached_property
+    def prompts(self) -> float:
+        """Return of how many prompts the samples are."""
+        return dealt_prompts(self.samples, self.samples_per_prompt)
+
+    @cached_property
+    def prefill(self) -> float:
+        """Return the seconds of prefilling the prompts."""
+        return prompts_seconds(self.server, self.prompts, self.prompt_tokens)
+
+    @property
+    def before(self) -> float:
+        """Return the seconds ahead of the first step: of a call, and of the prefill."""
+        return self.server[0][0].rates.overhead.generation_call + self.prefill
+
+    @property
+    def longer(self) -> float:
+        """Return how many tokens the longest of all samples has more than the longest of these."""
+        return self.response.longest_of(self.total) - self.response.longest_of(self.samples)
+
+    def step(self, batch: float) -> float:
+        """Return the seconds of a step of so many sequences."""
+        return step_seconds(self.server, batch, self.context)
+
+    @cached_property
+    def decoding(self) -> Callable[[int], float]:
+        """Return what gives the seconds of decoding so many samples, those of one step after the other."""
+        return cache(lambda count: sum(n * self.step(b) for n, b in batch_profile(self.response, count, self.limit)))
+
+
 @lru_cache(maxsize=200_000)
 def replica_seconds(
     server: Server,
@@ -105,48 +161,47 @@ def replica_seconds(
 ) -> ReplicaSeconds:
     """Return the times of one replica that generates `samples` of `total` samples, at most `limit` at a time.
 
-    whole  = call + prefill + sum over the batch's profile of steps x step(batch)            (`batch_profile`)
-             + (longest of the total - longest of the samples) x step(1): the slowest replica has the longest of all
-    busy   = prefill + least of: (1 + s) batches at once, / (1 + s); samples x mean length x step(b) / b
-             b = min(limit, (s + 1/2) x samples x mean length / longest of a prompt), s the staleness
-    alone  = call + prefill + steps x a       with step(b) = a + c b, and steps those of `whole`: then samples of
-    shared = samples x mean length x c        one iteration add c x (all their tokens), of two twice as much
-    queued = what the samples of two iterations at once take longer than those of one and shared
-    refill = prefill of the prompts of b running samples and of what they have of their responses: nothing where all
-             are of one length, which run in waves, for a stop comes when a batch has ended
-    renewal  as of a refill, if a version `renews` contexts: it comes at any time
-    The prompts are those of the samples that are dealt to the replica (`dealt_prompts`), here and in `prefill`.
-    A step is linear in batch x context, so the mean over all tokens may stand for every context: prompt + E[L^2] /
-    (2 E[L]). b: the rule of admission lets (1 + s) batches be under way, of which half a batch waits for the rest
-    of its batch, and complete samples for the last one of their prompt.
+    whole = call + prefill + sum over the batch's profile of steps x step(batch)             (`batch_profile`)
+            + (longest of the total - longest of the samples) x step(1): the slowest replica has the longest of all
+
+    With a `staleness` above 0 generation runs ahead of trainings (`_seconds_ahead`).
     """
-    age = response.second_moment / (2 * response.mean)
-    context = prompt_tokens + age
-
-    @cache
-    def decoding(count: int) -> float:
-        return sum(n * step_seconds(server, b, context) for n, b in batch_profile(response, count, limit))
-
-    prompts = dealt_prompts(samples, samples_per_prompt)
-    prefill = prompts_seconds(server, prompts, prompt_tokens)
-    before = server[0][0].rates.overhead.generation_call + prefill
-    longer = response.longest_of(total) - response.longest_of(samples)
-    once = decoding(samples) + longer * step_seconds(server, 1.0, context)
+    share = _Share(server, samples, limit, prompt_tokens, samples_per_prompt, response, total)
+    once = share.decoding(samples) + share.longer * share.step(1.0)
     if staleness == 0:
-        return ReplicaSeconds(before + once, prefill + once)
-    longest = response.longest_of(samples_per_prompt)
+        return ReplicaSeconds(share.before + once, share.prefill + once)
+    return _seconds_ahead(share, once, staleness, renews)
+
+
+def _seconds_ahead(share: _Share, once: float, staleness: int, renews: bool) -> ReplicaSeconds:
+    """Return the times of a replica of which (1 + s) batches may be under way, whose samples decode in `once` alone.
+
+    busy    = prefill + least of: (1 + s) batches at once, / (1 + s); samples x mean length x step(b) / b
+              b = min(limit, (s + 1/2) x samples x mean length / longest of a prompt), s the staleness
+    alone   = call + prefill + steps x a      with step(b) = a + c b, and steps those of `whole`: then samples of
+    shared  = samples x mean length x c       one iteration add c x (all their tokens), of two twice as much
+    queued  = what the samples of two iterations at once take longer than those of one and shared
+    refill  = prefill of the prompts of b running samples and of what they have of their responses: nothing where all
+              are of one length, which run in waves, for a stop comes when a batch has ended
+    renewal = as of a refill, if a version `renews` contexts: it comes at any time
+
+    b: the rule of admission lets (1 + s) batches be under way, of which half a batch waits for the rest of its batch,
+    and complete samples for the last one of their prompt.
+    """
+    server, samples, limit, response = share.server, share.samples, share.limit, share.response
+    longest = response.longest_of(share.samples_per_prompt)
     admitted = max((staleness + 0.5) * samples * response.mean / longest, 1.0)
     running = min(limit, admitted)
-    together = decoding((1 + staleness) * samples) / (1 + staleness)
-    busy = prefill + min(together, samples * response.mean * step_seconds(server, running, context) / running)
-    steps = sum(n for n, _ in batch_profile(response, samples, limit)) + longer
-    fixed, rise = _linear_step(server, context, min(limit, (1 + staleness) * samples * response.mean / steps))
-    alone, shared = before + steps * fixed, samples * response.mean * rise
-    held = prompt_tokens * prompts / samples * longest / response.mean + age  # tokens per running sample
-    queued = max(decoding(2 * samples) - decoding(samples) - shared, 0.0)
+    together = share.decoding((1 + staleness) * samples) / (1 + staleness)
+    busy = share.prefill + min(together, samples * response.mean * share.step(running) / running)
+    steps = sum(n for n, _ in batch_profile(response, samples, limit)) + share.longer
+    fixed, rise = _linear_step(server, share.context, min(limit, (1 + staleness) * samples * response.mean / steps))
+    alone, shared = share.before + steps * fixed, samples * response.mean * rise
+    queued = max(share.decoding(2 * samples) - share.decoding(samples) - shared, 0.0)
+    held = share.prompt_tokens * share.prompts / samples * longest / response.mean + share.age  # tokens per sample
     renewal = prompts_seconds(server, running, held)
-    refill = renewal if response.deviation else prompts_seconds(server, running, held - age)
-    return ReplicaSeconds(before + once, busy, alone, shared, queued, refill, renewal if renews else 0.0)
+    refill = renewal if response.deviation else prompts_seconds(server, running, held - share.age)
+    return ReplicaSeconds(share.before + once, busy, alone, shared, queued, refill, renewal if renews else 0.0)
 
 
 def dealt_prompts(samples: int, samples_per_prompt: int) -> float:

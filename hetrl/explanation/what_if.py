@@ -138,10 +138,9 @@ def study(
     answers = []
     for question in questions(plan, problem):
         report(question.name)
-        changed = question.problem
         solver = "sha-ea" if question.home else made_by
-        found = _solved(changed, solver, budget_seconds, seed, home=question.home)
-        answers.append(_answer(question, plan, found, changed))
+        found = _solved(question.problem, solver, budget_seconds, seed, home=question.home)
+        answers.append(_answer(question, plan, found))
         if question.dropped or question.home or question.name == UNCHANGED:
             others.append(found)
     for solver in (name for name in solvers if name not in (made_by, *SEARCHES)):
@@ -170,7 +169,8 @@ def _solved(
         return None
 
 
-def _answer(question: Question, plan: Plan, found: Plan | None, changed: Problem) -> WhatIf:
+def _answer(question: Question, plan: Plan, found: Plan | None) -> WhatIf:
+    changed = question.problem
     value = math.inf if found is None else plan_value(found, changed.topology, changed.objective)
     if question.name != UNCHANGED and not question.home and not violations(plan, changed.model):
         same = with_prediction(plan, changed.model)

@@ -110,9 +110,9 @@ class Rollout:
                 self._at_rest.fire()
                 yield from self._until_woken()
                 if not self.stopped and self.loses_cache:
-                    yield from self._go_on(loses_cache=True)
+                    yield from self._catch_up(loses_cache=True)
             elif self._load is not None:
-                yield from self._go_on(loses_cache=self.setting.model.workload.renews_contexts)
+                yield from self._catch_up(loses_cache=self.setting.model.workload.renews_contexts)
             elif self.running or self.waiting:
                 began = self.setting.clock.now
                 yield from self._chunk()
@@ -120,7 +120,7 @@ class Rollout:
             else:
                 yield from self._until_woken()
 
-    def _go_on(self, loses_cache: bool) -> Process:
+    def _catch_up(self, loses_cache: bool) -> Process:
         """Load the version that has come, if one has, and fill the cache once, whatever has emptied it."""
         served = Signal()
         if self._load is not None:
