@@ -61,6 +61,10 @@ class Evaluator:
         self.evaluations += int(population.values.counters[1])
         population.values.counters[1] = 0
 
+    def exchange(self, population: Packed[Population], temperature: float, state: Words1) -> None:
+        """Let annealed candidates of neighbouring temperatures change places; see `core.functions.exchange`."""
+        core.exchange(population, temperature, state)
+
     def _make_room(self, children: int) -> None:
         """Keep the set of plans met at most half full; above `MOST_REMEMBERED` it starts anew."""
         self._met += children

@@ -9,7 +9,9 @@
             evolve each population by `budget` children                              (levels 3 to 5, `evolve`)
             keep the better half of the arms, each with its better half of populations
             budget = 2 x budget
-        anneal what is left, its grouping changing, too: POLISH times the evaluations that the halving took
+        put the best of its last `FINALISTS` arms into the ladder: chains, each of one temperature, which later halvings
+        find as this one leaves them                                                 (`_carry`)
+        temper the ladder, groupings changing, too: TEMPERED times the evaluations that the halving took   (`exchange`)
         try every single change of the best                                           (`polish`)
         START = 2 x START
 
@@ -44,13 +46,15 @@ from hetrl.search.space import Grouping, Space, set_partitions
 START = 4  # children of a population in the first round
 POPULATIONS = 2
 CANDIDATES = 12
-EARLY, PATIENCE = 7, 4  # halvings: too short to end a search, and without anything better
-# Annealing; docs/decisions.md ("The last candidates are annealed") has the other values that were tried.
-POLISH = 4
-SKETCHES, SKETCHED, SKETCHED_HOT = (4000, 6000, 9000), 2, 0.1  # evaluations, chains, their first temperature
+EARLY, PATIENCE = 4, 4  # halvings: too short to end a search, and without anything better
+# Annealing; docs/decisions.md ("The last candidates are tempered") has the other values that were tried.
+TEMPERED = 40
+FINALISTS, CARRIED = 4, 8  # arms, and how many of their candidates take the places of the ladder's hottest chains
+HOT, ROUND = 0.015, 600  # the hottest chain's temperature, as a share of the value; children between two exchanges
+SKETCHES, SKETCHED, SKETCHED_HOT = (4000, 6000, 9000), 2, 0.1  # evaluations, chains, their first temperature,
+COOLING = 32  # and the steps in which it falls
 LAST, LAST_SECONDS = 3000, 0.05  # evaluations for the last single changes, at most half of all; share of the time
 REGROUP = 0.1  # share of the changes that change the grouping
-HOT, COOLING = 0.03, 32  # first temperature, as a share of the value, and the steps in which it falls
 
 Arm = list[Packed[Population]]  # one grouping: its populations that are still alive
 Alive = TypeVar("Alive")
@@ -127,7 +131,9 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
     An interrupt (Ctrl-C) ends the search early.
     """
     best, improved = Best(), 0
-    run = _Run(evaluator, _first(limits), seeded(seed), best, report or (lambda progress: None))
+    tasks = evaluator.space.problem.workload.tasks
+    ladder = new_population(evaluator.tables, evaluator.bench.parts, [0] * len(tasks), CANDIDATES)
+    run = _Run(evaluator, _first(limits), seeded(seed), best, report or (lambda progress: None), ladder)
     try:
         going = run.sketch()
         polish(best, evaluator, limits)
@@ -162,23 +168,27 @@ class _Run:
     state: Words1
     best: Best
     report: Callable[[Progress], None]
+    ladder: Packed[Population]  # changed in place; the coldest chain first
 
     def halve(self, budget: int) -> bool:
-        """Run one whole halving, its last arm annealed."""
+        """Run one whole halving, then temper the ladder with what is left of it."""
         space, tables, parts = self.evaluator.space, self.evaluator.tables, self.evaluator.bench.parts
-        began = self.evaluator.evaluations
+        began, finalists = self.evaluator.evaluations, list[Population]()
         arms: list[Arm] = [
             [new_population(tables, parts, group, CANDIDATES) for _ in range(POPULATIONS)]
             for group in groupings(space.problem.workload.tasks, space.excluded)
         ]
         while True:
+            if len(arms) <= FINALISTS and not finalists:
+                finalists = [arm[0].values for arm in arms]
             going = all(self._evolve(population, budget) for arm in arms for population in arm)
             self._note(arms)
             if not going:
                 return False
             self.report(Progress(self.best.seconds, self.evaluator.evaluations, len(arms)))
             if len(arms) == 1:
-                return self._anneal_all(arms[0], POLISH * (self.evaluator.evaluations - began))
+                self._carry(finalists)
+                return self._temper(TEMPERED * (self.evaluator.evaluations - began))
             kept = _better_half(arms, lambda arm: min(map(_best_value, arm)))
             arms = [_better_half(arm, _best_value) for arm in kept]
             budget *= 2
@@ -193,23 +203,41 @@ class _Run:
                 return False
         return True
 
-    def _anneal_all(self, arm: Arm, budget: int) -> bool:
-        """Anneal what is left of the last arm, by so many children."""
-        return all(self._anneal(population, budget // len(arm) // COOLING, HOT) for population in arm)
+    def _carry(self, finalists: list[Population]) -> None:
+        """Put the best of the last arms into the places of the ladder's hottest chains; at first others are random."""
+        self._evolve(self.ladder, CANDIDATES - int(self.ladder.values.counters[0]))
+        ladder, place = self.ladder.values, CANDIDATES - 1
+        for last in finalists:
+            for one in np.argsort(last.value[: int(last.counters[0])])[: CARRIED // len(finalists)]:
+                ladder.x[place], ladder.value[place] = last.x[one], last.value[one]
+                ladder.floats[place], ladder.ints[place] = last.floats[one], last.ints[one]
+                place -= 1
+
+    def _temper(self, budget: int) -> bool:
+        """Anneal the ladder by so many children, neighbours changing places now and then."""
+        for left in range(budget, 0, -ROUND):
+            going = self._evolve(self.ladder, min(left, ROUND), self._regroup, HOT)
+            self.evaluator.exchange(self.ladder, HOT, self.state)
+            self._note([[self.ladder]])
+            if not going:
+                return False
+            self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
+        return True
 
     def _anneal(self, population: Packed[Population], children: int, hot: float) -> bool:
-        """Anneal a population by so many children at each temperature, its groupings changing.
-
-        A grouping that `Space.excluded` leaves out must not come back this way: with one, groupings stay.
-        """
-        regroup = REGROUP if self.evaluator.space.excluded is None else 0.0
+        """Anneal a population by so many children at each temperature, its groupings changing."""
         for step in range(COOLING):
-            going = self._evolve(population, children, regroup, hot * (1 - step / COOLING) ** 2)
+            going = self._evolve(population, children, self._regroup, hot * (1 - step / COOLING) ** 2)
             self._note([[population]])
             if not going:
                 return False
             self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
         return True
+
+    @property
+    def _regroup(self) -> float:
+        """Return the share of changes of the grouping: none where one that is left out might come back this way."""
+        return REGROUP if self.evaluator.space.excluded is None else 0.0
 
     def _evolve(
         self, population: Packed[Population], budget: int, regroup: float = 0.0, temperature: float = 0.0

@@ -26,7 +26,7 @@ from tests.search.ilp_cases import BruteForce, problem, trimmed, workload
 JOBS = [("grpo", "sync"), ("grpo", "async"), ("ppo", "sync"), ("ppo", "async")]
 MODES = [(algorithm, mode, seed) for algorithm, mode in JOBS for seed in range(13)]
 NEVER = math.inf
-EVALUATIONS = 100_000  # at most a second of sha-ea
+EVALUATIONS = 50_000  # at most half a second of sha-ea
 
 
 @cache

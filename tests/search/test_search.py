@@ -176,7 +176,7 @@ def test_sites_are_used_for_the_engines_that_they_have() -> None:
     topology = Topology(sites, tuple(Link(pair, 0.1, 10) for pair in names))
     workload = replace(_workload("tiny-qwen3"), reference=None, weight_bytes=4, prompt_tokens=4, response=Lengths(3, 3))
     problem = Problem(topology, workload)
-    for plan in (*(_planned(problem, seed, 3000) for seed in range(8)), solve(problem, "verl", 30.0, 0)):
+    for plan in (*(_planned(problem, seed, 6000) for seed in range(8)), solve(problem, "verl", 30.0, 0)):
         assert {device.split("/")[0] for device in plan.tasks["actor_training"].devices} == {"alpha"}
         assert len(plan.tasks["actor_training"].replicas) == 4
         assert set(plan.tasks["actor_generation"].devices) == {"beta/beta-0/0", "gamma/gamma-0/0"}

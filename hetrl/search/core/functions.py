@@ -142,6 +142,14 @@ def evolve(
 
 
 @_compiled
+def exchange(population: Packed[Population], temperature: float, state: Words1) -> None:
+    """Let chains that `evolve` anneals change places with their neighbours: the better one comes to the colder place.
+
+    A worse one does so with the probability of replica exchange.
+    """
+
+
+@_compiled
 def value_options(
     task: int,
     x: Genes1,

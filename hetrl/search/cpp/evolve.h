@@ -6,7 +6,7 @@
 //         replace the worst of the population if the child is better
 //
 // With a temperature the candidates are chains of simulated annealing instead: a child is of any one, and replaces
-// that.
+// that. Chains of neighbouring temperatures may change places (`exchange`).
 //
 // A set of hashes remembers all plans that were valued: what is met again costs nothing and does not count.
 #pragma once
@@ -133,18 +133,43 @@ inline void admit(const Population& population, double found, const Parts& parts
     }
 }
 
+// Return a chain's own temperature: steps up to the given one, the first chain's least.
+inline double own_temperature(Int chain, double temperature, const Population& population) {
+    return temperature * double(chain + 1) / double(room_for(population));
+}
+
 // Let the child replace its parent if it is better, or with the probability exp(-rise / T) of simulated annealing
-// (Kirkpatrick, Gelatt, Vecchi, Science 220, 1983); `rise` is relative to the parent. The candidates' T are steps up to
-// the temperature, the first one's least. The best child of all is kept behind the candidates.
+// (Kirkpatrick, Gelatt, Vecchi, Science 220, 1983); `rise` is relative to the parent. The best child of all is kept
+// behind the candidates.
 inline void admit_annealed(const Population& population, double found, double temperature, const Hashes& state,
                            const Parts& parts) {
     const Int parent = population.counters[PARENT], best = room_for(population);
-    const double own = temperature * double(parent + 1) / double(best);
+    const double own = own_temperature(parent, temperature, population);
     if (found < population.value[best]) {
         enter(population, best, found, parts);
     }
     if (found <= population.value[parent] * (1 - own * std::log(uniform(state)))) {
         enter(population, parent, found, parts);
+    }
+}
+
+// See `hetrl.search.core.functions.exchange`. Neighbours a (colder) and b change places with the probability
+// exp((1 / T_a - 1 / T_b) (E_a - E_b)) of replica exchange (Swendsen, Wang, Phys. Rev. Lett. 57, 1986; Hukushima,
+// Nemoto, J. Phys. Soc. Jpn. 65, 1996); E is the logarithm of the value, for a rise is relative.
+void exchange(const Population& population, double temperature, const Hashes& state) {
+    for (Int chain = 0; chain + 1 < population.counters[CANDIDATES]; ++chain) {
+        const Int next = chain + 1;
+        const double colder = own_temperature(chain, temperature, population);
+        const double hotter = own_temperature(next, temperature, population);
+        const double gained = std::log(population.value[chain] / population.value[next]);
+        if (std::log(uniform(state)) <= (1 / colder - 1 / hotter) * gained) {
+            std::swap(population.value[chain], population.value[next]);
+            std::swap_ranges(population.x[chain].begin(), population.x[chain].end(), population.x[next].begin());
+            std::swap_ranges(population.floats[chain].begin(), population.floats[chain].end(),
+                             population.floats[next].begin());
+            std::swap_ranges(population.ints[chain].begin(), population.ints[chain].end(),
+                             population.ints[next].begin());
+        }
     }
 }
 
