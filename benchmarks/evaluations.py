@@ -1,4 +1,4 @@
-"""Compare searches where evaluations are dear: the best plan after 5,000, 20,000, 50,000 and 200,000 of them.
+"""Compare searches where evaluations are dear: the best plan after 5,000 to 1,000,000 of them.
 
 for each case, search and number of evaluations: a search of its own with that bound, with so many seeds each
 the page tells the medians over the seeds, beside the best of all; all are predicted by our model
@@ -24,7 +24,7 @@ from hetrl.search.space import Space
 
 SCENARIO, MODEL = "multi-continent", "qwen3-8b"
 CASES = {"ppo sync": ("ppo", SYNC), "grpo async": ("grpo", ASYNC)}
-BOUNDS = (5_000, 20_000, 50_000, 200_000)
+BOUNDS = (5_000, 20_000, 50_000, 200_000, 1_000_000)
 SEARCHES: dict[str, Search] = {
     "sha-ea": sha_ea.search,
     "anneal": anneal,

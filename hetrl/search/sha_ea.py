@@ -131,8 +131,8 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
     An interrupt (Ctrl-C) ends the search early.
     """
     best, improved = Best(), 0
-    tasks = evaluator.space.problem.workload.tasks
-    ladder = new_population(evaluator.tables, evaluator.bench.parts, [0] * len(tasks), CANDIDATES)
+    known = groupings(evaluator.space.problem.workload.tasks, evaluator.space.excluded)
+    ladder = new_population(evaluator.tables, evaluator.bench.parts, known[0], CANDIDATES)
     run = _Run(evaluator, _first(limits), seeded(seed), best, report or (lambda progress: None), ladder)
     try:
         going = run.sketch()
@@ -194,7 +194,12 @@ class _Run:
             budget *= 2
 
     def sketch(self) -> bool:
-        """Anneal a few chains of any grouping, again and again for longer: a good plan before a halving has one."""
+        """Anneal a few chains of any grouping, again and again for longer: a good plan before a halving has one.
+
+        The ladder is filled first: later, too few plans of a tiny problem may be left that were not met.
+        """
+        if not self._evolve(self.ladder, CANDIDATES):
+            return False
         tables, parts = self.evaluator.tables, self.evaluator.bench.parts
         known = groupings(self.evaluator.space.problem.workload.tasks, self.evaluator.space.excluded)
         for budget in SKETCHES:
@@ -204,8 +209,7 @@ class _Run:
         return True
 
     def _carry(self, finalists: list[Population]) -> None:
-        """Put the best of the last arms into the places of the ladder's hottest chains; at first others are random."""
-        self._evolve(self.ladder, CANDIDATES - int(self.ladder.values.counters[0]))
+        """Put the best of the last arms into the places of the ladder's hottest chains."""
         ladder, place = self.ladder.values, CANDIDATES - 1
         for last in finalists:
             for one in np.argsort(last.value[: int(last.counters[0])])[: CARRIED // len(finalists)]:

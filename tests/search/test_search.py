@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,13 @@ from hetrl.plan.plan import Plan
 from hetrl.problem import read_problem
 from hetrl.search import Problem, Progress, solve
 from hetrl.search.balance import balance
+from hetrl.search.evaluate import Evaluator
+from hetrl.search.limits import Limits
+from hetrl.search.sha_ea import search
 from hetrl.search.space import Space, clique, set_partitions, stars
 from hetrl.workload import TASKS, Lengths, Workload, architecture
 from launch.show import progress_line
+from tests.search import ilp_cases
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = ("single-region", "multi-region-hybrid", "multi-country", "multi-continent")
@@ -186,6 +191,17 @@ def test_sites_are_used_for_the_engines_that_they_have() -> None:
         }
         assert plan.site_order == ("alpha", "beta", "gamma")
         assert [(r.source, r.target) for r in plan.weight_sync.routes] == [("alpha", "beta"), ("alpha", "gamma")]
+
+
+@pytest.mark.parametrize("one_group", [True, False])
+def test_no_plan_of_an_excluded_grouping_is_found(one_group: bool) -> None:
+    asked = ilp_cases.problem(3, "grpo", "sync")
+    tasks = asked.workload.tasks
+    excluded = (tasks,) if one_group else tuple((task,) for task in tasks)
+    for seed in range(3):
+        found = search(Evaluator(Space(asked, excluded=excluded)), Limits(math.inf, 20_000), seed)
+        assert found.seconds < math.inf
+        assert len(set(found.x[: len(tasks)].tolist())) != len(excluded)
 
 
 def test_a_model_that_fits_nowhere_is_refused_with_numbers() -> None:
