@@ -95,6 +95,7 @@ async def _flood(send: Send, seconds: float, window_bytes: int) -> tuple[float, 
         async with asyncio.TaskGroup() as senders:
             for _ in range(max(1, window_bytes // size_bytes)):
                 senders.create_task(keep_sending())
-    except* HetrlError as errors:
-        raise errors.exceptions[0] from None
+    except ExceptionGroup as group:  # `except*` would wrap what it raises up to Python 3.11.3
+        unanswered, others = group.split(HetrlError)
+        raise (group if unanswered is None or others else unanswered.exceptions[0]) from None
     return began, answers
