@@ -133,7 +133,7 @@ def search(evaluator: Evaluator, limits: Limits, seed: int, report: Callable[[Pr
     best, improved = Best(), 0
     known = groupings(evaluator.space.problem.workload.tasks, evaluator.space.excluded)
     ladder = new_population(evaluator.tables, evaluator.bench.parts, known[0], CANDIDATES)
-    run = _Run(evaluator, _first(limits), seeded(seed), best, report or (lambda progress: None), ladder)
+    run = _Run(evaluator, _first(limits), seeded(seed), best, report or (lambda progress: None), known, ladder)
     try:
         going = run.sketch()
         polish(best, evaluator, limits)
@@ -168,15 +168,15 @@ class _Run:
     state: Words1
     best: Best
     report: Callable[[Progress], None]
+    groupings: list[list[int]]  # that are not excluded; the group of each task
     ladder: Packed[Population]  # changed in place; the coldest chain first
 
     def halve(self, budget: int) -> bool:
         """Run one whole halving, then temper the ladder with what is left of it."""
-        space, tables, parts = self.evaluator.space, self.evaluator.tables, self.evaluator.bench.parts
+        tables, parts = self.evaluator.tables, self.evaluator.bench.parts
         began, finalists = self.evaluator.evaluations, list[Population]()
         arms: list[Arm] = [
-            [new_population(tables, parts, group, CANDIDATES) for _ in range(POPULATIONS)]
-            for group in groupings(space.problem.workload.tasks, space.excluded)
+            [new_population(tables, parts, group, CANDIDATES) for _ in range(POPULATIONS)] for group in self.groupings
         ]
         while True:
             if len(arms) <= FINALISTS and not finalists:
@@ -201,7 +201,7 @@ class _Run:
         if not self._evolve(self.ladder, CANDIDATES):
             return False
         tables, parts = self.evaluator.tables, self.evaluator.bench.parts
-        known = groupings(self.evaluator.space.problem.workload.tasks, self.evaluator.space.excluded)
+        known = self.groupings
         for budget in SKETCHES:
             chains = new_population(tables, parts, known[int(self.state[0]) % len(known)], SKETCHED)
             if not self._anneal(chains, budget // COOLING, SKETCHED_HOT):
@@ -222,21 +222,24 @@ class _Run:
         for left in range(budget, 0, -ROUND):
             going = self._evolve(self.ladder, min(left, ROUND), self._regroup, HOT)
             self.evaluator.exchange(self.ladder, HOT, self.state)
-            self._note([[self.ladder]])
-            if not going:
+            if not self._told(self.ladder, going):
                 return False
-            self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
         return True
 
     def _anneal(self, population: Packed[Population], children: int, hot: float) -> bool:
         """Anneal a population by so many children at each temperature, its groupings changing."""
         for step in range(COOLING):
             going = self._evolve(population, children, self._regroup, hot * (1 - step / COOLING) ** 2)
-            self._note([[population]])
-            if not going:
+            if not self._told(population, going):
                 return False
-            self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
         return True
+
+    def _told(self, population: Packed[Population], going: bool) -> bool:
+        """Note an annealed population's best and, unless a limit has ended it, report; return whether it goes on."""
+        self._note([[population]])
+        if going:
+            self.report(Progress(self.best.seconds, self.evaluator.evaluations, 1))
+        return going
 
     @property
     def _regroup(self) -> float:
