@@ -90,7 +90,9 @@ def _crossed(rank: int, size: int) -> list[dict[str, int]]:
     def counters() -> dict[str, int]:
         dist.barrier()
         stats = endpoint.member.request(f"{site}/gateway/0", wire.LinkStats(), timeout_seconds=20, doing="counters")
-        return {other: link.bytes_sent for other, link in endpoint.call(stats).message.links.items()}
+        sent = {other: link.bytes_sent for other, link in endpoint.call(stats).message.links.items()}
+        dist.barrier()  # the other rank of the site must not send yet
+        return sent
 
     tensor, everyone = torch.ones(2_000_000), [torch.empty(500_000) for _ in range(size)]
     calls = (
