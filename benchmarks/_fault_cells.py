@@ -17,7 +17,7 @@ STEPS, AT_STEP = 12, 4  # faults are behind the step that the second number says
 END_SECONDS = 300.0
 COPY_AT = "gamma"
 KILL, STOP = "SIGKILL", "SIGSTOP"
-RANK, ROLLOUT, SERVER = "hetrl.runtime.run.trainer", "hetrl.runtime.run.rollout", "vllm.entrypoints.cli.main"
+RANK, ROLLOUT, SERVER = "hetrl.runtime.run.trainer", "hetrl.runtime.run.rollout", "hetrl.runtime.vllm.serve"
 LAUNCHER = "launcher"
 # Part of a run: the site, and the module that its processes run; nothing: all of the site's.
 PARTS: Mapping[str, tuple[str, str]] = {

@@ -186,8 +186,9 @@ def test_only_the_runtime_imports_the_engines(engine: str) -> None:
     assert outside == set()
 
 
-def test_one_module_imports_vllm() -> None:
-    assert importers(sources("hetrl"), "vllm") == {"hetrl.runtime.vllm.extension"}
+def test_vllm_is_imported_in_its_own_processes_alone() -> None:
+    assert importers(sources("hetrl"), "vllm") == {"hetrl.runtime.vllm.extension", "hetrl.runtime.vllm.serve"}
+    assert importers(sources("hetrl") + sources("launch"), "hetrl.runtime.vllm.serve") == set()
 
 
 def test_megatron_is_imported_by_the_training_engine_alone() -> None:

@@ -76,7 +76,7 @@ def test_a_replica_whose_server_is_killed_is_started_again_and_draws_again(run: 
         gamma = (going.directory / "sites" / "gamma").resolve()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if "vllm.entrypoints.cli.main" in process.cmdline() and Path(process.cwd()) == gamma:
+                if "hetrl.runtime.vllm.serve" in process.cmdline() and Path(process.cwd()) == gamma:
                     process.kill()
         going.until("replica_back", 1)
         back = going.events("step")[-1]["step"]

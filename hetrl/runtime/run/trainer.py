@@ -30,33 +30,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from hetrl.runtime.imports import uncollected
 
-from hetrl.describe.models import model_of
-from hetrl.errors import HetrlError
-from hetrl.gpus import is_cpu
-from hetrl.runtime import wire
-from hetrl.runtime.checkpoints.files import SAMPLES, keep_last
-from hetrl.runtime.checkpoints.places import CheckpointPlaces, places_of
-from hetrl.runtime.hang import HangWatch
-from hetrl.runtime.megatron.batch import TokenBatch
-from hetrl.runtime.megatron.engine import MegatronEngine
-from hetrl.runtime.megatron.hf_weights import iter_safetensors
-from hetrl.runtime.megatron.model import kernels
-from hetrl.runtime.run.checkpoint_places import take_up
-from hetrl.runtime.run.context import Context, answer_requests, exit_with, log_to_stderr, read_context
-from hetrl.runtime.run.engines import build_engine
-from hetrl.runtime.run.world import share, share_tensors
-from hetrl.runtime.transport.member import Envelope, Member
-from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
-from hetrl.runtime.weights.intake import Intake
-from hetrl.runtime.weights.publications import Publications
-from hetrl.runtime.weights.publisher import Publisher
-from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
-from hetrl.runtime.wire.arrays import pack, unpack
-from hetrl.runtime.wire.members import World
-from hetrl.workload import architecture
+with uncollected():
+    import torch
+    import torch.distributed as dist
+
+    from hetrl.describe.models import model_of
+    from hetrl.errors import HetrlError
+    from hetrl.gpus import is_cpu
+    from hetrl.runtime import wire
+    from hetrl.runtime.checkpoints.files import SAMPLES, keep_last
+    from hetrl.runtime.checkpoints.places import CheckpointPlaces, places_of
+    from hetrl.runtime.hang import HangWatch
+    from hetrl.runtime.megatron.batch import TokenBatch
+    from hetrl.runtime.megatron.engine import MegatronEngine
+    from hetrl.runtime.megatron.hf_weights import iter_safetensors
+    from hetrl.runtime.megatron.model import kernels
+    from hetrl.runtime.run.checkpoint_places import take_up
+    from hetrl.runtime.run.context import Context, answer_requests, exit_with, log_to_stderr, read_context
+    from hetrl.runtime.run.engines import build_engine
+    from hetrl.runtime.run.world import share, share_tensors
+    from hetrl.runtime.transport.member import Envelope, Member
+    from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
+    from hetrl.runtime.weights.intake import Intake
+    from hetrl.runtime.weights.publications import Publications
+    from hetrl.runtime.weights.publisher import Publisher
+    from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
+    from hetrl.runtime.wire.arrays import pack, unpack
+    from hetrl.runtime.wire.members import World
+    from hetrl.workload import architecture
 
 BATCH_ARRAYS = ("tokens", "lengths", "mask")
 

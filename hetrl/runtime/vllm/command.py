@@ -34,7 +34,7 @@ class VllmSettings:
 
 def command_of(settings: VllmSettings, socket: Path) -> list[str]:
     """Return the command line of the server (https://docs.vllm.ai/en/latest/cli/serve/)."""
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(settings.model_directory)]
+    command = [sys.executable, "-m", "hetrl.runtime.vllm.serve", "serve", str(settings.model_directory)]
     options: dict[str, object] = {
         "uds": socket,
         "served-model-name": MODEL_NAME,
