@@ -11,7 +11,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.wire.arrays import Arrays
 
-Actor = tuple[dict[str, float], int, asyncio.Future[wire.Published] | None]  # what it measured; see `Trained`
+Actor = tuple[dict[str, float], int, asyncio.Future[wire.Published | None]]  # what it measured; see `Trained`
 Scored = tuple[tuple[PromptGroup, ...], Arrays]
 Valued = tuple[Arrays, dict[str, float]]
 
@@ -58,5 +58,5 @@ class Trained:
     version: int
     measured: Mapping[str, float]
     turn_seconds: float
-    actor: asyncio.Future[wire.Published] | None  # None: the critic warms up
+    actor: asyncio.Future[wire.Published | None]  # None: the critic warms up
     critic: asyncio.Future[wire.Published] | None

@@ -5,9 +5,10 @@ prepare, beside the training of the step before:
     score it: reference, reward model and critic, side by side
     the actor's trainer scores it, too, where that is needed: beside them, once it has trained on the batch before
 train the actor: an optimiser step per minibatch
-    begin to publish its weights to every replica; every so many steps, begin a checkpoint
+    begin to publish its weights to every replica, and let generation go on once they are served
+    every so many steps, begin a checkpoint
 train the critic, beside the actor and its scoring (but for a KL penalty in the reward); begin to publish its weights
-serve, in mode async beside the next step: wait for the versions that are under way; let generation go on; tell
+serve, in mode async beside the next step: wait for the versions that are under way; tell
 
 Tasks that share devices take turns, batch by batch (`hetrl.runtime.rl.turns`); a training leaves once it has exported.
 Where Slurm ends a job of the run, the step that is trained then is the last one, and its checkpoints are written.
@@ -131,7 +132,7 @@ class Iterations:
                 if step < self.last:
                     coming = self.begin(self.prepare(step + 1, feed, first))
                 trained = await self.result(self.begin(self.train(ours, start)))
-                serving = self.begin(self.serve(trained, feed, serving))
+                serving = self.begin(self.serve(trained, serving))
                 if not self.experiment.algorithm.max_staleness or step >= self.last:
                     await self.result(serving)
                 # One begins where the one before ended: samples are drawn while that is written down.
@@ -185,22 +186,19 @@ class Iterations:
         turns, seconds = self.turns.seconds, ours.batch.seconds
         seconds[GENERATION_WAIT] = max(0.0, ours.ready - start)
         both = asyncio.gather(ours.actor, self.train_critic(ours.batch))
-        (learned, version, published), (valued, critic_published) = await both
+        (learned, version, served), (valued, critic_published) = await both
         seconds[ITERATION] = time.monotonic() - start
         turn_seconds = self.turns.seconds - turns
-        return Trained(ours, start, version, learned | valued, turn_seconds, published, critic_published)
+        return Trained(ours, start, version, learned | valued, turn_seconds, served, critic_published)
 
-    async def serve(self, trained: Trained, feed: Feed, before: asyncio.Future[None] | None) -> None:
-        """Let generation go on with the version of a step once it is served; tell of the step, after that `before`.
+    async def serve(self, trained: Trained, before: asyncio.Future[None] | None) -> None:
+        """Wait until what a step gave is served; tell of the step, after that `before`.
 
         In mode sync a step ends then, in mode async it ended with its trainings.
         """
-        ours, sent, version = trained.prepared, {"weight_bytes": 0}, trained.version
+        ours, published = trained.prepared, await trained.actor
         step, seconds = ours.batch.step, ours.batch.seconds
-        if trained.actor is not None:
-            published = await trained.actor
-            sent, version = weight_metrics(published), published.version
-        feed.served(version)
+        sent = {"weight_bytes": 0} if published is None else weight_metrics(published)
         if trained.critic is not None:
             sent |= {"critic_bytes": weight_metrics(await trained.critic)["weight_bytes"]}
         if before is not None:
@@ -250,9 +248,17 @@ class Iterations:
             if not batch.warms_up:
                 published = await self.exported(partial(self.publish_actor, seconds))
             feed.trained()
-            progress = self.progress(feed).to_text()
+            served, progress = self.begin(self.served(feed, version, published)), self.progress(feed).to_text()
             await self.checkpoints.after(step, self.versions.actor, progress, partial(self.samples_of, feed))
-        return measured, version, published
+        return measured, version, served
+
+    async def served(
+        self, feed: Feed, version: int, published: asyncio.Future[wire.Published] | None
+    ) -> wire.Published | None:
+        """Let generation go on once what a step that began with `version` gave is served, whatever the critic does."""
+        sent = None if published is None else await published
+        feed.served(version if sent is None else sent.version)
+        return sent
 
     async def exported(self, publish: PublishVersion) -> asyncio.Future[wire.Published]:
         """Begin to publish; return once the weights have left the devices, raise what fails before."""

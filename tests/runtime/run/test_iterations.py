@@ -71,6 +71,9 @@ class World:
     def begins(self, iterations: Iterations, record: Rows) -> None:
         """Be told who takes the steps, and where they are noted."""
 
+    def draws(self, number: int) -> None:
+        """Be told that generation begins with a prompt."""
+
     async def pause(self) -> None:
         for _ in range(self.random.randrange(8)):
             await asyncio.sleep(0)
@@ -227,6 +230,7 @@ async def run(
     async def draw(number: int) -> PromptGroup:
         async with turns.prompt():
             began = world.served
+            world.draws(number)
             await world.pause()
             spans = (wire.VersionSpan(version=began, start=0, end=2),)
             drawn = wire.Sample(tokens=(7, 1), logprobs=(-0.5, -0.5), versions=spans, finish_reason="stop")
@@ -314,6 +318,39 @@ def test_the_trainer_scores_a_batch_while_others_do_but_does_not_keep_generation
 
     generates = owners[0] == owners[4]
     assert asyncio.run(scenario()) == [bool(staleness) and generates] * STEPS
+
+
+@pytest.mark.parametrize("staleness", [None, 1])
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_generation_goes_on_while_the_critic_still_trains(warmup: int, staleness: int | None) -> None:
+    class Slow(World):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.drawn = asyncio.Condition()
+            self.told = set[asyncio.Task[None]]()
+            self.most = 0  # prompts that generation has begun with
+
+        def draws(self, number: int) -> None:
+            self.told.add(asyncio.ensure_future(self._drew(number + 1)))
+
+        async def _drew(self, prompts: int) -> None:
+            async with self.drawn:
+                self.most = max(self.most, prompts)
+                self.drawn.notify_all()
+
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if task == CRITIC_TRAINING and isinstance(message, wire.Train):
+                # of the next batch, and in mode async of one more: those behind it wait for this step's version
+                wanted = min(message.step + 1 + (staleness or 0), STEPS) * BATCH
+                async with self.drawn:
+                    await self.drawn.wait_for(lambda: self.most >= wanted)
+            return await super()._work(task, message, buffers)
+
+    async def scenario() -> list[Mapping[str, Any]]:
+        async with asyncio.timeout(20.0):
+            return await run(Slow(groups_of((0, 1, 2, 3, 4, 5)), 0), staleness, warmup)
+
+    assert len(asyncio.run(scenario())) == STEPS
 
 
 @pytest.mark.parametrize("staleness", [None, 1])
