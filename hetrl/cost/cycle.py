@@ -9,8 +9,8 @@ enough for it (an inference of the next batch comes behind an older training wit
 two fit into a period). What remains is generation, which runs whenever the others of its group do not. From the end of
 a batch's generation on:
 
-    0                 inference                + training       + transfer = arrival
-    | inferences of all groups | trainings of all groups | weights travel | are loaded | a later batch may start
+    0                 inference                + actor          + transfer = arrival
+    | inferences of all groups | training of the actor   | weights travel | are loaded | a later batch may start
       own_inference              own_training                               pause
       generation of further batches stands still for these three, which come again a period later; while it does so for
       the first two, no version is loaded
@@ -37,13 +37,24 @@ def transfer_seconds(encode: float, uplinks: float, fan_out: float) -> float:
     return max(encode, uplinks, fan_out)
 
 
-def shared_transfer_seconds(actor: float, critic: float, behind: float) -> float:
+def behind_seconds(critic: float, behind: float, lead: float) -> float:
+    """Return the transfer of the critic's version, which stands still while the actor's takes what both take.
+
+    It takes `critic` alone, and `behind` where both start at once. The actor's starts so much earlier (`lead`), or
+    later where that is negative.
+    """
+    return critic if behind <= critic or critic + lead <= 0 else critic + max(behind - critic - max(lead, 0.0), 0.0)
+
+
+def shared_transfer_seconds(actor: float, critic: float, behind: float, lead: float) -> float:
     """Return the transfer of the actor's version beside the critic's, each of which takes so long alone.
 
-    `behind` is the critic's where it stands still while the actor's takes what both take. Where none does, each has an
-    equal part of that: the actor's is held up until the shorter one is through.
+    None stands still (`behind_seconds`): each has an equal part of what both take, and the actor's is held up until the
+    shorter one is through.
     """
-    return actor if behind <= critic else actor + min(behind - critic, critic)
+    if behind <= critic:
+        return actor
+    return actor + min(max(behind - critic - max(lead, 0.0), 0.0), max(critic + min(lead, 0.0), 0.0))
 
 
 def yielding_seconds(alone: float, begins: Sequence[float], lasts: Sequence[float], taken: Sequence[float]) -> float:
@@ -210,6 +221,7 @@ def iteration_seconds(
     trainings: Sequence[float],
     own: int,
     rollouts: Sequence[float],
+    actor: float,
     transfer: float,
     pause: float,
     critic: float,
@@ -219,33 +231,37 @@ def iteration_seconds(
 ) -> float:
     """Return the time between two weight versions, from the seconds of each group; group `own` generates.
 
-    The actor's weights travel for `transfer` and are loaded in `pause`, in mode async followed by the renewal of
-    contexts; the critic's are there `critic` after the trainings (0: no critic), and its inference takes `valuing`.
-    `rollouts` are the fields of `hetrl.cost.generation.ReplicaSeconds`, in order.
+    From the end of the inferences on the actor is trained for `actor`; then its weights travel for `transfer` and are
+    loaded in `pause`, in mode async followed by the renewal of contexts; the critic's are there after `critic` (0: no
+    critic), and its inference takes `valuing`. `rollouts` are the fields of `hetrl.cost.generation.ReplicaSeconds`, in
+    order.
 
-    sync:  max(transfer + pause + T_gen + max_g sum inferences, critic + valuing) + max_g sum trainings
+    sync:  the longest of
+           T_gen + max_g sum inferences + max(actor + transfer, own sum trainings) + pause    the actor's weights
+           critic + valuing                                                                   the critic's
+           max_g (sum inferences + sum trainings)                                             the devices of a group
     async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
            than a version's transfer, or than what crosses the busiest link or the critic's transfer (`links`), since
-           versions follow one another; in which 1 + staleness batches pass the critic's weights, its inference and the
-           trainings; and in which generation runs, besides, until a batch's last sample is complete (`least_period`).
+           versions follow one another; in which 1 + staleness batches pass the critic's training, weights and
+           inference; and in which generation runs, besides, until a batch's last sample is complete (`least_period`).
 
     Staleness 0 is sync. Source: HetRL (arXiv 2512.12476) section 3, and the timetable above.
     """
-    inference, training = max(inferences), max(trainings)
+    inference = max(inferences)
+    busiest = max(one + other for one, other in zip(inferences, trainings, strict=True))
     if staleness == 0:
-        return max(generation + inference + transfer + pause, critic + valuing) + training
-    if math.isinf(inference + training + transfer + critic):
+        served = max(actor + transfer, trainings[own]) + pause
+        return max(generation + inference + served, critic + valuing, busiest)
+    if not math.isfinite(busiest + transfer + critic):
         return math.inf
     whole, busy, alone, shared, queued, refill, renewal = rollouts
     own_inference, own_training, batches = inferences[own], trainings[own], 1 + staleness
     together = own_training > 0 and own_inference == inference
     stops = (own_inference > 0 and not together) + (own_training > 0)
     stopped = own_inference + own_training + pause + renewal + stops * refill
-    regular = transfer
-    for one, other in zip(inferences, trainings, strict=True):
-        regular = max(regular, one + other)
+    regular = max(transfer, busiest)
     least = max(max(generation, busy) + stopped, regular, links)
-    least = max(least, generation + own_inference + own_training, (critic + valuing + training) / batches)
-    arrival = inference + training + transfer
+    least = max(least, generation + own_inference + own_training, (critic + valuing) / batches)
+    arrival = inference + actor + transfer
     way = (stopped, batches, arrival, inference, own_inference, own_training, pause, refill, renewal)
     return least_period(least, regular, *way, whole, alone, shared, queued)

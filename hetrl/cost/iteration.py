@@ -58,13 +58,14 @@ class GroupTimes:
 
 @dataclass(frozen=True)
 class Versions:
-    """The seconds of a version: the actor's `transfer` and `pause`; until the critic's inference has the critic's, and
-    that inference with the scoring that its devices do behind it; and those that versions take at least to follow one
-    another: the busiest link, transfers.
+    """The seconds of a version: from the end of the inferences until the actor is trained, its `transfer` and `pause`;
+    from there, too, until the critic's inference has the critic's, and that inference with the scoring that its devices
+    do behind it; and those that versions take at least to follow one another: the busiest link, transfers.
     """
 
-    transfer: float
-    pause: float
+    actor: float
+    transfer: float = 0.0
+    pause: float = 0.0
     critic: float = 0.0
     valuing: float = 0.0
     links: float = 0.0
@@ -80,6 +81,7 @@ def iteration_seconds(groups: Sequence[GroupTimes], versions: Versions, workload
         [group.trainings for group in groups],
         own,
         astuple(rollouts) if rollouts else (),
+        versions.actor,
         versions.transfer,
         versions.pause,
         versions.critic,
@@ -195,13 +197,13 @@ def settled_seconds(
     groups = _groups_times(members, costs, model)
     load = _wan_bytes(costs, syncs)
     links = max((link_seconds(model.topology, direction, moved) for direction, moved in load.items()), default=0.0)
-    valuing = _valuing_seconds(plan, members, costs, model)
+    trained = _trained(plan, members, groups, costs, model)
 
     def seconds(ahead: TrainingsAhead) -> float:
-        return iteration_seconds(groups, _versions(syncs, ahead, links, valuing, model), model.workload)
+        return iteration_seconds(groups, _versions(trained, syncs, ahead, links, model), model.workload)
 
     def following(period: float) -> TrainingsAhead:
-        return _trainings_ahead(period, members, groups, costs, model)
+        return _trainings_ahead(period, trained.actor, members, groups, costs, model)
 
     ahead, first = NO_TRAININGS, seconds(NO_TRAININGS)
     if model.workload.staleness and math.isfinite(first) and (ahead := following(first)).taken:
@@ -213,20 +215,38 @@ def settled_seconds(
 
 
 def _versions(
-    syncs: Mapping[str, SyncCost], ahead: TrainingsAhead, links: float, valuing: float, model: CostModel
+    trained: Versions, syncs: Mapping[str, SyncCost], ahead: TrainingsAhead, links: float, model: CostModel
 ) -> Versions:
-    """Return the seconds of a version that gives way to the trainings `ahead`."""
+    """Return the seconds of what was trained as a version that gives way to the trainings `ahead`."""
     costs = {name: ahead.give_way(sync) for name, sync in syncs.items()}
     actor = costs["actor"]
-    versions = Versions(actor.transfer_seconds, actor.pause_seconds, links=max(links, actor.transfer_seconds))
+    transfer, follow = actor.transfer_seconds, max(links, actor.transfer_seconds)
+    versions = replace(trained, transfer=transfer, pause=actor.pause_seconds, links=follow)
     if "critic" not in costs:
         return versions
-    critic = critic_behind(costs, model.topology, ahead)
-    transfer, follow = actor.transfer_seconds, max(versions.links, critic.transfer_seconds)
+    critic, behind = costs["critic"], critic_behind(costs, model.topology, ahead).transfer_seconds
+    alone, lead = critic.transfer_seconds, trained.critic - trained.actor
     if model.workload.staleness:
-        alone = costs["critic"].transfer_seconds
-        transfer = cycle.shared_transfer_seconds(transfer, alone, critic.transfer_seconds)
-    return replace(versions, transfer=transfer, critic=critic.seconds, valuing=valuing, links=follow)
+        transfer = cycle.shared_transfer_seconds(transfer, alone, behind, lead)
+    travels = cycle.behind_seconds(alone, behind, lead)
+    arrival = trained.critic + travels + critic.pause_seconds
+    return replace(versions, transfer=transfer, critic=arrival, links=max(follow, travels))
+
+
+def _trained(
+    plan: Plan,
+    members: Sequence[Mapping[str, TaskPlan]],
+    groups: Sequence[GroupTimes],
+    costs: Mapping[str, Cost],
+    model: CostModel,
+) -> Versions:
+    """Return until when actor and critic are trained, the actor first where their group does both; nothing is sent."""
+    actor = costs[ACTOR_TRAINING].seconds + switch_seconds(ACTOR_TRAINING, plan.tasks[ACTOR_TRAINING], model)
+    actor -= sum(_scoring_beside(own, costs, model.workload) for own in members)
+    critic = max(
+        (times.trainings for own, times in zip(members, groups, strict=True) if CRITIC_TRAINING in own), default=0.0
+    )
+    return Versions(actor, critic=critic, valuing=_valuing_seconds(plan, members, costs, model))
 
 
 def _valuing_seconds(
@@ -242,12 +262,13 @@ def _valuing_seconds(
 
 def _trainings_ahead(
     period: float,
+    trained: float,
     members: Sequence[Mapping[str, TaskPlan]],
     groups: Sequence[GroupTimes],
     costs: Mapping[str, Cost],
     model: CostModel,
 ) -> TrainingsAhead:
-    """Return what the next batch's trainings send, from when a version starts: at the end of this batch's (`cycle`).
+    """Return what the next batch's trainings send, from when a version starts: once the actor is `trained` (`cycle`).
 
     Its inferences begin a period after this batch's, but behind this batch's training where their group does both; its
     scoring is the last of them, where it is one, and its steps come a period after this batch's.
@@ -255,7 +276,7 @@ def _trainings_ahead(
     inference, training = max(group.inferences for group in groups), max(group.trainings for group in groups)
     own = next(index for index, tasks in enumerate(members) if ACTOR_TRAINING in tasks)
     scoring = _scoring_beside(members[own], costs, model.workload)
-    begins = max(period + groups[own].inferences - scoring - inference - training, 0.0)
+    begins = max(period + groups[own].inferences - scoring - inference - trained, 0.0)
     taken: dict[Direction, tuple[float, float]] = {}
     for cost in (costs[name] for name in TRAININGS if name in costs):
         for way, load in cost.wan_bytes.items():
@@ -263,7 +284,7 @@ def _trainings_ahead(
             ahead, steps = taken.get(way, (0.0, 0.0))
             first, rest = (link_seconds(model.topology, way, moved) for moved in (scored, load - scored))
             taken[way] = (ahead + first, steps + rest)
-    return TrainingsAhead((begins, max(period - training, begins + scoring)), (scoring, training), taken)
+    return TrainingsAhead((begins, max(period - trained, begins + scoring)), (scoring, training), taken)
 
 
 def _wan_bytes(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost]) -> dict[Direction, float]:

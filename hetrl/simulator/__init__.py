@@ -6,8 +6,8 @@
               the inferences, each in its group's turn, and beside them the actor's trainer scores it, if it does
               (`workload.scores_beside_inferences`); then the trainings, the critic's    (`pipelines`)
               behind that scoring only where a KL penalty is taken off the rewards
-              then the weights travel and are loaded, and a version more is served       (`weights`)
-              the critic's beside them, in mode sync behind the actor's where they share a wire
+              once the actor is trained its weights travel and are loaded, and a version more is served (`weights`)
+              the critic's likewise, in mode sync behind the actor's where they share a wire
 
 A group takes all tasks of a batch before those of the next one (`hetrl.cost.cycle`).
 
@@ -172,16 +172,15 @@ class _Play:
         There is `room` for the next batch once this one has passed its first station.
         """
         inferences = [self._start(name, batch) for name in INFERENCES if name in self.plan.tasks]
-        early = [ACTOR_TRAINING] if self.beside else []
-        trainings = [self._start(name, batch) for name in early]
+        actor = self._start(ACTOR_TRAINING, batch) if self.beside else None
         yield from inferences
         if inferences:
             room.fire()
         batch.ready.fire()
-        trainings += [self._start(name, batch) for name in TRAININGS if name in self.plan.tasks and name not in early]
-        yield from trainings
+        actor = actor or self._start(ACTOR_TRAINING, batch)
+        self.setting.clock.start(self._train_critic(batch))
+        yield actor
         room.fire()
-        self.setting.clock.start(self._send_critic(batch.number))
         yield before[0]
         began = self.setting.clock.now
         yield from self.weights["actor"].transfer()
@@ -193,18 +192,17 @@ class _Play:
         self._serve()
         self._admit()
 
-    def _send_critic(self, number: int) -> Process:
-        """Bring the critic's weights to its inference, one version after another."""
-        if "critic" not in self.weights:
-            self.valued[number + 1].fire()
-            return
-        critic = self.weights["critic"]
-        yield self.valued[number]
-        began = self.setting.clock.now
-        yield from critic.transfer()
-        yield max(critic.load_seconds())
-        self.seconds[SYNCS["critic"]].append(self.setting.clock.now - began)
-        self.valued[number + 1].fire()
+    def _train_critic(self, batch: Batch) -> Process:
+        """Train the critic, if there is one, and bring its weights to its inference, one version after another."""
+        if "critic" in self.weights:
+            critic = self.weights["critic"]
+            yield self._start(CRITIC_TRAINING, batch)
+            yield self.valued[batch.number]
+            began = self.setting.clock.now
+            yield from critic.transfer()
+            yield max(critic.load_seconds())
+            self.seconds[SYNCS["critic"]].append(self.setting.clock.now - began)
+        self.valued[batch.number + 1].fire()
 
     def _start(self, name: str, batch: Batch) -> Signal:
         """Let a task run in its group's turn; the signal fires when it has run, before it leaves its devices."""

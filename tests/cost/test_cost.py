@@ -19,7 +19,7 @@ from hetrl.cost.compute import (
     training_seconds,
     weight_seconds,
 )
-from hetrl.cost.cycle import batch_seconds
+from hetrl.cost.cycle import batch_seconds, behind_seconds, shared_transfer_seconds
 from hetrl.cost.efficiency import calibrated
 from hetrl.cost.generation import (
     ReplicaSeconds,
@@ -447,21 +447,30 @@ def _workload(**changes: object) -> Workload:
 
 def test_a_synchronous_iteration_is_the_sum_of_its_stations() -> None:
     groups = [GroupTimes(10, 0, 0), GroupTimes(0, 3, 20), GroupTimes(0, 4, 15)]
-    sync = _workload(mode="sync", max_staleness=0)
-    assert iteration_seconds(groups, Versions(5, 1), sync) == 10 + 4 + 20 + 5 + 1
-    assert iteration_seconds(groups, Versions(5, 1), _workload(mode="async", max_staleness=0)) == 40
+    sync, versions = _workload(mode="sync", max_staleness=0), Versions(20, 5, 1)
+    assert iteration_seconds(groups, versions, sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds(groups, versions, _workload(mode="async", max_staleness=0)) == 40
+
+
+def test_generation_waits_for_the_actor_and_its_own_devices_and_devices_for_nothing_but_their_tasks() -> None:
+    sync, versions = _workload(mode="sync", max_staleness=0), Versions(20, 5, 1)
+    apart = [GroupTimes(10, 0, 0), GroupTimes(0, 4, 20), GroupTimes(0, 3, 30)]  # the last one trains the critic
+    assert iteration_seconds(apart, versions, sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds([*apart, GroupTimes(0, 2, 50)], versions, sync) == 2 + 50
+    shared = [GroupTimes(10, 0, 30), GroupTimes(0, 4, 20)]
+    assert iteration_seconds(shared, versions, sync) == 10 + 4 + 30 + 1
 
 
 def test_values_wait_for_the_critic_where_it_arrives_behind_the_samples() -> None:
     groups = [GroupTimes(10, 0, 0), GroupTimes(0, 4, 20)]
     sync = _workload(mode="sync", max_staleness=0)
-    assert iteration_seconds(groups, Versions(5, 1, critic=15, valuing=4), sync) == 10 + 4 + 20 + 5 + 1
-    assert iteration_seconds(groups, Versions(5, 1, critic=60, valuing=4), sync) == 60 + 4 + 20
+    assert iteration_seconds(groups, Versions(20, 5, 1, critic=35, valuing=4), sync) == 10 + 4 + 20 + 5 + 1
+    assert iteration_seconds(groups, Versions(20, 5, 1, critic=80, valuing=4), sync) == 80 + 4
     ahead = replace(sync, mode="async", max_staleness=1)
     rollouts = ReplicaSeconds(whole=12, busy=10, alone=12)
     groups[0] = replace(groups[0], rollouts=rollouts)
-    assert iteration_seconds(groups, Versions(5, 1, critic=40, valuing=4), ahead) == (40 + 4 + 20) / 2
-    assert iteration_seconds(groups, Versions(5, 1, critic=38, valuing=38), ahead) == (38 + 38 + 20) / 2
+    assert iteration_seconds(groups, Versions(20, 5, 1, critic=60, valuing=4), ahead) == (60 + 4) / 2
+    assert iteration_seconds(groups, Versions(20, 5, 1, critic=58, valuing=38), ahead) == (58 + 38) / 2
 
 
 def test_the_critic_is_sent_where_its_inference_lies_apart_from_its_training() -> None:
@@ -491,9 +500,25 @@ def test_the_critic_is_sent_where_its_inference_lies_apart_from_its_training() -
     assert critic_behind(costs, topology).seconds == pytest.approx(size / 1e9 + costs["critic"].seconds)
 
 
+@pytest.mark.parametrize(
+    ("lead", "actor", "critic"),
+    [
+        (0, 10 + 6, 6 + 8),  # both start at once: one is held up until the other is through
+        (5, 10 + 3, 6 + 3),  # 3 of the 8 that both take are left of the actor's
+        (8, 10, 6),
+        (-4, 10 + 2, 6 + 8),  # 2 are left of the critic's
+        (-6, 10, 6),
+    ],
+)
+def test_versions_hold_each_other_up_while_both_are_under_way(lead: float, actor: float, critic: float) -> None:
+    assert shared_transfer_seconds(10, 6, 14, lead) == actor
+    assert behind_seconds(6, 14, lead) == critic
+
+
 def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
     def seconds(groups: list[GroupTimes], transfer: float = 1.0, staleness: int = 9, links: float = 0.0) -> float:
-        versions = Versions(transfer, 1, links=links)
+        trained = max(group.trainings for group in groups)
+        versions = Versions(trained, transfer, 1, links=links)
         return iteration_seconds(groups, versions, _workload(mode="async", max_staleness=staleness))
 
     rollouts = ReplicaSeconds(whole=12, busy=10, alone=8, shared=4, refill=2)
@@ -515,7 +540,7 @@ def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -
     groups = [GroupTimes(10, 0, 0, rollouts), GroupTimes(0, 3, 20)]
     for staleness in (1, 2, 4):
         workload = _workload(mode="async", max_staleness=staleness)
-        period = iteration_seconds(groups, Versions(7, 0), workload)
+        period = iteration_seconds(groups, Versions(20, 7, 0), workload)
         assert period * (1 + staleness) == pytest.approx(100 + 3 + 20 + 7)
 
 
@@ -523,7 +548,7 @@ def test_a_batch_passes_all_stations_while_staleness_allows_others_beside_it() -
 def test_a_version_that_is_loaded_behind_a_batch_does_not_hold_it_up(pause: float, held_up: float) -> None:
     rollouts = ReplicaSeconds(whole=1.0, busy=0.1, alone=1.0)
     groups = [GroupTimes(0.1, 0, 0, rollouts), GroupTimes(0, 0.2, 1.0)]
-    period = iteration_seconds(groups, Versions(0.5, pause), _workload(mode="async", max_staleness=1))
+    period = iteration_seconds(groups, Versions(1.0, 0.5, pause), _workload(mode="async", max_staleness=1))
     arrival = 0.2 + 1.0 + 0.5
     assert 2 * period == pytest.approx(arrival + pause + 1.0 + held_up)
     next_load = period + arrival  # generation of the batch begins at arrival + pause and lasts until 2 periods
@@ -556,7 +581,7 @@ def test_batches_that_share_generation_pass_it_in_the_periods_that_they_have(bus
     workload = _workload(mode="async", max_staleness=1)
     rollouts = ReplicaSeconds(whole=60, busy=busy, alone=40, shared=20)
     groups = [GroupTimes(busy, 0, 0, rollouts), GroupTimes(0, 0, 30)]
-    period = iteration_seconds(groups, Versions(0, 0), workload)
+    period = iteration_seconds(groups, Versions(30, 0, 0), workload)
     beside = batch_seconds(period, 0.0, 30, 2, 60, 40, 20, 0.0)
     assert beside > 60
     assert 2 * period == pytest.approx(30 + beside)

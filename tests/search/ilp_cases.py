@@ -16,13 +16,16 @@ from hetrl.search.core.ilp_states import (
     ACTIVE_GB,
     APART,
     CHAIN,
+    CRITIC,
+    GENERATION,
     HOST_GB,
     INFERENCES,
     RESIDENT_GB,
     RUNS,
     SECONDS,
     TOGETHER,
-    TRAININGS,
+    TRAINING,
+    VALUES,
 )
 from hetrl.search.core.tables import Tables
 from hetrl.search.ilp.options import Menu, Options
@@ -85,8 +88,9 @@ class Group:
     """What a group adds to a plan."""
 
     tasks: tuple[int, ...]
-    phases: tuple[float, float, float]
+    phases: tuple[float, float, float, float]
     chain: float
+    values: float
     transfer: float
     apart: tuple[float, ...]
     runs: tuple[float, ...]
@@ -146,23 +150,29 @@ class BruteForce:
                 members,
                 tuple(total[:CHAIN]),
                 total[CHAIN],
+                total[VALUES],
                 max((w for w, r in zip(together, runs, strict=True) if r), default=0.0) if both else 0.0,
                 nothing if both else tuple(sum(block[APART])),
                 nothing if both else tuple(runs),
             )
 
     def _busy(self, groups: list[Group]) -> float:
-        if self.tables.staleness:
-            return max(sum(group.phases) for group in groups)
-        return sum(max(group.phases[phase] for group in groups) for phase in range(3))
+        return max(sum(group.phases) for group in groups)
 
     def _seconds(self, groups: list[Group]) -> float:
         way = max(group.transfer for group in groups)
         for trainer, server in product(groups, groups):
             way = max([way, *(w for w, r in zip(trainer.apart, server.runs, strict=True) if r)])
+        inferences = max(group.phases[INFERENCES] for group in groups)
+        (generates,) = (group for group in groups if self.tables.generation in group.tasks)
+        (actor,) = (group for group in groups if self.tables.trainer in group.tasks)
+        ways, trained = 1 + self.tables.staleness, actor.phases[TRAINING] + way
+        chain = generates.chain + inferences + trained
         if not self.tables.staleness:
-            return self._busy(groups) + way
-        ways = 1 + self.tables.staleness
-        longest = [max(group.phases[phase] for group in groups) for phase in (INFERENCES, TRAININGS)]
-        chain = sum(longest) + way + sum(group.chain for group in groups)
-        return max(self._busy(groups), way, chain / ways)
+            own = generates.phases[TRAINING] + generates.phases[CRITIC]
+            chain = generates.phases[GENERATION] + inferences + max(trained, own)
+        valued = 0.0
+        if len(self.tables.trained) > 1:
+            (critic,) = (group for group in groups if self.tables.trained[1] in group.tasks)
+            valued = critic.phases[TRAINING] + critic.phases[CRITIC] + sum(group.values for group in groups)
+        return max(self._busy(groups), way, chain / ways, valued / ways)

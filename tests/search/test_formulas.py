@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import re
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -24,6 +25,7 @@ positive = st.floats(1e-6, 1e6)
 moved = st.one_of(st.just(0.0), st.floats(1.0, 1e12))
 counts = st.integers(1, 4096)
 flags = st.booleans()
+leads = st.one_of(seconds, seconds.map(operator.neg))
 rollouts = st.lists(positive, min_size=7, max_size=7)
 
 
@@ -73,7 +75,7 @@ def groups(draw: st.DrawFn) -> tuple[Any, ...]:
     count = draw(st.integers(1, 6))
     inferences, trainings = (draw(st.lists(seconds, min_size=count, max_size=count)) for _ in range(2))
     own, transfer = draw(st.integers(0, count - 1)), draw(st.one_of(seconds, st.just(float("inf"))))
-    rest = (transfer, *(draw(seconds) for _ in range(4)), draw(st.integers(0, 8)))
+    rest = (draw(seconds), transfer, *(draw(seconds) for _ in range(4)), draw(st.integers(0, 8)))
     return draw(positive), inferences, trainings, own, draw(rollouts), *rest
 
 
@@ -132,7 +134,8 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "bucket_count": st.tuples(st.floats(0, 1e12), counts),
     "steady_seconds": pairs(counts, positive),
     "interface_bytes": st.tuples(moved, moved, flags, counts),
-    "shared_transfer_seconds": st.tuples(seconds, seconds, seconds),
+    "behind_seconds": st.tuples(seconds, seconds, leads),
+    "shared_transfer_seconds": st.tuples(seconds, seconds, seconds, leads),
     "yielding_seconds": yields(),
     "settled_seconds": st.builds(lambda a, b, c: (a, a + b, max(a + b - c, 0.0)), positive, positive, seconds),
     "transfer_seconds": st.tuples(seconds, seconds, seconds),

@@ -106,7 +106,7 @@ def test_versions_of_actor_and_critic_hold_each_other_up_on_a_link(gbps: float) 
     groups = tuple(Group((name,), task.devices) for name, task in tasks.items())
     both = replace(plan, tasks=tasks, groups=groups, weight_sync=weight_routes(tasks))
     predicted, found = predict(both, model), simulate(both, model)
-    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.01)
+    assert predicted.iteration_seconds == pytest.approx(found.iteration_seconds, rel=0.02)
 
 
 def test_a_batch_is_scored_behind_the_values_where_both_are_made_on_the_same_devices() -> None:

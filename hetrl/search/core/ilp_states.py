@@ -10,9 +10,11 @@ or on the devices left, take longer.
 
 An option's *numbers*, and a state's, are seconds, then blocks of one number per device class:
 
-    GENERATION, INFERENCES, TRAININGS   seconds of the phases
+    GENERATION, INFERENCES, TRAINING    seconds of the phases on the way from weights to weights of the actor
+    CRITIC      of the critic's training, which its devices and VALUES alone wait for
     CHAIN       of generation in mode async: from a batch's admission to its last sample, at least
     TRANSFER    of a version's way inside a group that trains the actor and generates
+    VALUES      of the critic's inference, as under INFERENCES
     RESIDENT_GB, ACTIVE_GB, HOST_GB     what the tasks keep, what the active one needs beside it, host memory
     APART, TOGETHER                     seconds of a version's way to rollouts on the class: another group's, its own
     RUNS                                1 where generation runs on the class
@@ -24,15 +26,15 @@ from typing import NamedTuple
 
 from hetrl.search.core.records import Floats1, Ints1
 
-GENERATION, INFERENCES, TRAININGS, CHAIN, TRANSFER = range(5)
+GENERATION, INFERENCES, TRAINING, CRITIC, CHAIN, TRANSFER, VALUES = range(7)
 RESIDENT_GB, ACTIVE_GB, HOST_GB, APART, TOGETHER, RUNS = range(6)
-SECONDS, BLOCKS = 5, 6
+SECONDS, BLOCKS = 7, 6
 
 
 class Fixed(NamedTuple):
     """What does not change from allotment to allotment; tasks in the order in which they are added."""
 
-    phase: Ints1  # [task] GENERATION, INFERENCES or TRAININGS
+    phase: Ints1  # [task] GENERATION, INFERENCES, TRAINING or CRITIC
     generation: int
     trainer: int
     classes: int

@@ -8,8 +8,17 @@ double transfer_seconds(double encode, double uplinks, double fan_out) {
     return std::max({encode, uplinks, fan_out});
 }
 
-double shared_transfer_seconds(double actor, double critic, double behind) {
-    return behind <= critic ? actor : actor + std::min(behind - critic, critic);
+double behind_seconds(double critic, double behind, double lead) {
+    return behind <= critic || critic + lead <= 0 ? critic
+                                                  : critic + std::max(behind - critic - std::max(lead, 0.0), 0.0);
+}
+
+double shared_transfer_seconds(double actor, double critic, double behind, double lead) {
+    if (behind <= critic) {
+        return actor;
+    }
+    return actor +
+           std::min(std::max(behind - critic - std::max(lead, 0.0), 0.0), std::max(critic + std::min(lead, 0.0), 0.0));
 }
 
 double yielding_seconds(double alone, const Floats& begins, const Floats& lasts, const Floats& taken) {
@@ -105,14 +114,18 @@ double least_period(double least, double regular, double stopped, Int batches, d
 }
 
 double iteration_seconds(double generation, const Floats& inferences, const Floats& trainings, Int own,
-                         const Floats& rollouts, double transfer, double pause, double critic, double valuing,
-                         double links, Int staleness) {
+                         const Floats& rollouts, double actor, double transfer, double pause, double critic,
+                         double valuing, double links, Int staleness) {
     const double inference = *std::max_element(inferences.begin(), inferences.end());
-    const double training = *std::max_element(trainings.begin(), trainings.end());
-    if (staleness == 0) {
-        return std::max(generation + inference + transfer + pause, critic + valuing) + training;
+    double busiest = 0.0;
+    for (Int group = 0; group < inferences.size(); ++group) {
+        busiest = std::max(busiest, inferences[group] + trainings[group]);
     }
-    if (std::isinf(inference + training + transfer + critic)) {
+    if (staleness == 0) {
+        const double served = std::max(actor + transfer, trainings[own]) + pause;
+        return std::max({generation + inference + served, critic + valuing, busiest});
+    }
+    if (!std::isfinite(busiest + transfer + critic)) {
         return INFINITE;
     }
     const double refill = rollouts[REFILL], renewal = rollouts[RENEWAL], own_inference = inferences[own],
@@ -121,14 +134,10 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     const bool together = own_training > 0 && own_inference == inference;
     const Int stops = Int(own_inference > 0 && !together) + Int(own_training > 0);
     const double stopped = own_inference + own_training + pause + renewal + double(stops) * refill;
-    double regular = transfer;
-    for (Int group = 0; group < inferences.size(); ++group) {
-        regular = std::max(regular, inferences[group] + trainings[group]);
-    }
+    const double regular = std::max(transfer, busiest);
     double least = std::max({std::max(generation, rollouts[BUSY]) + stopped, regular, links});
-    least =
-        std::max({least, generation + own_inference + own_training, (critic + valuing + training) / double(batches)});
-    const double arrival = inference + training + transfer;
+    least = std::max({least, generation + own_inference + own_training, (critic + valuing) / double(batches)});
+    const double arrival = inference + actor + transfer;
     return least_period(least, regular, stopped, batches, arrival, inference, own_inference, own_training, pause,
                         refill, renewal, rollouts[WHOLE], rollouts[ALONE], rollouts[SHARED], rollouts[QUEUED]);
 }

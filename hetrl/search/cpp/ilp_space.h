@@ -44,7 +44,7 @@ inline void note_transfers(const View& x, const Tables& tables, const Parts& par
 // Add the pause of a version, with the renewal of contexts; in mode async note what `hetrl.search.ilp.options` makes
 // the chain of.
 //
-// ALONE lies under CHAIN, WHOLE under INFERENCES, SHARED under TRAININGS and the pause under TRANSFER until then.
+// ALONE lies under CHAIN, WHOLE under INFERENCES, SHARED under TRAINING and the pause under TRANSFER until then.
 inline void note_generation(const View& x, const Tables& tables, const Parts& parts, const Floats& out) {
     const double pause = sync_seconds(0, x, tables, parts).pause + parts.rollouts[RENEWAL];
     for (Int kind = 0; kind < tables.classes; ++kind) {
@@ -54,7 +54,7 @@ inline void note_generation(const View& x, const Tables& tables, const Parts& pa
     if (tables.staleness > 0) {
         out[GENERATION] += parts.rollouts[REFILL];
         out[INFERENCES] = parts.rollouts[WHOLE];
-        out[TRAININGS] = parts.rollouts[SHARED];
+        out[TRAINING] = parts.rollouts[SHARED];
         out[CHAIN] = parts.rollouts[ALONE];
         out[TRANSFER] = pause;
     }
@@ -62,9 +62,13 @@ inline void note_generation(const View& x, const Tables& tables, const Parts& pa
 
 // Set an option's numbers from the task's parts; infinite seconds where the devices do not carry the task.
 inline void note_option(Int task, const View& x, const Tables& tables, const Parts& parts, const Floats& out) {
-    const Int phase = tables.is_training[task] ? TRAININGS : tables.is_inference[task] ? INFERENCES : GENERATION;
+    const Int training = task == tables.trainer ? TRAINING : CRITIC;
+    const Int phase = tables.is_training[task] ? training : tables.is_inference[task] ? INFERENCES : GENERATION;
     fill(out, 0.0);
     out[phase] = parts.seconds[task] + parts.switch_seconds[task] - parts.scoring[task];
+    if (tables.takes.size() > 1 && task == tables.takes[1]) {
+        out[VALUES] = out[INFERENCES];
+    }
     out[INFERENCES] += parts.scoring[task];  // with mode async's exception this is a bound still, of a batch's way
     for (Int kind = 0; kind < tables.classes; ++kind) {
         const double resident = parts.resident_gb[task][kind], host = parts.host_gb[task][kind];

@@ -53,14 +53,10 @@ inline double phase_bound(Int phase, double seconds, Int members, const Floats& 
 // The other tasks take at least `own_least` seconds if they join the group, and `rest_least` on the devices left.
 inline double bound(const Floats& row, Int members, const Floats& own_least, const Floats& rest_least,
                     const Fixed& fixed) {
-    double phases[CHAIN], all = 0.0, busy = 0.0, longest = 0.0;
+    double phases[CHAIN], busy = 0.0, longest = 0.0;
     for (Int phase = 0; phase < CHAIN; ++phase) {
         phases[phase] = phase_bound(phase, row[phase], members, own_least, rest_least, fixed);
-        all += phases[phase];
         busy += row[phase];
-    }
-    if (fixed.staleness == 0) {
-        return all + row[TRANSFER];
     }
     for (Int task = 0; task < own_least.size(); ++task) {
         if (!(members >> task & 1)) {
@@ -68,7 +64,8 @@ inline double bound(const Floats& row, Int members, const Floats& own_least, con
             busy += rest_least[task] > fixed.limit ? own_least[task] : 0.0;
         }
     }
-    const double chain = phases[INFERENCES] + phases[TRAININGS] + row[CHAIN] + row[TRANSFER];
+    const double generation = fixed.staleness == 0 ? phases[GENERATION] : row[CHAIN];
+    const double chain = generation + phases[INFERENCES] + phases[TRAINING] + row[TRANSFER];
     return std::max({busy, longest, row[TRANSFER], chain / double(1 + fixed.staleness)});
 }
 

@@ -149,16 +149,17 @@ inline double busiest_link(const Tables& tables, const Parts& parts) {
 }
 
 // The seconds of an iteration's tasks: of generation; by groups of inferences, with scoring where it is one, and of
-// trainings; of scoring beside inferences; of the critic's inference with what its devices score behind it.
+// trainings; of scoring beside inferences; of the critic's inference with what its devices score behind it; from the
+// end of the inferences until actor and critic are trained.
 struct TaskSeconds {
     double generation;
     Local<double> inferences, trainings;
-    double scoring, valuing;
+    double scoring, valuing, actor, critic;
 };
 
 inline TaskSeconds task_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     const auto seconds = [&](Int task) { return room.seconds[task] + parts.switch_seconds[task]; };
-    TaskSeconds found{seconds(tables.generation), {tables.tasks, 0.0}, {tables.tasks, 0.0}, 0.0, 0.0};
+    TaskSeconds found{seconds(tables.generation), {tables.tasks, 0.0}, {tables.tasks, 0.0}, 0.0, 0.0, 0.0, 0.0};
     const Int valuing = tables.takes.size() > 1 ? tables.takes[1] : -1;
     found.valuing = valuing < 0 ? 0.0 : seconds(valuing);
     const Int trainer = tables.trainer;
@@ -177,6 +178,10 @@ inline TaskSeconds task_seconds(const View& x, const Tables& tables, const Room&
             found.inferences[x.group[task]] += seconds(task);
         }
     }
+    found.actor = seconds(trainer) - found.scoring;
+    if (tables.trained.size() > 1) {
+        found.critic = found.trainings[x.group[tables.trained[1]]];
+    }
     return found;
 }
 
@@ -193,15 +198,17 @@ inline double seconds_of(TaskSeconds& tasks, const Versions& alone, const Traini
     double critic = 0.0, transfer = actor.transfer(), links = std::max(alone.links, transfer);
     if (tables.takes.size() > 1) {
         const Sync own = give_way(1, alone.critic, ahead), behind = critic_behind(actor, own, ahead);
-        critic = behind.transfer() + behind.pause;
-        links = std::max(links, behind.transfer());
+        const double lead = tasks.critic - tasks.actor;
+        const double travels = behind_seconds(own.transfer(), behind.transfer(), lead);
+        critic = tasks.critic + travels + behind.pause;
+        links = std::max(links, travels);
         if (tables.staleness > 0) {
-            transfer = shared_transfer_seconds(transfer, own.transfer(), behind.transfer());
+            transfer = shared_transfer_seconds(transfer, own.transfer(), behind.transfer(), lead);
         }
     }
     return iteration_seconds(tasks.generation, tasks.inferences.all(), tasks.trainings.all(),
-                             x.group[tables.generation], ahead.parts.rollouts, transfer, actor.pause, critic,
-                             tasks.valuing, links, tables.staleness);
+                             x.group[tables.generation], ahead.parts.rollouts, tasks.actor, transfer, actor.pause,
+                             critic, tasks.valuing, links, tables.staleness);
 }
 
 // Return what the next batch's trainings send: `hetrl.cost.iteration._trainings_ahead`.
@@ -210,8 +217,8 @@ inline TrainingsAhead trainings_ahead(double period, TaskSeconds& tasks, const V
     const double inference = *std::max_element(tasks.inferences.begin(), tasks.inferences.end());
     const double training = *std::max_element(tasks.trainings.begin(), tasks.trainings.end());
     const double own = tasks.inferences[x.group[tables.trained[0]]], scoring = tasks.scoring;
-    const double begins = std::max(period + own - scoring - inference - training, 0.0);
-    const double steps = std::max(period - training, begins + scoring);
+    const double begins = std::max(period + own - scoring - inference - tasks.actor, 0.0);
+    const double steps = std::max(period - tasks.actor, begins + scoring);
     return {{begins, steps}, {scoring, training}, tables, parts, false, scoring > 0};
 }
 

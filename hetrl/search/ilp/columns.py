@@ -16,7 +16,18 @@ from typing import NamedTuple
 import numpy as np
 
 from hetrl.search.core.functions import choose_states, fill_states
-from hetrl.search.core.ilp_states import APART, BLOCKS, GENERATION, INFERENCES, RUNS, SECONDS, TRAININGS, Fixed, at
+from hetrl.search.core.ilp_states import (
+    APART,
+    BLOCKS,
+    CRITIC,
+    GENERATION,
+    INFERENCES,
+    RUNS,
+    SECONDS,
+    TRAINING,
+    Fixed,
+    at,
+)
 from hetrl.search.core.records import Packed, pack
 from hetrl.search.core.tables import Tables
 from hetrl.search.ilp.options import Menu, UnfinishedError
@@ -65,7 +76,8 @@ def make_columns(menu: Menu, tables: Tables, limit: float, deadline: float) -> C
 
 def _fixed(order: Ints, tables: Tables, limit: float) -> Fixed:
     phase = np.full(tables.tasks, GENERATION, np.int64)
-    phase[tables.is_inference], phase[tables.is_training] = INFERENCES, TRAININGS
+    phase[tables.is_inference], phase[tables.is_training] = INFERENCES, CRITIC
+    phase[tables.trainer] = TRAINING
     place = np.argsort(order)
     return Fixed(
         phase[order],

@@ -3,18 +3,21 @@
     x_c in {0, 1}                       column c is a group of the plan
     sum of x_c over columns of t = 1    for every task t
     sum of a_ck x_c <= n_k              for every device class k
-    I >= sum of i_c x_c over columns of t, for every inference t and the actor's training; R likewise, every training
+    I >= sum of i_c x_c over columns of t, for every inference t and the actor's training
+    R  = sum of r_c x_c over columns of the actor's training
     Y >= y_c x_c                        a version's way inside a group that trains the actor and generates
     Y >= sum w_ck x_c - W_k (1 - sum r_ck x_c)     to rollouts of another group on class k: w_ck from columns that
                                         train the actor, r_ck = 1 for those that generate on k, W_k the largest w_ck
     Y >= the least w_ck x_c over classes k         wherever the rollouts are
-    sync:  Z >= sum g_c x_c + I + R + Y
-    async: Z >= sum of (g + i + r)_c x_c over columns of t, for every t;   Z >= Y
-           (1 + max_staleness) Z >= sum of l_c x_c + I + R + Y
+    Z >= sum of (g + i + r + q)_c x_c over columns of t, for every t;   Z >= Y
+    (1 + max_staleness) Z >= sum of (r + q)_c x_c over columns of the critic's training + sum of v_c x_c
+    sync:  Z >= sum of g_c x_c + I + R + Y
+           Z >= sum of (g + r + q)_c x_c over columns of generation + I
+    async: (1 + max_staleness) Z >= sum of l_c x_c + I + R + Y
     Z <= the limit; minimise Z
 
-g, i, r are a column's generation, inferences and trainings; l the least time from a batch's admission to its last
-sample.
+g, i, r, q are a column's generation, inferences, training of the actor and of the critic, v its critic's inference; l
+the least time from a batch's admission to its last sample.
 
     relaxation: solve it with some columns; add those of negative reduced cost; until there is none
     its value bounds every plan; a column whose reduced cost exceeds limit - value is in no plan within the limit
@@ -29,7 +32,16 @@ from dataclasses import dataclass
 import numpy as np
 import pulp
 
-from hetrl.search.core.ilp_states import CHAIN, GENERATION, INFERENCES, SECONDS, TRAININGS, TRANSFER
+from hetrl.search.core.ilp_states import (
+    CHAIN,
+    CRITIC,
+    GENERATION,
+    INFERENCES,
+    SECONDS,
+    TRAINING,
+    TRANSFER,
+    VALUES,
+)
 from hetrl.search.core.tables import Tables
 from hetrl.search.ilp.columns import Columns
 from hetrl.search.ilp.options import Menu
@@ -71,11 +83,18 @@ def composed_seconds(numbers: Floats, tasks: Ints, tables: Tables) -> float:
     runs = numbers[generator, SECONDS + classes :] > 0
     apart = numbers[trainer, SECONDS : SECONDS + classes][runs]
     transfer = max(numbers[:, TRANSFER].max(), apart.max(initial=0.0))
-    most = phases.max(axis=0)
+    most, batches = phases.max(axis=0), 1 + tables.staleness
+    way = most[INFERENCES] + most[TRAINING] + transfer
+    seconds = [phases.sum(axis=1).max(), transfer]
+    if len(tables.trained) > 1:
+        critic = (tasks >> tables.trained[1] & 1).argmax()
+        seconds.append((phases[critic, TRAINING:].sum() + numbers[:, VALUES].max()) / batches)
     if tables.staleness == 0:
-        return float(most.sum() + transfer)
-    chain = most[INFERENCES] + most[TRAININGS] + transfer + numbers[generator, CHAIN]
-    return float(max(phases.sum(axis=1).max(), transfer, chain / (1 + tables.staleness)))
+        own = phases[generator, [GENERATION, TRAINING, CRITIC]].sum()
+        seconds += [most[GENERATION] + way, own + most[INFERENCES]]
+    else:
+        seconds.append((numbers[generator, CHAIN] + way) / batches)
+    return float(max(seconds))
 
 
 def rows_of(columns: Columns, menu: Menu, tables: Tables, limit: float) -> list[Row]:
@@ -88,21 +107,26 @@ def rows_of(columns: Columns, menu: Menu, tables: Tables, limit: float) -> list[
         rows.append(Row(owns, (0, 0, 0, 0), pulp.LpConstraintEQ, 1))
         if tables.is_inference[task]:
             rows.append(Row(-owns * numbers[:, INFERENCES], (0, 1, 0, 0), least, 0))
-        elif tables.is_training[task]:
-            rows.append(Row(-owns * numbers[:, TRAININGS], (0, 0, 1, 0), least, 0))
         if task == tables.trainer:  # which scores the batch
             rows.append(Row(-owns * numbers[:, INFERENCES], (0, 1, 0, 0), least, 0))
-        if tables.staleness:
-            rows.append(Row(-owns * numbers[:, :CHAIN].sum(axis=1), (1, 0, 0, 0), least, 0))
+            rows.append(Row(-owns * numbers[:, TRAINING], (0, 0, 1, 0), least, 0))
+        rows.append(Row(-owns * numbers[:, :CHAIN].sum(axis=1), (1, 0, 0, 0), least, 0))
     for kind in range(tables.classes):
         owned = menu.allotments[columns.allotment, kind].astype(float)
         rows.append(Row(owned, (0, 0, 0, 0), most, float(tables.devices[kind])))
     rows += [Row(-numbers[:, TRANSFER], (0, 0, 0, 1), least, 0), *_between_groups(columns, tables)]
+    rows.append(Row(nothing, (1, 0, 0, -1), least, 0))
+    batches = 1 + tables.staleness
+    if len(tables.trained) > 1:
+        trains = (columns.tasks >> tables.trained[1] & 1).astype(float)
+        weights = -trains * numbers[:, [TRAINING, CRITIC]].sum(axis=1) - numbers[:, VALUES]
+        rows.append(Row(weights, (batches, 0, 0, 0), least, 0))
     if tables.staleness:
-        rows.append(Row(nothing, (1, 0, 0, -1), least, 0))
-        rows.append(Row(-numbers[:, CHAIN], (1 + tables.staleness, -1, -1, -1), least, 0))
+        rows.append(Row(-numbers[:, CHAIN], (batches, -1, -1, -1), least, 0))
     else:
+        own = (columns.tasks >> tables.generation & 1) * numbers[:, [GENERATION, TRAINING, CRITIC]].sum(axis=1)
         rows.append(Row(-numbers[:, GENERATION], (1, -1, -1, -1), least, 0))
+        rows.append(Row(-own, (1, -1, 0, 0), least, 0))
     return rows
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hetrl.search.core.encoding import CHOICES, views
 from hetrl.search.core.functions import value_options
-from hetrl.search.core.ilp_states import BLOCKS, CHAIN, INFERENCES, SECONDS, TRAININGS, TRANSFER
+from hetrl.search.core.ilp_states import BLOCKS, CHAIN, INFERENCES, SECONDS, TRAINING, TRANSFER
 from hetrl.search.core.workspace import VALUED
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.ilp.space import Floats, Genes, Ints, device_counts, genes_of, pareto
@@ -81,11 +81,11 @@ def _chained(numbers: Floats, limit: float) -> Floats:
     batches come evenly.
     """
     found = numbers.copy()
-    whole, shared, pause = (numbers[:, column] for column in (INFERENCES, TRAININGS, TRANSFER))
+    whole, shared, pause = (numbers[:, column] for column in (INFERENCES, TRAINING, TRANSFER))
     running = np.maximum(limit - pause, 1e-9 * limit)
     found[:, CHAIN] *= running / np.maximum(running - shared, 1e-9 * limit)
     found[:, CHAIN] = np.maximum(found[:, CHAIN], whole)
-    found[:, [INFERENCES, TRAININGS, TRANSFER]] = 0.0
+    found[:, [INFERENCES, TRAINING, TRANSFER]] = 0.0
     return found
 
 
