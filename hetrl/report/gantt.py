@@ -1,8 +1,9 @@
 """One iteration as bars over time, predicted above measured: pure arithmetic, a template draws it as SVG.
 
-predicted, sync    generation, then the inferences, then the trainings, then the weight sync;
+predicted, sync    generation, then the inferences, then the trainings;
                    in a phase groups run beside each other, the tasks of one group one after the other
 predicted, async   every group from the start, its tasks one after the other
+weights            behind the training of their model
 old log-probs      where the actor's trainer scores the batch; what is left of its training is drawn as that
 measured           who was at work when, from when the trainer was ready for a batch until its weights were served; what
                    runs for the next batch is in it
@@ -23,15 +24,19 @@ from hetrl.report.text import figure, spoken
 from hetrl.workload import (
     ACTOR_GENERATION,
     ACTOR_TRAINING,
+    CRITIC_TRAINING,
+    CRITIC_WEIGHT_SYNC,
     INFERENCES,
     ITERATION,
     OLD_LOGPROBS,
     TRAININGS,
+    WEIGHT_SYNC,
 )
 
 MOST_REPLICAS = 12
 _SCORES = (*INFERENCES, OLD_LOGPROBS)
 _ORDER = (ACTOR_GENERATION, *_SCORES, *TRAININGS)
+_SENT_BEHIND = {WEIGHT_SYNC: ACTOR_TRAINING, CRITIC_WEIGHT_SYNC: CRITIC_TRAINING}
 
 
 @dataclass(frozen=True)
@@ -133,9 +138,10 @@ def predicted_spans(plan: Plan) -> dict[str, Span]:
             own = {*group.tasks, *((OLD_LOGPROBS,) if ACTOR_TRAINING in group.tasks else ())}
             spans |= _one_after_the_other(start, [(n, seconds[n]) for n in phase if n in own and n in seconds])
         start = max((span.end for span in spans.values()), default=0.0)
-    trained = spans[ACTOR_TRAINING].end if ACTOR_TRAINING in spans and len(phases) == 1 else start
-    rest = [(name, value) for name, value in seconds.items() if name not in spans and name != ITERATION]
-    return {**spans, **{name: Span(trained, trained + value) for name, value in rest}, ITERATION: Span(0.0, total)}
+    for sync, training in _SENT_BEHIND.items():
+        if sync in seconds and training in spans:
+            spans[sync] = Span(spans[training].end, spans[training].end + seconds[sync])
+    return {**spans, ITERATION: Span(0.0, total)}
 
 
 def measured_spans(row: Row) -> dict[str, tuple[Span, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from hetrl.plan.plan import Group
 from hetrl.report.chart import (
     BOTTOM,
     HEIGHT,
@@ -149,6 +150,17 @@ def test_a_synchronous_prediction_runs_phase_after_phase() -> None:
         "weight_sync": Span(57.75, 58.25),
         "iteration": Span(0.0, 41.25),
     }
+
+
+def test_the_weights_of_each_model_leave_behind_its_own_training() -> None:
+    sync = replace(plan(), algorithm=replace(plan().algorithm, mode="sync", max_staleness=0))
+    critic = {"critic_training": 30.0, "critic_weight_sync": 4.0}
+    predicted = replace(sync.predicted, tasks={**sync.predicted.tasks, **critic})
+    groups = (*sync.groups, Group(("critic_training",), ("c/n/0",)))
+    spans = predicted_spans(replace(sync, predicted=predicted, groups=groups))
+    assert spans["critic_training"] == Span(36.75, 66.75)
+    assert spans["critic_weight_sync"] == Span(66.75, 70.75)
+    assert spans["weight_sync"] == Span(57.75, 58.25)
 
 
 def test_an_asynchronous_prediction_runs_the_groups_beside_each_other() -> None:
