@@ -240,6 +240,7 @@ def iteration_seconds(
            T_gen + max_g sum inferences + max(actor + transfer, own sum trainings) + pause    the actor's weights
            critic + valuing                                                                   the critic's
            max_g (sum inferences + sum trainings)                                             the devices of a group
+           links                                                                              what they cross
     async: the least period that is no shorter than any group's tasks (with the pause of a version where it generates),
            than a version's transfer, or than what crosses the busiest link or the critic's transfer (`links`), since
            versions follow one another; in which 1 + staleness batches pass the critic's training, weights and
@@ -251,7 +252,7 @@ def iteration_seconds(
     busiest = max(one + other for one, other in zip(inferences, trainings, strict=True))
     if staleness == 0:
         served = max(actor + transfer, trainings[own]) + pause
-        return max(generation + inference + served, critic + valuing, busiest)
+        return max(generation + inference + served, critic + valuing, busiest, links)
     if not math.isfinite(busiest + transfer + critic):
         return math.inf
     whole, busy, alone, shared, queued, refill, renewal = rollouts

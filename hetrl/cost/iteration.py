@@ -195,8 +195,7 @@ def settled_seconds(
     """
     members = [{name: plan.tasks[name] for name in group.tasks} for group in plan.groups]
     groups = _groups_times(members, costs, model)
-    load = _wan_bytes(costs, syncs)
-    links = max((link_seconds(model.topology, direction, moved) for direction, moved in load.items()), default=0.0)
+    links = _busiest_link(costs, syncs, model)
     trained = _trained(plan, members, groups, costs, model)
 
     def seconds(ahead: TrainingsAhead) -> float:
@@ -285,6 +284,14 @@ def _trainings_ahead(
             first, rest = (link_seconds(model.topology, way, moved) for moved in (scored, load - scored))
             taken[way] = (ahead + first, steps + rest)
     return TrainingsAhead((begins, max(period - trained, begins + scoring)), (scoring, training), taken)
+
+
+def _busiest_link(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost], model: CostModel) -> float:
+    """Return the time of all that crosses the busiest link; 0 where it does so one after the other."""
+    if not model.workload.staleness and "critic" not in syncs:
+        return 0.0
+    load = _wan_bytes(costs, syncs)
+    return max((link_seconds(model.topology, direction, moved) for direction, moved in load.items()), default=0.0)
 
 
 def _wan_bytes(costs: Mapping[str, Cost], syncs: Mapping[str, SyncCost]) -> dict[Direction, float]:

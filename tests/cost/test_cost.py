@@ -457,6 +457,7 @@ def test_generation_waits_for_the_actor_and_its_own_devices_and_devices_for_noth
     apart = [GroupTimes(10, 0, 0), GroupTimes(0, 4, 20), GroupTimes(0, 3, 30)]  # the last one trains the critic
     assert iteration_seconds(apart, versions, sync) == 10 + 4 + 20 + 5 + 1
     assert iteration_seconds([*apart, GroupTimes(0, 2, 50)], versions, sync) == 2 + 50
+    assert iteration_seconds(apart, replace(versions, links=70), sync) == 70
     shared = [GroupTimes(10, 0, 30), GroupTimes(0, 4, 20)]
     assert iteration_seconds(shared, versions, sync) == 10 + 4 + 30 + 1
 

@@ -123,7 +123,7 @@ double iteration_seconds(double generation, const Floats& inferences, const Floa
     }
     if (staleness == 0) {
         const double served = std::max(actor + transfer, trainings[own]) + pause;
-        return std::max({generation + inference + served, critic + valuing, busiest});
+        return std::max({generation + inference + served, critic + valuing, busiest, links});
     }
     if (!std::isfinite(busiest + transfer + critic)) {
         return INFINITE;

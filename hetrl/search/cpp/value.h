@@ -225,9 +225,12 @@ inline TrainingsAhead trainings_ahead(double period, TaskSeconds& tasks, const V
 // Return the seconds between two weight versions: `hetrl.cost.iteration.settled_seconds`.
 inline double plan_seconds(const View& x, const Tables& tables, const Room& room, const Parts& parts) {
     TaskSeconds tasks = task_seconds(x, tables, room, parts);
-    Versions alone{sync_seconds(0, x, tables, parts), {}, tables.staleness > 0 ? busiest_link(tables, parts) : 0.0};
+    Versions alone{sync_seconds(0, x, tables, parts), {}, 0.0};
     if (tables.takes.size() > 1) {
         alone.critic = sync_seconds(1, x, tables, parts);
+    }
+    if (tables.takes.size() > 1 || tables.staleness > 0) {  // otherwise all that crosses does so one after the other
+        alone.links = busiest_link(tables, parts);
     }
     const auto following = [&](double period) {
         return seconds_of(tasks, alone, trainings_ahead(period, tasks, x, tables, parts), x);
