@@ -103,8 +103,12 @@ def make_weights(work: Path) -> Path:
     config = write_experiment(work, "sync")
     ran = _run(config, plan_on_one_device(read_problem(config)), work)
     checkpoint = max((ran.directory / "checkpoints").glob("step-*"))
-    weights = work / "weights"
-    shutil.copytree(work / "model", weights, ignore=shutil.ignore_patterns("*.safetensors"))
+    return as_weights(checkpoint, work / "model", work / "weights")
+
+
+def as_weights(checkpoint: Path, model: Path, weights: Path) -> Path:
+    """Return `weights`, as which a checkpoint of a model is made a Hugging Face directory."""
+    shutil.copytree(model, weights, ignore=shutil.ignore_patterns("*.safetensors"))
     for file in checkpoint.glob("model*.safetensors*"):
         shutil.copy(file, weights)
     return weights

@@ -1,52 +1,72 @@
-"""A run whose processes were all killed goes on where its last checkpoint is, as if nothing had happened."""
+"""PPO on one device: a run of it that is killed goes on exactly, and every other plan gives what it gives."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
+import pytest
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hetrl.problem import read_problem
 from lab.planned.random_plans import plan_on_one_device, write_experiment
-from tests.runs import Submitted, processes_of, started, submitted
+from lab.planned.runs import PlannedRuns, as_weights
+from tests.runs import Finished, Submitted, processes_of, started, submitted
 
 STEPS, EVERY_STEPS, KILLED_AFTER = 5, 2, 3
+MODES = ("sync", "async")  # a plan of PPO, which has all tasks, in each; the benchmark `plans` has 60, and 60 of GRPO
+SEED = 100
+SERVERS = 2  # they take the longest to start
 
 
-def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path) -> None:
-    """Actor and critic, a reference that keeps the weights of a warm start, a reward model; samples by their seeds."""
-    config = lasting(write_experiment(tmp_path / "experiment", "sync", kind="ppo"))
-    plan = tmp_path / "plan.json"
+@dataclass(frozen=True)
+class Whole:
+    """An experiment, its plan on one device, and its run from a supervised start to its end."""
+
+    config: Path
+    plan: Path
+    run: Finished
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    work = tmp_path_factory.mktemp("whole")
+    config, plan = lasting(write_experiment(work / "experiment", "sync", kind="ppo")), work / "plan.json"
     plan.write_text(json.dumps(plan_on_one_device(read_problem(config)).to_json()))
-    with submitted(config, tmp_path / "whole", "--plan", str(plan), "--yes") as run:
-        whole = run.finish()
-    assert whole.code == 0, whole.stderr
-
-    work = tmp_path / "broken"
     with submitted(config, work, "--plan", str(plan), "--yes") as run:
+        finished = run.finish()
+    assert finished.code == 0, finished.stderr
+    return Whole(config, plan, finished)
+
+
+def test_a_run_that_was_killed_goes_on_exactly(whole: Whole, tmp_path: Path) -> None:
+    """Actor and critic, a reference that keeps the weights of a warm start, a reward model; samples by their seeds."""
+    with submitted(whole.config, tmp_path, "--plan", str(whole.plan), "--yes") as run:
         run.until("step", KILLED_AFTER)
         broken = run.directory
         kill(run)
-    with started(work, "resume", broken.name, "--yes") as run:
+    with started(tmp_path, "resume", broken.name, "--yes") as run:
         resumed = run.finish()
     assert resumed.code == 0, resumed.stderr
     assert "goes on after step 2" in resumed.stdout + resumed.stderr
     assert resumed.directory != broken
 
-    rows, expected = resumed.rows(), whole.rows()
+    rows, expected = resumed.rows(), whole.run.rows()
     assert [row["step"] for row in rows] == [*range(1, STEPS + 1)]
     for row, other in zip(rows, expected, strict=True):
         same = ("reward", "reward_model", "loss", "value_loss", "grad_norm", "kl", "weight_version", "critic_version")
         assert {name: row[name] for name in same} == {name: other[name] for name in same}
-    served = {one["version"]: one["digest"] for one in whole.summary()["weight_versions"]}
+    served = {one["version"]: one["digest"] for one in whole.run.summary()["weight_versions"]}
     again = {one["version"]: one["digest"] for one in resumed.summary()["weight_versions"]}
     assert again == {version: served[version] for version in sorted(served)[-len(again) :]}
     assert len(again) == STEPS - EVERY_STEPS + 1
-    exports_a_model(work)
+    exports_a_model(tmp_path)
 
 
 def exports_a_model(work: Path) -> None:
@@ -79,3 +99,26 @@ def kill(run: Submitted) -> None:
     for process in processes_of(run.directory):
         with suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+@pytest.fixture(scope="module")
+def weights(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give weights that are sometimes right: those behind the supervised start."""
+    start = whole.run.directory / "checkpoints" / "step-00000000"
+    return as_weights(start, whole.config.parent / "model", tmp_path_factory.mktemp("start") / "weights")
+
+
+@pytest.fixture(scope="module")
+def runs(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], PlannedRuns]:
+    @cache
+    def runs_of(mode: str) -> PlannedRuns:
+        reference = None if mode == "sync" else runs_of("sync").reference
+        return PlannedRuns(tmp_path_factory.mktemp(mode), mode, weights, "ppo", reference)
+
+    return runs_of
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_random_plan_gives_what_one_device_gives(runs: Callable[[str], PlannedRuns], mode: str) -> None:
+    made = runs(mode)
+    assert made.disagreement(made.run(made.random_plan(SEED, SERVERS))) == ""
