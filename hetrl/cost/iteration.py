@@ -13,13 +13,14 @@ from hetrl.cost.generation import ReplicaSeconds, generation_cost
 from hetrl.cost.memory import peak_memory_gb, task_footprints
 from hetrl.cost.model import CostModel
 from hetrl.cost.network import Direction, link_seconds
-from hetrl.cost.training import Cost, inference_cost, training_cost
+from hetrl.cost.training import Cost, beside, inference_cost, steps_seconds, training_cost
 from hetrl.cost.weight_sync import (
     NO_TRAININGS,
     SyncCost,
     TrainingsAhead,
-    critic_behind,
+    Versions,
     trained_models,
+    versions_of,
     weight_sync_cost,
 )
 from hetrl.plan.plan import Plan, Predicted, TaskPlan
@@ -54,21 +55,6 @@ class GroupTimes:
     inferences: float
     trainings: float
     rollouts: ReplicaSeconds | None = None
-
-
-@dataclass(frozen=True)
-class Versions:
-    """The seconds of a version: from the end of the inferences until the actor is trained, its `transfer` and `pause`;
-    from there, too, until the critic's inference has the critic's, and that inference with the scoring that its devices
-    do behind it; and those that versions take at least to follow one another: the busiest link, transfers.
-    """
-
-    actor: float
-    transfer: float = 0.0
-    pause: float = 0.0
-    critic: float = 0.0
-    valuing: float = 0.0
-    links: float = 0.0
 
 
 def iteration_seconds(groups: Sequence[GroupTimes], versions: Versions, workload: Workload) -> float:
@@ -152,26 +138,10 @@ def task_costs(plan: Plan, model: CostModel) -> dict[str, Cost]:
     costs = {name: task_cost(name, task, model) for name, task in plan.tasks.items()}
     if sharing := link_sharing(plan, costs):
         slowed = {name: task_cost(name, plan.tasks[name], model, sharing) for name in costs if name in TRAININGS}
-        first = min(_steps_seconds(cost) for cost in slowed.values())
+        first = min(steps_seconds(cost) for cost in slowed.values())
         for name, cost in slowed.items():
-            costs[name] = _beside(cost, costs[name], first)
+            costs[name] = beside(cost, costs[name], first)
     return costs
-
-
-def _steps_seconds(training: Cost) -> float:
-    """Return the time of a training's steps, without that of scoring the batch ahead of them."""
-    return training.seconds - training.parts.get(OLD_LOGPROBS, 0.0)
-
-
-def _beside(slowed: Cost, alone: Cost, first: float) -> Cost:
-    """Return the cost of a training that shares its links until the first training has ended."""
-    steps = _steps_seconds(slowed)
-    if steps <= first or math.isinf(steps):
-        return slowed
-    part = first / steps
-    parts = {name: part * seconds + (1 - part) * alone.parts[name] for name, seconds in slowed.parts.items()}
-    seconds = formulas.shared_seconds(first, steps, _steps_seconds(alone))
-    return replace(slowed, seconds=slowed.seconds - steps + seconds, parts=parts)
 
 
 def sync_costs(plan: Plan, model: CostModel) -> dict[str, SyncCost]:
@@ -199,7 +169,7 @@ def settled_seconds(
     trained = _trained(plan, members, groups, costs, model)
 
     def seconds(ahead: TrainingsAhead) -> float:
-        return iteration_seconds(groups, _versions(trained, syncs, ahead, links, model), model.workload)
+        return iteration_seconds(groups, versions_of(trained, syncs, ahead, links, model), model.workload)
 
     def following(period: float) -> TrainingsAhead:
         return _trainings_ahead(period, trained.actor, members, groups, costs, model)
@@ -211,25 +181,6 @@ def settled_seconds(
             found = cycle.settled_seconds(first, second, seconds(following(second)))
         first, ahead = found, following(found)
     return first, {name: ahead.give_way(sync) for name, sync in syncs.items()}
-
-
-def _versions(
-    trained: Versions, syncs: Mapping[str, SyncCost], ahead: TrainingsAhead, links: float, model: CostModel
-) -> Versions:
-    """Return the seconds of what was trained as a version that gives way to the trainings `ahead`."""
-    costs = {name: ahead.give_way(sync) for name, sync in syncs.items()}
-    actor = costs["actor"]
-    transfer, follow = actor.transfer_seconds, max(links, actor.transfer_seconds)
-    versions = replace(trained, transfer=transfer, pause=actor.pause_seconds, links=follow)
-    if "critic" not in costs:
-        return versions
-    critic, behind = costs["critic"], critic_behind(costs, model.topology, ahead).transfer_seconds
-    alone, lead = critic.transfer_seconds, trained.critic - trained.actor
-    if model.workload.staleness:
-        transfer = cycle.shared_transfer_seconds(transfer, alone, behind, lead)
-    travels = cycle.behind_seconds(alone, behind, lead)
-    arrival = trained.critic + travels + critic.pause_seconds
-    return replace(versions, transfer=transfer, critic=arrival, links=max(follow, travels))
 
 
 def _trained(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetrl.cost import formulas
 from hetrl.cost.compute import (
@@ -238,3 +238,19 @@ def beside_products_seconds(stage: Placed, tokens: float) -> float:
     shape = stage.shape
     reduce = all_reduce_seconds(shape.tensor_parallel, activation_bytes(shape, tokens), stage.peers)
     return unmultiplied_seconds(shape, tokens) + 2 * shape.layers * reduce + shape.rates.overhead.micro_batch / 3
+
+
+def steps_seconds(training: Cost) -> float:
+    """Return the time of a training's steps, without that of scoring the batch ahead of them."""
+    return training.seconds - training.parts.get(OLD_LOGPROBS, 0.0)
+
+
+def beside(slowed: Cost, alone: Cost, first: float) -> Cost:
+    """Return the cost of a training that shares its links until the first training has ended."""
+    steps = steps_seconds(slowed)
+    if steps <= first or math.isinf(steps):
+        return slowed
+    part = first / steps
+    parts = {name: part * seconds + (1 - part) * alone.parts[name] for name, seconds in slowed.parts.items()}
+    seconds = formulas.shared_seconds(first, steps, steps_seconds(alone))
+    return replace(slowed, seconds=slowed.seconds - steps + seconds, parts=parts)

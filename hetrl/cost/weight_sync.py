@@ -45,6 +45,21 @@ class SyncCost:
 
 
 @dataclass(frozen=True)
+class Versions:
+    """The seconds of a version: from the end of the inferences until the actor is trained, its `transfer` and `pause`;
+    from there, too, until the critic's inference has the critic's, and that inference with the scoring that its devices
+    do behind it; and those that versions take at least to follow one another: the busiest link, transfers.
+    """
+
+    actor: float
+    transfer: float = 0.0
+    pause: float = 0.0
+    critic: float = 0.0
+    valuing: float = 0.0
+    links: float = 0.0
+
+
+@dataclass(frozen=True)
 class TrainingsAhead:
     """What the next batch's trainings send between sites while a version travels: first scoring, then the steps.
 
@@ -181,6 +196,25 @@ def critic_behind(costs: Mapping[str, SyncCost], topology: Topology, ahead: Trai
         uplink = max(uplink, ahead.behind(way, alone))
     inside = actor.fan_out_seconds if sites else 0.0
     return replace(critic, uplink_seconds=uplink, fan_out_seconds=inside + critic.fan_out_seconds)
+
+
+def versions_of(
+    trained: Versions, syncs: Mapping[str, SyncCost], ahead: TrainingsAhead, links: float, model: CostModel
+) -> Versions:
+    """Return the seconds of what was trained as a version that gives way to the trainings `ahead`."""
+    costs = {name: ahead.give_way(sync) for name, sync in syncs.items()}
+    actor = costs["actor"]
+    transfer, follow = actor.transfer_seconds, max(links, actor.transfer_seconds)
+    versions = replace(trained, transfer=transfer, pause=actor.pause_seconds, links=follow)
+    if "critic" not in costs:
+        return versions
+    critic, behind = costs["critic"], critic_behind(costs, model.topology, ahead).transfer_seconds
+    alone, lead = critic.transfer_seconds, trained.critic - trained.actor
+    if model.workload.staleness:
+        transfer = cycle.shared_transfer_seconds(transfer, alone, behind, lead)
+    travels = cycle.behind_seconds(alone, behind, lead)
+    arrival = trained.critic + travels + critic.pause_seconds
+    return replace(versions, transfer=transfer, critic=arrival, links=max(follow, travels))
 
 
 def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, routes: Sequence[Route], topology: Topology) -> float:

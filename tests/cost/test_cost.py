@@ -29,7 +29,7 @@ from hetrl.cost.generation import (
     replica_seconds,
     step_seconds,
 )
-from hetrl.cost.iteration import GroupTimes, Versions, iteration_seconds, predict, with_prediction
+from hetrl.cost.iteration import GroupTimes, iteration_seconds, predict, with_prediction
 from hetrl.cost.memory import (
     inference_active_bytes,
     peak_memory_gb,
@@ -50,7 +50,7 @@ from hetrl.cost.training import (
     pipeline_seconds,
     uneven,
 )
-from hetrl.cost.weight_sync import critic_behind, delta_share, held_bytes, weight_routes, weight_sync_cost
+from hetrl.cost.weight_sync import Versions, critic_behind, delta_share, held_bytes, weight_routes, weight_sync_cost
 from hetrl.errors import UsageError
 from hetrl.gpus import gpu_catalogue
 from hetrl.hardware import Device, Link, Node, Path, Site, Topology
