@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -364,14 +365,18 @@ def test_the_critic_waits_for_the_trainers_scores_if_they_are_in_the_rewards(
             super().__init__(*arguments)
             self.scored = set[int]()
             self.waited: dict[int, bool] = {}  # by step, whether the critic's training did
+            self.trains = defaultdict[int, asyncio.Event](asyncio.Event)  # the critic, by step
 
         async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
             if task == ACTOR_TRAINING and isinstance(message, wire.Score):
+                if kl_in == "loss":
+                    await self.trains[message.step].wait()  # for ever, where the critic waits for the scores
                 for _ in range(2000):
                     await asyncio.sleep(0)
                 self.scored.add(message.step)
             elif task == CRITIC_TRAINING and isinstance(message, wire.Train):
                 self.waited.setdefault(message.step, message.step in self.scored)
+                self.trains[message.step].set()
             return await super()._work(task, message, buffers)
 
     async def scenario() -> list[bool]:
