@@ -49,12 +49,10 @@ def behind_seconds(critic: float, behind: float, lead: float) -> float:
 def shared_transfer_seconds(actor: float, critic: float, behind: float, lead: float) -> float:
     """Return the transfer of the actor's version beside the critic's, each of which takes so long alone.
 
-    None stands still (`behind_seconds`): each has an equal part of what both take, and the actor's is held up until the
-    shorter one is through.
+    The critic's would take `behind` if it stood still (`behind_seconds`, with the same `lead`). Where none does, each
+    has an equal part of what both take, and the actor's is held up until the shorter one is through.
     """
-    if behind <= critic:
-        return actor
-    return actor + min(max(behind - critic - max(lead, 0.0), 0.0), max(critic + min(lead, 0.0), 0.0))
+    return actor if behind <= critic else actor + min(behind - critic, critic + min(lead, 0.0))
 
 
 def yielding_seconds(alone: float, begins: Sequence[float], lasts: Sequence[float], taken: Sequence[float]) -> float:

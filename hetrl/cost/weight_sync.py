@@ -210,9 +210,9 @@ def versions_of(
         return versions
     critic, behind = costs["critic"], critic_behind(costs, model.topology, ahead).transfer_seconds
     alone, lead = critic.transfer_seconds, trained.critic - trained.actor
-    if model.workload.staleness:
-        transfer = cycle.shared_transfer_seconds(transfer, alone, behind, lead)
     travels = cycle.behind_seconds(alone, behind, lead)
+    if model.workload.staleness:
+        transfer = cycle.shared_transfer_seconds(transfer, alone, travels, lead)
     arrival = trained.critic + travels + critic.pause_seconds
     return replace(versions, transfer=transfer, critic=arrival, links=max(follow, travels))
 

@@ -512,8 +512,8 @@ def test_the_critic_is_sent_where_its_inference_lies_apart_from_its_training() -
     ],
 )
 def test_versions_hold_each_other_up_while_both_are_under_way(lead: float, actor: float, critic: float) -> None:
-    assert shared_transfer_seconds(10, 6, 14, lead) == actor
     assert behind_seconds(6, 14, lead) == critic
+    assert shared_transfer_seconds(10, 6, critic, lead) == actor
 
 
 def test_an_asynchronous_iteration_is_what_takes_longest() -> None:

@@ -14,11 +14,7 @@ double behind_seconds(double critic, double behind, double lead) {
 }
 
 double shared_transfer_seconds(double actor, double critic, double behind, double lead) {
-    if (behind <= critic) {
-        return actor;
-    }
-    return actor +
-           std::min(std::max(behind - critic - std::max(lead, 0.0), 0.0), std::max(critic + std::min(lead, 0.0), 0.0));
+    return behind <= critic ? actor : actor + std::min(behind - critic, critic + std::min(lead, 0.0));
 }
 
 double yielding_seconds(double alone, const Floats& begins, const Floats& lasts, const Floats& taken) {

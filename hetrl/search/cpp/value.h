@@ -203,7 +203,7 @@ inline double seconds_of(TaskSeconds& tasks, const Versions& alone, const Traini
         critic = tasks.critic + travels + behind.pause;
         links = std::max(links, travels);
         if (tables.staleness > 0) {
-            transfer = shared_transfer_seconds(transfer, own.transfer(), behind.transfer(), lead);
+            transfer = shared_transfer_seconds(transfer, own.transfer(), travels, lead);
         }
     }
     return iteration_seconds(tasks.generation, tasks.inferences.all(), tasks.trainings.all(),
