@@ -30,6 +30,8 @@ LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processe
     "test_one_more_gpu_never_makes_an_optimum_worse",
     "test_four_thousand_gpus_are_planned_for",
     "test_every_plan_passes_check",
+    "test_controller_that_is_gone_or_hangs_undoes_the_others[hang]",
+    "test_no_version_but_a_published_one_is_ever_served[agent]",
     "slurm/test_submit.py",
     "slurm/test_faults.py",
 }

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from hetrl.errors import HetrlError, SiteUnreachableError
 from launch.shell import Shell, TimedOutError
 
-FAKE_SSH = f"""#!{sys.executable}
+FAKE_SSH = f"""#!{sys.executable} -IS
 import os, subprocess, sys
 words = sys.argv[1:]
 if words[:2] == ["-O", "check"]:
@@ -49,8 +49,9 @@ def test_output_exit_code_and_input(host):
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_characters="\0\r"), max_size=12), max_size=3))
 def test_words_arrive_as_they_were_sent(words):
-    argv = [sys.executable, "-c", "import sys; print(sys.argv[1:])", *words]
-    assert Shell("alps", "login").run(argv, timeout_seconds=20).stdout == f"{words}\n"
+    argv = ["sh", "-c", 'for word; do printf "%s;" "$word" | od -An -v -tx1; done', "sh", *words]
+    said = Shell("alps", "login").run(argv, timeout_seconds=20).stdout
+    assert bytes.fromhex(said) == "".join(f"{word};" for word in words).encode()
 
 
 def test_environment_reaches_the_command():

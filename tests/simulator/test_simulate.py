@@ -223,7 +223,7 @@ def test_a_version_has_contexts_computed_anew_where_the_job_says_so() -> None:
         workload = small_workload(
             mode="async", max_staleness=1, response=Lengths(2048, 8192, "lognormal"), renews_contexts=renews
         )
-        spans = simulate(small_plan(workload, ACROSS), CostModel(two_sites(), workload)).spans
+        spans = simulate(small_plan(workload, ACROSS), CostModel(two_sites(), workload), iterations=4).spans
         loads = [span.start + span.seconds for span in spans if span.name == "load weights"]
         anew = [span.start for span in spans if span.name.endswith(" again")]
         assert bool(anew) == renews

@@ -194,7 +194,3 @@ def ssh(words: list[str]) -> int:
     if "kill-after" in faults:
         kill_launcher(cluster)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,6 +20,12 @@ from tests.launch.slurm import fake_slurm
 
 SITES = ("alpha", "beta", "gamma")
 PROGRAMS = ("sbatch", "squeue", "scancel", "scontrol", "srun", "ssh")
+PROGRAM = f"""#!{sys.executable} -ES
+import sys
+sys.path.insert(0, {str(Path(fake_slurm.__file__).parent)!r})
+from fake_slurm import main
+sys.exit(main())
+"""
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,7 @@ def make_clusters(path: Path) -> Clusters:
     (path / "bin").mkdir(parents=True)
     for program in PROGRAMS:
         script = path / "bin" / program
-        script.write_text(f"#!{sys.executable}\n{Path(fake_slurm.__file__).read_text()}")
-        script.write_text(script.read_text().replace("Path(__file__).resolve()", f"Path({fake_slurm.__file__!r})"))
+        script.write_text(PROGRAM)
         script.chmod(0o755)
     for site in SITES:
         (path / site / "faults").mkdir(parents=True)
@@ -122,15 +127,15 @@ GRES: Mapping[str, str] = {"a100": "cpu", "l4": "cpu"}
 
 
 @contextmanager
-def environment(clusters: Clusters) -> Iterator[None]:
-    """Let this process find the programs."""
+def environment(clusters: Clusters) -> Iterator[Clusters]:
+    """Let this process find the programs of clusters, and give these."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", str(clusters.path / "bin"), prepend=":")
         patch.setenv("FAKE_CLUSTERS", str(clusters.path))
         patch.setenv("XDG_RUNTIME_DIR", str(clusters.path))
         patch.setenv("HETRL_RUNS", str(clusters.path / "runs"))
         patch.chdir(clusters.path)
-        yield
+        yield clusters
 
 
 def submit(clusters: Clusters, detach: bool = True) -> int:

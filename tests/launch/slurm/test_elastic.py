@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from hetrl.files import read_lines
 from launch.cli import main
 from launch.run_directory import Run
-from tests.launch.slurm.slurm_cases import Clusters, environment, make_clusters, submit
+from tests.launch.slurm.slurm_cases import Clusters
 
 MEMBERS = ["alpha/actor_training/0", "beta/actor_generation/0", "gamma/actor_generation/1"]
 
 
 @pytest.fixture
-def clusters(tmp_path: Path) -> Iterator[Clusters]:
+def clusters(submitted: Clusters) -> Clusters:
     """A run that has begun."""
-    made = make_clusters(tmp_path)
-    with environment(made):
-        submit(made)
-        made.control(made.runs()[0], "go", members=MEMBERS)
-        yield made
+    submitted.control(submitted.runs()[0], "go", members=MEMBERS)
+    return submitted
 
 
 @pytest.fixture

@@ -24,17 +24,14 @@ from launch.slurm.watch import carry, look_at, refresh
 from launch.state import fold
 from launch.verbs.resume import directories_of
 from tests.launch.launch_cases import ROOT, until
-from tests.launch.slurm.slurm_cases import SITES, environment, kinds, make_clusters, submit
+from tests.launch.slurm.slurm_cases import SITES, kinds
 
 
 @pytest.fixture
-def clusters(tmp_path, monkeypatch):
+def clusters(submitted, monkeypatch):
     monkeypatch.setattr(follow, "WORD_SECONDS", 0.2)
     monkeypatch.setattr(follow, "LEAVE_SECONDS", 0.2)
-    made = make_clusters(tmp_path)
-    with environment(made):
-        submit(made)
-        yield made
+    return submitted
 
 
 @pytest.fixture
