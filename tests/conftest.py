@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 BENCHMARKS = HERE.parent / "benchmarks"
 # The layers of tests that start services, and the seconds that one test of each may take.
 LAYER_SECONDS = {"engines": 600, "rehearsal": 600, "end_to_end": 900, "lab": 900, "slurm": 900}
-LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processes that share them
+LONGEST = {  # tests of the fast layer and files of others, in processes that share them
     "test_sha_ea_finds_nearly_every_optimum_of_the_space",
     "test_equal_nodes_may_change_places",
     "test_value_and_bounds_are_those_of_the_decoded_plan",
@@ -32,6 +32,8 @@ LONGEST = {  # tests of the fast layer and files of the Slurm layer, in processe
     "test_every_plan_passes_check",
     "test_controller_that_is_gone_or_hangs_undoes_the_others[hang]",
     "test_no_version_but_a_published_one_is_ever_served[agent]",
+    "slurm/test_run.py",
+    "end_to_end/test_one_device.py",
     "slurm/test_submit.py",
     "slurm/test_faults.py",
 }
