@@ -93,7 +93,7 @@ cancel: ## end the run RUN=... on every site
 # --- checks: REQUIRE_ALL=1 turns every skipped test into a failure ----------------------------------------------------
 
 # The tests start programs of these sources by the thousand: they find them compiled, whatever the environment says.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PYTEST := env PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .PHONY: test lint test-fast test-engines test-e2e test-slurm
 test: ## lint and all tests, layer by layer, with the seconds of each
