@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,11 +142,16 @@ def drew_again(directory: Path, replica: str, behind: int) -> int:
 
 def processes_of(directory: Path) -> list[psutil.Process]:
     """Return the processes of a run in this directory, or of a site of it."""
+    return processes_where("HETRL_SITE_DIRECTORY", lambda site: Path(site).is_relative_to(directory.resolve()))
+
+
+def processes_where(variable: str, holds: Callable[[str], bool]) -> list[psutil.Process]:
+    """Return the processes that were started with an environment variable of which something holds."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            site = process.environ().get("HETRL_SITE_DIRECTORY")
-            if site is not None and Path(site).is_relative_to(directory.resolve()):
+            value = process.environ().get(variable)
+            if value is not None and holds(value):
                 found.append(process)
     return found
 

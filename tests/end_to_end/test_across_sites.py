@@ -6,6 +6,7 @@ What its other ranks say of one that dies, stands still or is cut off: tests/lab
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ import yaml
 from hetrl.problem import read_problem
 from lab.planned.across import plan_across
 from lab.planned.random_plans import write_experiment
-from tests.runs import submitted
+from tests.runs import processes_of, submitted
 
 
 def test_the_rank_that_is_killed_is_named(tmp_path: Path) -> None:
@@ -39,15 +40,9 @@ def endless(config: Path) -> Path:
 def rank(site: Path, number: int) -> psutil.Process:
     """Return the process of a rank of the actor's training at a site, by its directory."""
     words = ["--task", "actor_training", "--rank", str(number)]
-    for process in psutil.process_iter():
-        try:
-            command, directory = process.cmdline(), process.environ().get("HETRL_SITE_DIRECTORY")
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-        if (
-            directory
-            and Path(directory).resolve() == site.resolve()
-            and any(command[at : at + len(words)] == words for at in range(len(command)))
-        ):
-            return process
+    for process in processes_of(site):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            command = process.cmdline()
+            if any(command[at : at + len(words)] == words for at in range(len(command))):
+                return process
     raise AssertionError(f"no rank {number} in {site}")

@@ -49,9 +49,9 @@ def test_output_exit_code_and_input(host):
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_characters="\0\r"), max_size=12), max_size=3))
 def test_words_arrive_as_they_were_sent(words):
-    argv = ["sh", "-c", 'for word; do printf "%s;" "$word" | od -An -v -tx1; done', "sh", *words]
+    argv = ["sh", "-c", 'for word; do printf "%s\\0" "$word" | od -An -v -tx1; done', "sh", *words]
     said = Shell("alps", "login").run(argv, timeout_seconds=20).stdout
-    assert bytes.fromhex(said) == "".join(f"{word};" for word in words).encode()
+    assert bytes.fromhex(said) == "".join(f"{word}\0" for word in words).encode()
 
 
 def test_environment_reaches_the_command():

@@ -11,37 +11,27 @@ import psutil
 import pytest
 
 from tests.launch.slurm.slurm_cases import Clusters, environment, make_clusters, submit
+from tests.runs import processes_where
 
 
 @pytest.fixture(scope="session")
-def first_submitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Submit a run; returns where the clusters must lie, for their files name it, and a copy of them."""
-    path = tmp_path_factory.mktemp("submitted")
-    with environment(make_clusters(path / "clusters")) as made:
+def first_submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return clusters behind a submission, to be copied to `clusters` beside them, which their files name."""
+    path = tmp_path_factory.mktemp("submitted") / "clusters"
+    with environment(make_clusters(path)) as made:
         submit(made)
-    return path / "clusters", shutil.copytree(path / "clusters", path / "copy", symlinks=True)
+    return path.rename(path.with_name("copied"))
 
 
 @pytest.fixture
-def submitted(first_submitted: tuple[Path, Path]) -> Iterator[Clusters]:
+def submitted(first_submitted: Path) -> Iterator[Clusters]:
     """Give the clusters as they are behind a submission."""
-    path, copy = first_submitted
-    shutil.rmtree(path)
-    shutil.copytree(copy, path, symlinks=True)
+    path = shutil.copytree(first_submitted, first_submitted.with_name("clusters"), symlinks=True)
     with environment(Clusters(path)) as made:
         yield made
-    while left := programs_of(path):  # that the launcher gave up, and that would write into the next test's files
+    while left := processes_where("FAKE_CLUSTERS", str(path).__eq__):  # that the launcher gave up, and that still write
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left)
-
-
-def programs_of(path: Path) -> list[psutil.Process]:
-    """Return the processes that were started in the environment of the clusters at a path."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("FAKE_CLUSTERS") == str(path):
-                found.append(process)
-    return found
+    shutil.rmtree(path)
