@@ -6,7 +6,9 @@ for each of so many plans (PPO and GRPO, sync and async, one to four sites), ran
     run         with emulated engines, rates and lengths within 10 %, at such a speed that an iteration takes nearly a
                 minute, of which controller, gateways and this machine take a small part; several runs side by side,
                 which mostly wait
-beside them what is predicted for lengths that are within 10 % of the planned ones: the longest are longer
+beside them what is predicted for lengths as long as those of the run, and as far off: the longest are longer
+
+The result is written after each run: with `--more` those that it has are kept, so that it may be made in several goes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pool
@@ -36,11 +38,13 @@ from hetrl.workload import ACTOR_GENERATION, INFERENCES, ITERATION, TRAININGS
 from launch.rehearsal import compare as compare_rows, settings_of
 
 ITERATION_SECONDS, COUNTED = 50.0, 8  # of this machine's, and how many iterations count
-JOBS = 12
+JOBS = 8
 NOISE = 0.1
 GOAL_ITERATION, GOAL_TASK = 0.05, 0.10
 DRAWN = 20_000  # lengths, for their distribution once they are perturbed
 LIKELY = 2.0  # standard errors: a smaller gap may be nothing but that steps differ
+Failed = tuple[str, str]  # which plan did not run, and why
+Measured = tuple[float, float, Mapping[str, float], Mapping[str, float]]  # as `measure` returns it
 TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 
 
@@ -48,8 +52,8 @@ TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 class Threefold:
     """Seconds of an iteration and of each task, in three ways.
 
-    `informed` is the iteration that is predicted for the lengths of the run, `errors` are the standard errors of the
-    means over the run's steps.
+    `informed` is the iteration that is predicted for lengths as the run had, with `response_tokens` on average;
+    `errors` are the standard errors of the means over the run's steps.
     """
 
     made: str
@@ -57,6 +61,7 @@ class Threefold:
     shape: str
     speed: float
     predicted: Mapping[str, float]
+    response_tokens: float
     informed: float
     played: Mapping[str, float]
     run: Mapping[str, float]
@@ -102,16 +107,18 @@ class Threefold:
         return max(self.tasks, key=lambda name: abs(self.off(name)))
 
 
-def informed_seconds(case: Case) -> float:
-    """Return what is predicted for an iteration whose response lengths are off as they are in the run."""
+def informed_seconds(case: Case, response_tokens: float) -> float:
+    """Return what is predicted for an iteration whose lengths are off as they are in the run, with its mean."""
     response, pace = case.problem.workload.response, Pace(Emulation(noise=NOISE), f"lengths {case.number}")
-    drawn = [max(round(pace.perturbed(one)), 1) for one in response.draw(DRAWN, pace.random)]
+    longer = [pace.perturbed(one) for one in response.draw(DRAWN, pace.random)]
+    factor = response_tokens / statistics.fmean(min(one, response.maximum) for one in longer)
+    drawn = [min(max(round(factor * one), 1), response.maximum) for one in longer]
     off = replace(case.problem.workload, response=empirical(drawn, response.maximum))
     return predict(case.plan, replace(case.problem, workload=off).model).iteration_seconds
 
 
-def measure(played: Compared) -> tuple[float, Mapping[str, float], Mapping[str, float]]:
-    """Run a plan; return its speed, the means of a step's seconds, and the standard errors of these."""
+def measure(played: Compared) -> Measured:
+    """Run a plan; return its speed, its mean response, the means of a step's seconds, and their standard errors."""
     case = played.case
     problem = with_experiment(case.problem, f"prediction-{played.made}-{case.number}")
     speed = float(f"{case.plan.predicted.iteration_seconds / ITERATION_SECONDS:.2g}")
@@ -121,19 +128,22 @@ def measure(played: Compared) -> tuple[float, Mapping[str, float], Mapping[str, 
     means = {one.name: one.rehearsed for one in compare_rows(rows, case.plan, settings)}
     counted = [row["seconds"] for row in rows[-COUNTED:]]
     spread = {name: statistics.stdev(row.get(name, 0.0) for row in counted) for name in means}
-    return speed, means, {name: speed * one / math.sqrt(COUNTED) for name, one in spread.items()}
+    tokens = sum(row["tokens"] for row in rows[-COUNTED:]) / sum(row["samples"] for row in rows[-COUNTED:])
+    errors = {name: speed * one / math.sqrt(COUNTED) for name, one in spread.items()}
+    return speed, tokens * settings.emulation.tokens_each, means, errors
 
 
-def threefold(played: Compared, speed: float, run: Mapping[str, float], errors: Mapping[str, float]) -> Threefold:
+def threefold(played: Compared, measured: Measured) -> Threefold:
     """Return all that is known of a plan that was predicted, played and run."""
-    case = played.case
+    case, (speed, response_tokens, run, errors) = played.case, measured
     return Threefold(
         played.made,
         case.number,
         played.shape,
         speed,
         {**case.plan.predicted.tasks, ITERATION: case.plan.predicted.iteration_seconds},
-        informed_seconds(case),
+        response_tokens,
+        informed_seconds(case, response_tokens),
         {**played.simulated.tasks, ITERATION: played.simulated.iteration_seconds},
         run,
         errors,
@@ -165,7 +175,7 @@ def table_of(found: Sequence[Threefold], failed: Mapping[str, str]) -> str:
         f"{max(gaps):.1%}, of synchronous plans {max(sync, default=0.0):.1%}; {iterations} of {len(found)} within "
         f"{GOAL_ITERATION:.0%} (goal: all), {tasks} of {of} tasks within {GOAL_TASK:.0%} (goal: all). Against what "
         f"the simulator plays: median {statistics.median(played):.1%}, worst {max(played):.1%}. Against what is "
-        f"predicted for lengths that are off by as much as the run's (informed): median "
+        f"predicted for lengths as the run had, with their mean and as far off (informed): median "
         f"{statistics.median(informed):.1%}, worst {max(informed):.1%}, {near} within {GOAL_ITERATION:.0%}. Speed: "
         f"seconds of the engines in one of ours, so that an iteration takes some {ITERATION_SECONDS:.0f}, of which "
         f"{COUNTED} count.",
@@ -185,29 +195,36 @@ def table_of(found: Sequence[Threefold], failed: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def run_all(played: Sequence[Compared], jobs: int) -> tuple[list[Threefold], dict[str, str]]:
-    """Run all plans; return what is known of those that ran, and why the others did not."""
-    found: list[Threefold] = []
-    failed: dict[str, str] = {}
+def run_all(played: Sequence[Compared], jobs: int) -> Iterator[Threefold | Failed]:
+    """Run plans; yield what is known of each that ran, or why it did not."""
     with ProcessPoolExecutor(jobs) as runs:
         running = {runs.submit(measure, one): one for one in played}
         for future in as_completed(running):
             one = running[future]
             try:
-                found.append(threefold(one, *future.result()))
-                print(found[-1], file=sys.stderr, flush=True)
+                yield threefold(one, future.result())
             except HetrlError as error:
-                failed[f"{one.made} {one.case.number}"] = str(error).splitlines()[0]
-                print(one.made, one.case.number, error, file=sys.stderr, flush=True)
-    return found, failed
+                yield f"{one.made} {one.case.number}", str(error).splitlines()[0]
 
 
-def run_again(played: Sequence[Compared]) -> tuple[list[Threefold], dict[str, str]]:
-    """Return the same of the runs that the last result has."""
+def run_before(played: Sequence[Compared]) -> list[Threefold]:
+    """Return what is known of the plans whose runs the last result has."""
     result = json.loads((RESULTS / "prediction.json").read_text())
-    kept = {(row["made"], row["number"]): (row["speed"], row["run"], row["errors"]) for row in result["runs"]}
+    kept = {
+        (row["made"], row["number"]): (row["speed"], row["response_tokens"], row["run"], row["errors"])
+        for row in result["runs"]
+    }
     names = [(one, kept.get((one.made, one.case.number))) for one in played]
-    return [threefold(one, *ran) for one, ran in names if ran], result["failed"]
+    return [threefold(one, ran) for one, ran in names if ran]
+
+
+def write(found: Sequence[Threefold], failed: Mapping[str, str], of: int, seed: int) -> str:
+    """Write the result of so many plans; return its part of the page."""
+    so_far = f"{len(found)} of {of} runs so far. " if len(found) < of else ""
+    table = so_far + table_of(found, failed)
+    rows: list[dict[str, Any]] = [asdict(one) for one in found]
+    write_result("prediction", {"seed": seed, "noise": NOISE, "runs": rows, "failed": failed}, table)
+    return table
 
 
 def main() -> None:
@@ -218,6 +235,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=JOBS, help="runs side by side")
     parser.add_argument("--again", action="store_true", help="predict and play anew, of the last result's runs")
+    parser.add_argument("--more", action="store_true", help="the same, and run those that it lacks")
     arguments = parser.parse_args()
     asked = [
         (made, number, arguments.seed)
@@ -226,11 +244,17 @@ def main() -> None:
     ]
     with Pool() as pool:
         played = pool.starmap(compare, asked, chunksize=1)
-    found, failed = run_again(played) if arguments.again else run_all(played, arguments.jobs)
-    table = table_of(found, failed)
-    rows: list[dict[str, Any]] = [asdict(one) for one in found]
-    write_result("prediction", {"seed": arguments.seed, "noise": NOISE, "runs": rows, "failed": failed}, table)
-    print(table)
+    found = run_before(played) if arguments.again or arguments.more else []
+    known, failed = {(one.made, one.number) for one in found}, dict[str, str]()
+    left = [] if arguments.again else [one for one in played if (one.made, one.case.number) not in known]
+    for ran in run_all(left, arguments.jobs):
+        print(ran, file=sys.stderr, flush=True)
+        if isinstance(ran, Threefold):
+            found.append(ran)
+        else:
+            failed |= dict([ran])
+        write(found, failed, len(played), arguments.seed)
+    print(write(found, failed, len(played), arguments.seed))
 
 
 if __name__ == "__main__":

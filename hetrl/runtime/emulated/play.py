@@ -2,8 +2,7 @@
 
 A pass over a batch and a version of the weights are played event by event (`hetrl.simulator`), with the lengths that
 the batch really has: micro-batches through their pipeline, reductions over their wires. Nothing else is under way in
-such a play but for the actor's version beside the critic's, so that what else uses a link at the same time does not
-slow it down.
+such a play, but for versions beside each other, so that what else uses a link at the same time does not slow it down.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost import iteration
 from hetrl.cost.model import CostModel
-from hetrl.cost.weight_sync import trained_models
 from hetrl.plan.plan import Plan, TaskPlan
 from hetrl.simulator.events import Clock, Process
 from hetrl.simulator.pipelines import Setting, deal, inference, training
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.weights import WeightSync
 from hetrl.simulator.wires import Network
-from hetrl.workload import versions_ahead
 
 
 @dataclass(frozen=True)
@@ -49,20 +46,22 @@ def optimizer_step(name: str, task: TaskPlan, lengths: Sequence[int], model: Cos
     return _dealt(lambda setting: training(setting, name, task, _responses(lengths, model)), task, lengths, alone)
 
 
-def version(plan: Plan, trained: str, model: CostModel) -> Played:
-    """Return what it takes to bring a version of a trained model to the nodes that use it.
+def versions(plan: Plan, leave: Sequence[tuple[str, float]], model: CostModel) -> list[float]:
+    """Return when versions of trained models, each of which leaves at a second of its own, are where they are used.
 
-    Those that go ahead of it are on their way at the same time; in mode async those that it shares links with.
+    What goes ahead of others does so here, what shares links shares them.
     """
+    setting = _setting(model)
+    arrive = [0.0] * len(leave)
 
-    def process(setting: Setting) -> Process:
-        staleness = model.workload.staleness
-        beside = versions_ahead(trained, staleness) if staleness == 0 else trained_models(plan.tasks)
-        for name in (one for one in beside if one != trained):
-            setting.clock.start(WeightSync(setting, plan, name).transfer())
-        return WeightSync(setting, plan, trained).transfer()
+    def travel(number: int, trained: str, second: float) -> Process:
+        yield second
+        yield from WeightSync(setting, plan, trained).transfer()
+        arrive[number] = setting.clock.now
 
-    return _played(model, process)
+    for ended in [setting.clock.start(travel(number, *one)) for number, one in enumerate(leave)]:
+        setting.clock.run(until=ended)
+    return arrive
 
 
 def load_seconds(plan: Plan, trained: str, model: CostModel) -> list[float]:

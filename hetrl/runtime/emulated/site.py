@@ -23,6 +23,7 @@ from hetrl.runtime.emulated import play
 from hetrl.runtime.emulated.costs import read_costs
 from hetrl.runtime.emulated.ranks import EmulatedRank
 from hetrl.runtime.emulated.server import EmulatedIdle, EmulatedServer, Replica
+from hetrl.runtime.emulated.travels import Travels
 from hetrl.runtime.emulated.world import Emulated, EmulatedWorld
 from hetrl.runtime.run.context import (
     GENERATION,
@@ -42,7 +43,8 @@ from hetrl.workload import ACTOR_TRAINING
 
 async def serve_site(context: Context) -> None:
     """Be every member of a site until the run ends."""
-    shared = Emulated(context, read_costs(context.directory))
+    model = read_costs(context.directory)
+    shared = Emulated(context, model, Travels(context.plan, model))
     async with asyncio.TaskGroup() as members:
         for number, address in enumerate(context.replicas):
             if wire.site_of(address) == context.site:

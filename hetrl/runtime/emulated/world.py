@@ -27,6 +27,7 @@ from hetrl.runtime.emulated import checkpoints, play
 from hetrl.runtime.emulated.pace import Pace
 from hetrl.runtime.emulated.ranks import EmulatedRank
 from hetrl.runtime.emulated.server import LOGPROB
+from hetrl.runtime.emulated.travels import Travels
 from hetrl.runtime.emulated.weights import Weights
 from hetrl.runtime.run.context import Context, answer_requests
 from hetrl.runtime.transport.member import Envelope, Member
@@ -42,10 +43,11 @@ METRICS = {"loss": 0.0, "grad_norm": 1.0, "value_clip_fraction": 0.0}  # of a st
 
 @dataclass(frozen=True)
 class Emulated:
-    """What emulated engines of a site share: its view of the run, and the cost model."""
+    """What emulated engines of a site share: its view of the run, the cost model, and the versions on their way."""
 
     context: Context
     model: CostModel
+    travels: Travels
 
     def pace(self, name: str) -> Pace:
         """Return the clock and the draws of one engine."""
@@ -173,8 +175,6 @@ class EmulatedWorld:
         return next((name for name, (trains, _) in TRAINED.items() if trains == self._world.task), None)
 
     async def _publish(self, message: wire.Publish) -> wire.Exported:
-        began = self._pace.now
-
         async def export(publisher: Publisher) -> None:
             if self._trained:
                 self._weights.change()
@@ -183,8 +183,7 @@ class EmulatedWorld:
 
         async def travel() -> None:
             if (trained := self._model) and set(message.receivers) <= set(self._users(trained)):
-                seconds = play.version(self._shared.context.plan, trained, self._shared.model).seconds
-                await self._pace.until(began + self._pace.perturbed(seconds))
+                await self._shared.travels.travel(trained, self._pace)
 
         return await self._publications.begin(message, export, travel)
 

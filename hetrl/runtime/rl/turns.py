@@ -2,7 +2,8 @@
 
     start:       task by task: Wake (it builds its engine), Sleep
     generation:  runs whenever nobody else of its group has work; it is stopped in the middle of a response
-    the others:  one after the other; the next one that asks is woken, and stays awake until somebody else asks
+    the others:  one after the other; who has had its turn of a batch sleeps at once, for the next turn is another's,
+                 which then does not wait for the states that leave
 
 Tasks that are alone on their devices have them all the time. A group takes all tasks of a batch before those of the
 next one, its inferences before its trainings, as the play of a plan does (`hetrl.simulator`), and between the first and
@@ -46,6 +47,7 @@ class _Group:
     queued: int = 0
     awake: str | None = None
     prompts: int = 0
+    resting: asyncio.Task[None] | None = None  # whoever had the last turn goes to sleep
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     open: asyncio.Event = field(default_factory=asyncio.Event)
     passed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -130,6 +132,20 @@ class Turns:
                 group.passed.notify_all()
         if batch is None or not group.left:
             await self._leave(group, batch)
+        if batch is not None and not group.queued:  # else they are next at once
+            group.resting = asyncio.create_task(self._rest(group, task))
+
+    async def _rest(self, group: _Group, task: str) -> None:
+        """Let who had its turn sleep, unless another one was woken since."""
+        async with group.lock:
+            if group.awake == task:
+                await self._give(group, None)
+
+    async def settled(self) -> None:
+        """Wait until nobody is on the way to sleep; raise what failed there."""
+        for group in self._groups:
+            if group.resting is not None:
+                await group.resting
 
     async def _leave(self, group: _Group, batch: int | None) -> None:
         """Let generation, and the tasks of the next batch, have the devices."""
@@ -168,6 +184,8 @@ class Turns:
 
     async def _give(self, group: _Group, task: str | None) -> None:
         """Let who is awake sleep and wake a task; nothing happens where it is awake."""
+        if group.resting is not None and group.resting.done():
+            group.resting.result()  # raises what failed
         changes = task or group.awake
         if group.awake == task or changes is None:
             return

@@ -110,6 +110,10 @@ class Context:
             finally:
                 task.cancel()
 
+    def planned_seconds(self, task: str) -> float:
+        """Return what the plan counts on for a task, in seconds of this run: emulated engines have their own time."""
+        return self.plan.predicted.tasks.get(task, 0.0) / self.experiment.launch.emulation.speed
+
     def worlds(self, task: str) -> tuple[World, ...]:
         """Return the worlds of a Megatron task."""
         return worlds_of(self.plan, task)

@@ -85,7 +85,7 @@ class Run:
         self.tasks = tasks_of(context, member)
         self.learner = self._make_learner(directory.path)
         others = [site for site in context.plan.site_order if site != context.lead_site]
-        planned_seconds = context.plan.predicted.tasks.get(WEIGHT_SYNC, 0.0)
+        planned_seconds = context.planned_seconds(WEIGHT_SYNC)
         self.serving = Serving(self.tasks.actor, self.draws, self.versions, record, planned_seconds)
         self.kept = KeptCheckpoints(context, member, record, self.living)
         links = LinkMeter(member, (context.lead_site, *others))
@@ -191,6 +191,7 @@ class Run:
         finally:
             await feed.close()
         await self.kept.settle()
+        await self.turns.settled()
         stats = await link_stats(self.member, self.context.site, LINK_STATS_SECONDS)
         self.record.summary(self.context, stats)
         self.record.events.append("finished")

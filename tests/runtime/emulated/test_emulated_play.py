@@ -10,14 +10,13 @@ import pytest
 
 from hetrl.cost.iteration import task_costs
 from hetrl.cost.training import training_cost
-from hetrl.cost.weight_sync import critic_behind, weight_routes, weight_sync_cost
+from hetrl.cost.weight_sync import critic_behind, weight_sync_cost
 from hetrl.errors import HetrlError
-from hetrl.plan.plan import Replica, Stage, TaskPlan
+from hetrl.plan.plan import Stage
 from hetrl.runtime.emulated import play
 from hetrl.runtime.emulated.costs import COSTS, read_costs, write_costs
-from hetrl.workload import architecture
 from tests.plan.plan_cases import FIRST
-from tests.runtime.emulated.emulated_cases import MODEL, PLAN
+from tests.runtime.emulated.emulated_cases import MODEL, PLAN, with_critic
 
 TRAINING = PLAN.tasks["actor_training"]
 LENGTHS = [768] * 64  # prompt and response of the workload
@@ -71,16 +70,11 @@ def test_only_what_is_offloaded_takes_the_way_over_pcie() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_version_of_the_critic_gives_way_in_mode_sync_on_a_link_that_both_take(mode: str) -> None:
-    critic = {
-        "critic_training": TaskPlan("megatron", (Replica(64, (Stage(FIRST, (0, 28)),)),)),
-        "critic_inference": TaskPlan("megatron", (Replica(64, (Stage(("jsc/l40s-1/0",), (0, 28)),)),)),
-    }
-    workload = replace(MODEL.workload, algorithm="ppo", critic=architecture("qwen3-0.6b"), mode=mode, max_staleness=1)
-    model = replace(MODEL, workload=workload)
-    plan = replace(PLAN, tasks=PLAN.tasks | critic, weight_sync=weight_routes(PLAN.tasks | critic))
+    plan, model = with_critic(mode)
     costs = {name: weight_sync_cost(plan.weight_sync, plan.tasks, model, name) for name in ("actor", "critic")}
     behind = critic_behind(costs, model.topology).transfer_seconds
     assert behind > 1.5 * costs["critic"].transfer_seconds
     sharing = 2 * costs["critic"].transfer_seconds
-    assert play.version(plan, "critic", model).seconds == pytest.approx(behind if mode == "sync" else sharing, rel=0.1)
-    assert play.version(plan, "actor", model).seconds == pytest.approx(costs["actor"].transfer_seconds, rel=0.1)
+    actor, critic = play.versions(plan, [("actor", 0.0), ("critic", 0.0)], model)
+    assert critic == pytest.approx(behind if mode == "sync" else sharing, rel=0.1)
+    assert actor == pytest.approx(costs["actor"].transfer_seconds, rel=0.1)

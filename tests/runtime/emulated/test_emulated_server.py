@@ -18,23 +18,9 @@ from hetrl.lengths import Lengths
 from hetrl.runtime import wire
 from hetrl.runtime.emulated.pace import Pace
 from hetrl.runtime.emulated.server import EmulatedIdle, EmulatedServer, Replica
-from tests.runtime.emulated.emulated_cases import MODEL, PLAN
+from tests.runtime.emulated.emulated_cases import MODEL, PLAN, Jumping
 
 FILLER, STOP = 9, 1
-
-
-class Jumping(asyncio.SelectorEventLoop):
-    """An event loop in which nothing takes time but what waits, and that at once."""
-
-    _now = 0.0
-
-    def time(self) -> float:
-        return self._now
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self._now = max(self._now, self._scheduled[0]._when)
-        super()._run_once()
 
 
 def stages() -> Server:

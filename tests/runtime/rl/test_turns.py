@@ -33,6 +33,9 @@ class Members:
         self.awake: set[str] = set()
         self._groups, self._refuses = groups, refuses
 
+    def refuse(self, address: str) -> None:
+        self._refuses = address
+
     async def request(self, to: str, message: Any, **_: Any) -> Any:
         self.told.append((to, message))
         await asyncio.sleep(0)
@@ -138,7 +141,7 @@ def test_a_training_comes_after_those_of_its_group_that_infer_whoever_asks_first
     asyncio.run(run())
 
 
-def test_who_is_awake_stays_awake_until_another_one_asks() -> None:
+def test_who_works_for_no_batch_stays_awake_until_another_one_asks() -> None:
     async def run() -> None:
         turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
         for _ in range(3):
@@ -148,6 +151,53 @@ def test_who_is_awake_stays_awake_until_another_one_asks() -> None:
         async with turns.of(REFERENCE_INFERENCE):
             assert members.awake_now(REFERENCE_INFERENCE)
         assert members.tasks_told(wire.Sleep) == [ACTOR_TRAINING]
+
+    asyncio.run(run())
+
+
+def test_who_had_its_turn_of_a_batch_sleeps_before_another_one_asks() -> None:
+    async def run() -> None:
+        turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
+        for task in (REFERENCE_INFERENCE, ACTOR_TRAINING):
+            async with turns.of(task, 1):
+                assert members.awake_now(task)
+            await turns.settled()
+            assert not members.awake
+        assert members.tasks_told(wire.Sleep) == [REFERENCE_INFERENCE, ACTOR_TRAINING]
+
+    asyncio.run(run())
+
+
+def test_who_has_the_next_turn_too_stays_awake() -> None:
+    async def run() -> None:
+        turns, members = turns_of((ACTOR_GENERATION, ACTOR_TRAINING), sync=False)
+
+        async def take(batch: int) -> None:
+            async with turns.of(ACTOR_TRAINING, batch):
+                await asyncio.sleep(0.01)
+                assert members.tasks_told(wire.Sleep) == []
+
+        await asyncio.gather(take(1), take(2))
+        await turns.settled()
+        assert members.tasks_told(wire.Sleep) == [ACTOR_TRAINING]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_member_that_does_not_sleep_is_heard_of(asked: bool) -> None:
+    """By the next one that asks, else at the end."""
+
+    async def run() -> None:
+        turns, members = turns_of((REFERENCE_INFERENCE, ACTOR_TRAINING))
+        async with turns.of(REFERENCE_INFERENCE, 1):
+            members.refuse(ADDRESSES[REFERENCE_INFERENCE][0])
+        await asyncio.sleep(0.01)
+        with pytest.raises(HetrlError, match="reference_inference/0 failed"):
+            if asked:
+                async with turns.of(ACTOR_TRAINING, 1):
+                    raise AssertionError("it has no devices")
+            await turns.settled()
 
     asyncio.run(run())
 
@@ -170,7 +220,7 @@ def test_generation_is_stopped_and_goes_on_after_the_last_task() -> None:
             assert not members.awake_now(ACTOR_GENERATION)
         late = asyncio.ensure_future(draw())
         await asyncio.sleep(0.01)
-        assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])  # not in between
+        assert members.awake == set()  # not in between
         async with turns.of(ACTOR_TRAINING, 1):
             pass
         assert members.awake_now(ACTOR_GENERATION)  # the last one of its group
