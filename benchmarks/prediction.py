@@ -207,15 +207,15 @@ def run_all(played: Sequence[Compared], jobs: int) -> Iterator[Threefold | Faile
                 yield f"{one.made} {one.case.number}", str(error).splitlines()[0]
 
 
-def run_before(played: Sequence[Compared]) -> list[Threefold]:
-    """Return what is known of the plans whose runs the last result has."""
+def run_before(played: Sequence[Compared]) -> tuple[list[Threefold], dict[str, str]]:
+    """Return what is known of the plans whose runs the last result has, and why others did not run."""
     result = json.loads((RESULTS / "prediction.json").read_text())
     kept = {
         (row["made"], row["number"]): (row["speed"], row["response_tokens"], row["run"], row["errors"])
         for row in result["runs"]
     }
     names = [(one, kept.get((one.made, one.case.number))) for one in played]
-    return [threefold(one, ran) for one, ran in names if ran]
+    return [threefold(one, ran) for one, ran in names if ran], result["failed"]
 
 
 def write(found: Sequence[Threefold], failed: Mapping[str, str], of: int, seed: int) -> str:
@@ -244,15 +244,18 @@ def main() -> None:
     ]
     with Pool() as pool:
         played = pool.starmap(compare, asked, chunksize=1)
-    found = run_before(played) if arguments.again or arguments.more else []
-    known, failed = {(one.made, one.number) for one in found}, dict[str, str]()
+    found, failed = run_before(played) if arguments.again or arguments.more else ([], {})
+    known = {(one.made, one.number) for one in found}
     left = [] if arguments.again else [one for one in played if (one.made, one.case.number) not in known]
+    for one in left:
+        failed.pop(f"{one.made} {one.case.number}", None)
     for ran in run_all(left, arguments.jobs):
         print(ran, file=sys.stderr, flush=True)
         if isinstance(ran, Threefold):
             found.append(ran)
         else:
-            failed |= dict([ran])
+            name, cause = ran
+            failed[name] = cause
         write(found, failed, len(played), arguments.seed)
     print(write(found, failed, len(played), arguments.seed))
 

@@ -7,6 +7,7 @@ ahead of others, or shares links with them, is known only then. What leaves othe
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from hetrl.cost.model import CostModel
 from hetrl.plan.plan import Plan
@@ -16,34 +17,41 @@ from hetrl.runtime.emulated.pace import Pace
 _THERE_SECONDS = 1e-6  # less is rounding
 
 
+@dataclass(eq=False)
+class _Version:
+    """One that left, at an emulated moment; when it arrives as it is played, and when it was there."""
+
+    name: str
+    left: float
+    arrives: float = 0.0
+    there: float | None = None
+
+
 class Travels:
     """What is under way from one site; seconds and moments are emulated ones."""
 
     def __init__(self, plan: Plan, model: CostModel) -> None:
         self._plan, self._model = plan, model
-        self._left: list[tuple[str, float]] = []  # which model's version left when, since nothing was under way
-        self._arrive: list[float] = []  # when they arrive
-        self._under_way = 0
+        self._versions: list[_Version] = []  # under way, and what was while these were; in the order in which they left
         self._changed = asyncio.Event()
 
     async def travel(self, name: str, pace: Pace) -> None:
         """Wait for as long as a version of this model, which leaves now, is on its way."""
-        left, off, number = pace.now, pace.perturbed(1.0), len(self._left)
-        self._leave(name, left)
+        version, off = _Version(name, pace.now), pace.perturbed(1.0)
+        self._leave(version)
         try:
-            while (rest := left + off * (self._arrive[number] - left) - pace.now) > _THERE_SECONDS:
+            while (rest := version.left + off * (version.arrives - version.left) - pace.now) > _THERE_SECONDS:
                 await self._until_changed(pace.to_wait(pace.now + rest))
         finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._left.clear()
+            version.there = pace.now
 
-    def _leave(self, name: str, moment: float) -> None:
-        self._under_way += 1
-        self._left.append((name, moment))
-        first = self._left[0][1]
-        leave = [(each, when - first) for each, when in self._left]
-        self._arrive = [first + seconds for seconds in play.versions(self._plan, leave, self._model)]
+    def _leave(self, version: _Version) -> None:
+        since = min((one.left for one in self._versions if one.there is None), default=version.left)
+        self._versions = [one for one in self._versions if one.there is None or one.there > since] + [version]
+        first = self._versions[0].left
+        leave = [(one.name, one.left - first) for one in self._versions]
+        for one, seconds in zip(self._versions, play.versions(self._plan, leave, self._model), strict=True):
+            one.arrives = first + seconds
         self._changed.set()
         self._changed = asyncio.Event()
 
