@@ -134,23 +134,14 @@ engines-others:
 test-e2e: setup-dev ## the tests that run the command line from start to end
 	@$(PYTEST) -n 2 --dist loadfile tests/end_to_end $(ARGS)
 
-test-slurm: test-links ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
+test-slurm: setup-dev programs ## the tests on real Slurm daemons and shaped links (needs root, and installs what is missing)
+	@$(PYTEST) tests/lab/test_links.py $(ARGS) || [ $$? = 5 ] # alone, for it measures; 5: ARGS picks none of these
 	@$(MAKE) -j 2 --output-sync slurm-runs slurm-clusters
-
-.PHONY: test-links
-test-links: setup-dev programs # alone, for it measures
-	@$(PYTEST) tests/lab/test_links.py $(ARGS) || [ $$? = 5 ] # 5: ARGS picks none of these
 
 # Side by side: runs with real engines compute, all others wait for polls, cuts and deadlines.
 RUNS := tests/slurm/test_run.py tests/slurm/test_rootless.py
 
-.PHONY: e2e-and-slurm runs slurm-runs slurm-clusters
-e2e-and-slurm:
-	@$(MAKE) -j 2 --output-sync runs slurm-clusters
-
-runs: # that compute give way to what must answer within a deadline
-	@nice -n 5 $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder $(RUNS) tests/end_to_end $(ARGS) || [ $$? = 5 ]
-
+.PHONY: slurm-runs slurm-clusters
 slurm-runs:
 	@$(PYTEST) $(RUNS) $(ARGS) || [ $$? = 5 ]
 

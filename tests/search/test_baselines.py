@@ -135,7 +135,7 @@ def test_the_expert_leaves_far_slow_gpus_out_and_is_never_slower_than_verl() -> 
     assert {site_of(device) for device in devices_of(expert)} == {"fast"}
     assert len(expert.groups) == 1
     assert expert.predicted.iteration_seconds < usual.predicted.iteration_seconds
-    alike = Problem(one_site(), workload())
+    alike = Problem(one_site(nodes=3), workload())
     assert (
         solve(alike, "verl-expert", BUDGET_SECONDS, 0).predicted.iteration_seconds
         <= solve(alike, "verl", BUDGET_SECONDS, 0).predicted.iteration_seconds
@@ -161,7 +161,7 @@ def test_generation_and_training_share_no_gpu(solver: str, topology: Topology) -
 @pytest.mark.parametrize("solver", DISAGGREGATED)
 def test_longer_responses_get_more_gpus_for_generation(solver: str) -> None:
     jobs = (replace(workload(mode="async", response=tokens), samples=512) for tokens in (16, 4096))
-    plans = [solve(Problem(one_site(), job), solver, BUDGET_SECONDS, 0) for job in jobs]
+    plans = [solve(Problem(one_site(nodes=3), job), solver, BUDGET_SECONDS, 0) for job in jobs]
     few, many = (len(devices_of(plan, ACTOR_GENERATION)) for plan in plans)
     assert few < many
 

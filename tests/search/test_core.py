@@ -105,6 +105,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if path.is_file():
             (sources / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(build, "SOURCES", sources)
+    monkeypatch.setattr(build, "FLAGS", [flag for flag in build.FLAGS if flag not in build.OPTIMISED])  # sooner
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 

@@ -85,7 +85,7 @@ def by_hand(plan: Plan, topology: Topology, objective: Objective) -> tuple[float
     return value, sum(max(ratio - 1, 0.0) for ratio in ratios)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(priced(), jobs, objectives, seeds)
 def test_value_and_bounds_are_those_of_the_decoded_plan(
     topology: Topology, workload: Workload, objective: Objective, seed: int

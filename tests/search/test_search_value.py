@@ -20,7 +20,7 @@ from hetrl.workload import Workload
 from tests.search.search_cases import MADE, feasible, job, jobs, seeds, topologies
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(topologies(), jobs, seeds)
 def test_seconds_are_those_that_the_cost_model_predicts(topology: Topology, workload: Workload, seed: int) -> None:
     evaluator = Evaluator(Space(Problem(topology, workload)))

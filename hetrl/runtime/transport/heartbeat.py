@@ -13,7 +13,7 @@ from hetrl.runtime.transport.mailbox import RunAborted
 from hetrl.runtime.transport.notice import ends_soon
 from hetrl.runtime.transport.receiver import Receiver
 
-_NOTICE_SECONDS = 2.0  # between two looks for the notice that Slurm ends the job
+_NOTICE_SECONDS = 1.0  # between two questions whether there is a notice that Slurm ends the job
 _LISTEN_SECONDS = 1.0
 
 
@@ -28,7 +28,7 @@ async def beat(
     loop = asyncio.get_running_loop()
     told, due = False, loop.time()
     while True:
-        ending = directory is not None and await ends_soon(directory)
+        ending = directory is not None and ends_soon(directory)
         if ending != told or loop.time() >= due:
             told, due = ending, loop.time() + every_seconds
             for address in to():

@@ -112,6 +112,11 @@ class Mailbox:
             if not reply.done():
                 reply.set_result(None)
 
+    @property
+    def ended(self) -> bool:
+        """Whether every call raises why nothing works any more."""
+        return self._end is not None
+
     def check(self) -> None:
         """Raise why nothing works any more, if so."""
         if self._end is not None:

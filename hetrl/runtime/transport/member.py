@@ -36,7 +36,8 @@ ASK_AFTER_SECONDS = 5.0  # a member that answers nothing for so long may be anot
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
 _IDLE_TICK_SECONDS = 1.0  # with nothing under way: a thousand members that wait are not to keep their processes busy
-_FAREWELL_SECONDS = 0.5  # for what was sent to arrive
+# For what was sent to arrive: longer than it takes to say twice more what got lost. Who ends for a cause does not wait.
+_FAREWELL_SECONDS, _LAST_WORD_SECONDS = 8.0, 0.5
 
 
 class Member:
@@ -96,10 +97,11 @@ class Member:
         self._start(self._tick(), "clock")
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        whole = kind is None and not self._mailbox.ended
         self._finish(HetrlError(f"{self.address}: the member is closed"))
         self._exchange.settle()
-        deadline = self._loop.time() + _FAREWELL_SECONDS
+        deadline = self._loop.time() + (_FAREWELL_SECONDS if whole else _LAST_WORD_SECONDS)
         while self._loop.time() < deadline and self._exchange.unacknowledged:
             await asyncio.sleep(0.005)
         for task in self._tasks:

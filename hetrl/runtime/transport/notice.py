@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 
 ENDING = "ending"  # slurm_templates/gang.sbatch.j2
 LOOK_SECONDS = 1.0  # between two looks for it
 
-# By site directory: when it was looked at last, and what was there. Members of one process share the looks: an emulated
-# site has a thousand of them.
-_looks: dict[Path, tuple[float, bool]] = {}
+
+@dataclass
+class _Looks:
+    """The looks for the notice in one directory: the last one, and what they found."""
+
+    began: float = -math.inf
+    thread: Thread | None = None
+    found: bool = False
+
+    def look(self, notice: Path) -> None:
+        self.found = notice.exists()
 
 
-async def ends_soon(directory: Path) -> bool:
-    """Return whether the script of a site's job has left `ENDING` in the site's directory, as far as is known."""
-    looked, found = _looks.get(directory, (-math.inf, False))
-    now = time.monotonic()
-    if not found and now - looked >= LOOK_SECONDS:
-        _looks[directory] = now, False  # the others go by the last look meanwhile
-        found = await asyncio.to_thread((directory / ENDING).exists)
-        _looks[directory] = now, found
-    return found
+# By site directory. Members of one process share the looks: an emulated site has a thousand of them.
+_looks: dict[Path, _Looks] = {}
+
+
+def ends_soon(directory: Path) -> bool:
+    """Return whether the script of a site's job has left `ENDING` in the site's directory, as far as is known.
+
+    Whoever asks does not wait for the look, which may hang for as long as the server of the directory does.
+    """
+    looks, now = _looks.setdefault(directory, _Looks()), time.monotonic()
+    under_way = looks.thread is not None and looks.thread.is_alive()
+    if not (looks.found or under_way) and now - looks.began >= LOOK_SECONDS:
+        looks.began = now
+        looks.thread = Thread(target=looks.look, args=(directory / ENDING,), daemon=True)
+        looks.thread.start()
+    return looks.found

@@ -132,6 +132,19 @@ def test_everything_arrives_once_and_in_order_over_a_faulty_link(seed: int, monk
     asyncio.run(scenario())
 
 
+def test_what_a_member_says_last_is_said_again_when_it_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As is the word that lets others out of a barrier."""
+
+    async def scenario() -> None:
+        async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
+            async with run.member(TRAINER) as trainer:
+                monkeypatch.setattr(trainer._connection, "send", lambda *_: monkeypatch.undo())
+                await trainer.send(CONTROLLER, wire.Done())
+            assert (await controller.receive(20)).message == wire.Done()
+
+    asyncio.run(scenario())
+
+
 # ---- gateways that die
 
 

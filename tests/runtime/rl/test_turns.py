@@ -262,9 +262,10 @@ def test_a_group_takes_all_tasks_of_a_batch_before_those_of_the_next() -> None:
 
         asked = [take(REFERENCE_INFERENCE, 2), take(REFERENCE_INFERENCE, 1)]
         waiting = [asyncio.ensure_future(one) for one in asked]
-        await asyncio.sleep(0.01)
-        assert had == [(REFERENCE_INFERENCE, 1)]
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(20.0):
+            while not had:
+                await asyncio.sleep(0.001)
+            assert had == [(REFERENCE_INFERENCE, 1)]
             await asyncio.gather(take(ACTOR_TRAINING, 2), take(ACTOR_TRAINING, 1), *waiting)
         assert [batch for _, batch in had] == [1, 1, 2, 2]
 

@@ -261,7 +261,7 @@ def groups_of(owners: Sequence[int]) -> list[list[str]]:
 GROUPINGS = st.lists(st.integers(0, 5), min_size=6, max_size=6).map(groups_of)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     GROUPINGS,
     st.one_of(st.none(), st.integers(0, 4)),
