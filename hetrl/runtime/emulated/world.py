@@ -75,8 +75,7 @@ class EmulatedWorld:
         self._incoming, self._places = weights, places
         self._pace = shared.pace(member.address)
         self._version = 0  # of the weights that arrived
-        self._arrived: int | None = None  # while asleep
-        self._asleep = self._trained = False
+        self._trained = False
         self._publications = Publications(member)
 
     async def serve(self) -> None:
@@ -109,7 +108,7 @@ class EmulatedWorld:
             case wire.WeightsEnd():
                 await self._take(envelope, message)
             case wire.Sleep() | wire.Wake():
-                await self._switch(asleep=isinstance(message, wire.Sleep))
+                await self._switch()
                 await self._member.reply(envelope, wire.Done())
             case wire.Save() | wire.FinishSave() | wire.Restore():
                 await self._member.reply(envelope, *await self._checkpoint(message, envelope.buffers))
@@ -198,29 +197,22 @@ class EmulatedWorld:
         except HetrlError as error:
             await self._member.reply(envelope, wire.WeightsRejected(version=end.version, cause=str(error)))
             return
-        self._arrived = end.version
-        if not self._asleep:
-            await self._load_arrived()
+        await self._load()
+        self._version = end.version
         seconds = time.monotonic() - start
         await self._member.reply(envelope, wire.WeightsApplied(version=end.version, digest=digest, seconds=seconds))
 
-    async def _load_arrived(self) -> None:
-        if self._arrived is None:
-            return
+    async def _load(self) -> None:
         users = {takes: name for name, (_, takes) in TRAINED.items()}
         if trained := users.get(self._world.task):
             every = play.load_seconds(self._shared.context.plan, trained, self._shared.model)
             await self._pace.until(self._pace.now + self._pace.perturbed(every[self._world.number]))
-        self._version, self._arrived = self._arrived, None
 
     # ---- turns and checkpoints
 
-    async def _switch(self, *, asleep: bool) -> None:
-        self._asleep = asleep
+    async def _switch(self) -> None:
         seconds = play.switch_seconds(self._world.task, self._world.plan, self._shared.model)
         await self._pace.until(self._pace.now + self._pace.perturbed(seconds))
-        if not asleep:
-            await self._load_arrived()
 
     async def _checkpoint(
         self, message: wire.Save | wire.FinishSave | wire.Restore, buffers: Sequence[memoryview]

@@ -140,9 +140,12 @@ class MegatronEngine:
         """Take the weights of a Hugging Face model, tensor by tensor.
 
         Every rank iterates over the same full tensors, in any order and dtype, and keeps its shard. The optimiser's
-        main parameters follow; its moments stay. Raises HetrlError for missing, surplus or misshapen tensors, naming
-        them; what a tied model or an old checkpoint stores twice (lm_head, rotary frequencies) is passed over.
+        main parameters follow; its moments stay. What only scores may sleep: its state on the host changes. Raises
+        HetrlError for missing, surplus or misshapen tensors, naming them; what a tied model or an old checkpoint stores
+        twice (lm_head, rotary frequencies) is passed over.
         """
+        if self.optimizer is not None:
+            self._require_awake()
         self._loaded = False
         arrived: set[str] = set()
         for name, full in tensors:
@@ -150,7 +153,7 @@ class MegatronEngine:
                 continue
             arrived.add(name)
             if name in self.shards.homes:
-                self.shards.take(name, self.shards.homes[name], full)
+                self.shards.take(name, self.shards.homes[name], full, self._offload.at_hand)
         hf_weights.missing_and_surplus(arrived, self.shards.homes)
         self._take_weights()
 
@@ -322,9 +325,12 @@ class MegatronEngine:
         self.model = self.optimizer = self._output = None
         parallel_state.destroy_model_parallel()
 
-    def _require_weights(self) -> None:
+    def _require_awake(self) -> None:
         if self._offload.away:
             raise HetrlError(f"rank {self.rank}: the model is asleep, its weights are on the host; wake it first")
+
+    def _require_weights(self) -> None:
+        self._require_awake()
         if not self._loaded:
             raise HetrlError(f"rank {self.rank}: the model has no weights; call load first")
 

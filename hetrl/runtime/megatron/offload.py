@@ -8,6 +8,7 @@ the optimiser's state through memory that is not pinned, and does nothing withou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,12 +58,35 @@ class Offload:
         sizes = [(one.untyped_storage(), one.numel()) for one in self._kept]
         for storage, size in (*sizes, *self._dropped):
             storage.resize_(size)
-        start = 0
-        for one in self._kept:
+        for one, start in zip(self._kept, self._starts(), strict=True):
             self._host.copy_to(one, start)
-            start += one.numel()
         _wait()
         self._kept, self._dropped, self._host = [], [], HostBytes()
+
+    @contextmanager
+    def at_hand(self, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give what a tensor of the state holds, to be read and changed: itself, or what the host has of it meanwhile.
+
+        Away, it must be the first that its storage holds, as each parameter of a model without optimiser is.
+        """
+        if not self.away:
+            yield tensor
+            return
+        storage = tensor.untyped_storage()._cdata
+        starts = zip(self._kept, self._starts(), strict=True)
+        start = next(start for one, start in starts if one.untyped_storage()._cdata == storage)
+        values = torch.empty(tensor.shape, dtype=tensor.dtype)
+        flat = values.view(-1).view(torch.uint8)
+        self._host.copy_to(flat, start)
+        yield values
+        self._host.put(flat, start)
+
+    def _starts(self) -> Iterator[int]:
+        """Yield where the host has each storage."""
+        start = 0
+        for one in self._kept:
+            yield start
+            start += one.numel()
 
 
 def _buffers(model: torch.nn.Module) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from hetrl.runtime.megatron.hf_weights import Home
 from hetrl.runtime.megatron.layout import Coordinates, Layout
 from hetrl.runtime.megatron.slices import Box
 from hetrl.workload import Architecture
+
+AtHand = Callable[[torch.Tensor], AbstractContextManager[torch.Tensor]]
 
 
 class Source(Protocol):
@@ -48,12 +51,16 @@ class Shards:
         return hf_weights.shard(full, home, self.place.tensor_index, self.layout.tensor)
 
     @torch.no_grad()
-    def take(self, name: str, home: Home, full: torch.Tensor) -> None:
-        """Copy this rank's part of a whole tensor into the parameters that hold it, if any."""
+    def take(self, name: str, home: Home, full: torch.Tensor, at_hand: AtHand) -> None:
+        """Copy this rank's part of a whole tensor into the parameters that hold it, if any.
+
+        `at_hand` gives what a parameter holds, to be changed, wherever that is.
+        """
         part = self.cut(name, home, full)
         for parameter in filter(None, (home.parameter, home.twin)):
             if parameter in self.parameters:
-                hf_weights.write(self.parameters[parameter].data, part, home, self.architecture)
+                with at_hand(self.parameters[parameter].data) as values:
+                    hf_weights.write(values, part, home, self.architecture)
 
     @torch.no_grad()
     def fill(self, values: torch.Tensor, parameter: str, source: Source) -> None:

@@ -38,7 +38,11 @@ class HostBytes:
         self.size += data.numel()
         while len(self._chunks) * CHUNK_BYTES < self.size:
             self._chunks.append(torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=torch.cuda.is_available()))
-        for place, part in self._places(start, self.size):
+        self.put(data, start)
+
+    def put(self, data: torch.Tensor, start: int) -> None:
+        """Copy flat bytes (uint8) over those from `start` on."""
+        for place, part in self._places(start, start + data.numel()):
             part.copy_(data[place : place + part.numel()], non_blocking=True)
 
     def copy_to(self, data: torch.Tensor, start: int) -> None:

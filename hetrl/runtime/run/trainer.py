@@ -162,9 +162,7 @@ class Lead:
         self._member, self._engine, self._thread, self._incoming = member, engine, thread, weights
         self._places, self._watch = places, watch
         self._version = 0  # of the weights that arrived and are loaded
-        self._asleep = False
         self._publications = Publications(member)
-        self._arrived: tuple[wire.WeightsEnd, Path] | None = None  # while asleep
 
     async def serve(self) -> None:
         """Answer requests until the run finishes or is aborted; a request that fails is answered with its cause."""
@@ -206,17 +204,13 @@ class Lead:
                 except HetrlError as error:
                     await self._member.reply(envelope, wire.WeightsRejected(version=version, cause=str(error)))
                     return
-                self._arrived = message, path
-                if not self._asleep:
-                    await self._load_arrived()
+                await self._in_thread(self._load, message, path)
+                self._version = version
                 seconds = time.monotonic() - start
                 applied = wire.WeightsApplied(version=version, digest=digest, seconds=seconds)
                 await self._member.reply(envelope, applied)
             case wire.Sleep() | wire.Wake():
-                self._asleep = isinstance(message, wire.Sleep)
                 await self._execute(message, ())
-                if not self._asleep:
-                    await self._load_arrived()
                 await self._member.reply(envelope, wire.Done())
             case _:
                 raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
@@ -237,11 +231,6 @@ class Lead:
             await self._in_thread(keep_last, self._places.own, message.keep, message.keep_gb, message.spared)
         directory, seconds = str(self._places.written(message.step)), time.monotonic() - start
         return wire.Saved(step=message.step, directory=directory, seconds=seconds, whole=whole), []
-
-    async def _load_arrived(self) -> None:
-        if self._arrived is not None:
-            await self._in_thread(self._load, *self._arrived)
-            self._version, self._arrived = self._arrived[0].version, None
 
     async def _execute(self, message: wire.Message, buffers: Iterable[bytes | memoryview]) -> Any:
         def shared() -> Any:

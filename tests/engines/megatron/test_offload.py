@@ -97,3 +97,46 @@ def kept(rank: int, port: int, job: Job) -> tuple[int, int]:
 def test_what_is_resident_stays(worlds: Worlds) -> None:
     ((before, after),) = worlds.run(kept, 1, step_job(model_config(), LAYOUTS["one"]))
     assert before == after > 0
+
+
+def scored(rank: int, port: int, work: tuple[Job, bool]) -> Any:
+    """Load two sets of weights, the second one asleep or awake, and score."""
+    job, sleeps = work
+    snapshot.CHUNK_BYTES = 1 << 14
+    engine = start_engine(rank, port, job)
+    engine.load(weights(job.config))
+    if sleeps:
+        engine.sleep(offload=True)
+    engine.load(weights(job.config, seed=1))
+    if sleeps:
+        assert held_bytes(engine) == 0
+        engine.wake()
+    scores = engine.score(job.batch)
+    engine.close()
+    return scores
+
+
+@pytest.mark.parametrize("layout", ["tensor", "tensor-pipeline"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_scores_takes_other_weights_asleep(worlds: Worlds, layout: str, tied: bool) -> None:
+    config = model_config(tie_word_embeddings=tied)
+    job = Job(config, LAYOUTS[layout], step_job(config, LAYOUTS[layout]).batch)
+    asleep, awake = (worlds.run(scored, job.layout.world_size, (job, sleeps)) for sleeps in (True, False))
+    assert (asleep[0] == awake[0]).all()
+
+
+def refused_asleep(rank: int, port: int, job: Job) -> str:
+    engine = start_engine(rank, port, job)
+    engine.load(weights(job.config))
+    engine.sleep(offload=True)
+    with pytest.raises(HetrlError) as error:
+        engine.load(weights(job.config, seed=1))
+    engine.wake()
+    engine.train_step(job.batch, job.settings)
+    engine.close()
+    return str(error.value)
+
+
+def test_what_trains_takes_none(worlds: Worlds) -> None:
+    (said,) = worlds.run(refused_asleep, 1, step_job(model_config(), LAYOUTS["one"]))
+    assert "wake it first" in said
