@@ -6,7 +6,8 @@ for each of so many plans (PPO and GRPO, sync and async, one to four sites), ran
     run         with emulated engines, rates and lengths within 10 %, at such a speed that an iteration takes nearly a
                 minute, of which controller, gateways and this machine take a small part; several runs side by side,
                 which mostly wait
-beside them what is predicted for lengths as long as those of the run, and as far off: the longest are longer
+beside them what the simulator plays with rates and lengths that are as far off as those of the run, whose mean they
+have: the slowest of many replicas and the longest of many responses are what a batch waits for
 
 The result is written after each run: with `--more` those that it has are kept, so that it may be made in several goes.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,19 +31,18 @@ from _random_plans import Case
 from _results import RESULTS, write_result
 from simulate import RANDOM, SEARCHED, Compared, compare
 
-from hetrl.cost.iteration import predict
-from hetrl.describe.launching import Emulation
 from hetrl.errors import HetrlError
 from hetrl.lengths import empirical
-from hetrl.runtime.emulated.pace import Pace
+from hetrl.simulator import simulate
+from hetrl.simulator.noise import Noise
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, ITERATION, TRAININGS
 from launch.rehearsal import compare as compare_rows, settings_of
 
 ITERATION_SECONDS, COUNTED = 50.0, 8  # of this machine's, and how many iterations count
 JOBS = 8
 NOISE = 0.1
+DRAWN = 20_000  # lengths, for their distribution
 GOAL_ITERATION, GOAL_TASK = 0.05, 0.10
-DRAWN = 20_000  # lengths, for their distribution once they are perturbed
 LIKELY = 2.0  # standard errors: a smaller gap may be nothing but that steps differ
 Failed = tuple[str, str]  # which plan did not run, and why
 Measured = tuple[float, float, Mapping[str, float], Mapping[str, float]]  # as `measure` returns it
@@ -52,7 +53,7 @@ TASKS = (ACTOR_GENERATION, *INFERENCES, *TRAININGS)
 class Threefold:
     """Seconds of an iteration and of each task, in three ways.
 
-    `informed` is the iteration that is predicted for lengths as the run had, with `response_tokens` on average;
+    `noisy` is a play whose rates and lengths are as far off as the run's, which had `response_tokens` on average;
     `errors` are the standard errors of the means over the run's steps.
     """
 
@@ -60,10 +61,10 @@ class Threefold:
     number: int
     shape: str
     speed: float
-    predicted: Mapping[str, float]
     response_tokens: float
-    informed: float
+    predicted: Mapping[str, float]
     played: Mapping[str, float]
+    noisy: Mapping[str, float]
     run: Mapping[str, float]
     errors: Mapping[str, float]
 
@@ -88,18 +89,25 @@ class Threefold:
     @property
     def why(self) -> str:
         """Return what the run has and the prediction leaves out, where an iteration is outside its goal."""
-        gap = self.run[ITERATION] - self.predicted[ITERATION]
+        predicted, played, noisy, run = (
+            each[ITERATION] for each in (self.predicted, self.played, self.noisy, self.run)
+        )
         if abs(self.off()) <= GOAL_ITERATION:
             return ""
         found = []
-        if abs(gap) < LIKELY * self.errors[ITERATION]:
+        if abs(run - predicted) < LIKELY * self.errors[ITERATION]:
             found.append(f"steps differ: the mean of these is known to {self.errors[ITERATION]:.1f} s")
-        if abs(longer := self.informed - self.predicted[ITERATION]) > GOAL_ITERATION / 5 * self.predicted[ITERATION]:
-            found.append(f"lengths {longer:+.1f} s")
-        if abs(self.run[ITERATION] / self.played[ITERATION] - 1) <= GOAL_ITERATION:
-            found.append("as played")
-        name = max(self.tasks, key=lambda task: abs(self.run[task] - self.predicted[task]))
-        return "; ".join([*found, f"{name} {self.run[name] - self.predicted[name]:+.1f} s"])
+        for what, more in (
+            ("played", played - predicted),
+            ("noise and lengths", noisy - played),
+            ("the rest", run - noisy),
+        ):
+            if abs(more) > GOAL_ITERATION / 5 * predicted:
+                found.append(f"{what} {more:+.1f} s")
+        if abs(run / noisy - 1) > GOAL_ITERATION:
+            name = max(self.tasks, key=lambda task: abs(self.run[task] - self.noisy[task]))
+            found.append(f"{name} {self.run[name] - self.noisy[name]:+.1f} s")
+        return "; ".join(found)
 
     @property
     def worst_task(self) -> str:
@@ -107,14 +115,15 @@ class Threefold:
         return max(self.tasks, key=lambda name: abs(self.off(name)))
 
 
-def informed_seconds(case: Case, response_tokens: float) -> float:
-    """Return what is predicted for an iteration whose lengths are off as they are in the run, with its mean."""
-    response, pace = case.problem.workload.response, Pace(Emulation(noise=NOISE), f"lengths {case.number}")
-    longer = [pace.perturbed(one) for one in response.draw(DRAWN, pace.random)]
-    factor = response_tokens / statistics.fmean(min(one, response.maximum) for one in longer)
-    drawn = [min(max(round(factor * one), 1), response.maximum) for one in longer]
-    off = replace(case.problem.workload, response=empirical(drawn, response.maximum))
-    return predict(case.plan, replace(case.problem, workload=off).model).iteration_seconds
+def play_off(case: Case, response_tokens: float, seed: int) -> dict[str, float]:
+    """Return the seconds of a play with the noise of a run, and with its mean length."""
+    workload, noise = case.problem.workload, Noise(NOISE, f"lengths {case.number}")
+    drawn = workload.response.draw(DRAWN, random.Random(f"{seed}/{case.number}"))
+    factor = response_tokens / statistics.fmean(noise.length(one, workload.response.maximum) for one in drawn)
+    lengths = [min(max(round(factor * one), 1), workload.response.maximum) for one in drawn]
+    off = replace(workload, response=empirical(lengths, workload.response.maximum))
+    found = simulate(case.plan, replace(case.problem, workload=off).model, seed, noise=NOISE)
+    return {**found.tasks, ITERATION: found.iteration_seconds}
 
 
 def measure(played: Compared) -> Measured:
@@ -133,7 +142,7 @@ def measure(played: Compared) -> Measured:
     return speed, tokens * settings.emulation.tokens_each, means, errors
 
 
-def threefold(played: Compared, measured: Measured) -> Threefold:
+def threefold(played: Compared, measured: Measured, seed: int) -> Threefold:
     """Return all that is known of a plan that was predicted, played and run."""
     case, (speed, response_tokens, run, errors) = played.case, measured
     return Threefold(
@@ -141,10 +150,10 @@ def threefold(played: Compared, measured: Measured) -> Threefold:
         case.number,
         played.shape,
         speed,
-        {**case.plan.predicted.tasks, ITERATION: case.plan.predicted.iteration_seconds},
         response_tokens,
-        informed_seconds(case, response_tokens),
+        {**case.plan.predicted.tasks, ITERATION: case.plan.predicted.iteration_seconds},
         {**played.simulated.tasks, ITERATION: played.simulated.iteration_seconds},
+        play_off(case, response_tokens, seed),
         run,
         errors,
     )
@@ -167,25 +176,26 @@ def table_of(found: Sequence[Threefold], failed: Mapping[str, str]) -> str:
     gaps, sync = [abs(one.off()) for one in found], [abs(one.off()) for one in found if one.is_sync]
     iterations, tasks, of = within(found)
     played = [abs(one.run[ITERATION] / one.played[ITERATION] - 1) for one in found]
-    informed = [abs(one.run[ITERATION] / one.informed - 1) for one in found]
-    near = sum(one <= GOAL_ITERATION for one in informed)
+    noisy = [abs(one.run[ITERATION] / one.noisy[ITERATION] - 1) for one in found]
+    near = sum(one <= GOAL_ITERATION for one in noisy)
     lines = [
         f"Iteration seconds of {len(found)} random and searched plans, run with emulated engines (rates and lengths "
         f"within {NOISE:.0%}), against what our model predicts: median difference {statistics.median(gaps):.1%}, worst "
         f"{max(gaps):.1%}, of synchronous plans {max(sync, default=0.0):.1%}; {iterations} of {len(found)} within "
         f"{GOAL_ITERATION:.0%} (goal: all), {tasks} of {of} tasks within {GOAL_TASK:.0%} (goal: all). Against what "
-        f"the simulator plays: median {statistics.median(played):.1%}, worst {max(played):.1%}. Against what is "
-        f"predicted for lengths as the run had, with their mean and as far off (informed): median "
-        f"{statistics.median(informed):.1%}, worst {max(informed):.1%}, {near} within {GOAL_ITERATION:.0%}. Speed: "
+        f"the simulator plays: median {statistics.median(played):.1%}, worst {max(played):.1%}. Against what it "
+        f"plays with rates and lengths as far off as the run's, and with its mean length (noisy): median "
+        f"{statistics.median(noisy):.1%}, worst {max(noisy):.1%}, {near} within {GOAL_ITERATION:.0%}. Why: what the "
+        f"play has that the prediction leaves out, what noise and lengths add, and the rest. Speed: "
         f"seconds of the engines in one of ours, so that an iteration takes some {ITERATION_SECONDS:.0f}, of which "
         f"{COUNTED} count.",
         "",
-        "| plan | what | speed | predicted | informed | played | run | difference | why | the task farthest off |",
+        "| plan | what | speed | predicted | played | noisy | run | difference | why | the task farthest off |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in sorted(found, key=lambda one: -abs(one.off())):
         name = one.worst_task
-        seconds = (one.predicted[ITERATION], one.informed, one.played[ITERATION], one.run[ITERATION])
+        seconds = (each[ITERATION] for each in (one.predicted, one.played, one.noisy, one.run))
         lines.append(
             f"| {one.made} {one.number} | {one.shape} | {one.speed:g} "
             f"| {' | '.join(f'{each:.1f} s' for each in seconds)} | {one.off():+.1%} | {one.why} "
@@ -195,27 +205,28 @@ def table_of(found: Sequence[Threefold], failed: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def run_all(played: Sequence[Compared], jobs: int) -> Iterator[Threefold | Failed]:
+def run_all(played: Sequence[Compared], jobs: int, seed: int) -> Iterator[Threefold | Failed]:
     """Run plans; yield what is known of each that ran, or why it did not."""
     with ProcessPoolExecutor(jobs) as runs:
         running = {runs.submit(measure, one): one for one in played}
         for future in as_completed(running):
             one = running[future]
             try:
-                yield threefold(one, future.result())
+                yield threefold(one, future.result(), seed)
             except HetrlError as error:
                 yield f"{one.made} {one.case.number}", str(error).splitlines()[0]
 
 
-def run_before(played: Sequence[Compared]) -> tuple[list[Threefold], dict[str, str]]:
+def run_before(played: Sequence[Compared], seed: int) -> tuple[list[Threefold], dict[str, str]]:
     """Return what is known of the plans whose runs the last result has, and why others did not run."""
     result = json.loads((RESULTS / "prediction.json").read_text())
-    kept = {
+    kept: dict[tuple[str, int], Measured] = {
         (row["made"], row["number"]): (row["speed"], row["response_tokens"], row["run"], row["errors"])
         for row in result["runs"]
     }
     names = [(one, kept.get((one.made, one.case.number))) for one in played]
-    return [threefold(one, ran) for one, ran in names if ran], result["failed"]
+    with Pool() as pool:
+        return pool.starmap(threefold, [(one, ran, seed) for one, ran in names if ran], 1), result["failed"]
 
 
 def write(found: Sequence[Threefold], failed: Mapping[str, str], of: int, seed: int) -> str:
@@ -244,12 +255,12 @@ def main() -> None:
     ]
     with Pool() as pool:
         played = pool.starmap(compare, asked, chunksize=1)
-    found, failed = run_before(played) if arguments.again or arguments.more else ([], {})
+    found, failed = run_before(played, arguments.seed) if arguments.again or arguments.more else ([], {})
     known = {(one.made, one.number) for one in found}
     left = [] if arguments.again else [one for one in played if (one.made, one.case.number) not in known]
     for one in left:
         failed.pop(f"{one.made} {one.case.number}", None)
-    for ran in run_all(left, arguments.jobs):
+    for ran in run_all(left, arguments.jobs, arguments.seed):
         print(ran, file=sys.stderr, flush=True)
         if isinstance(ran, Threefold):
             found.append(ran)

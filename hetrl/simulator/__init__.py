@@ -29,6 +29,7 @@ from hetrl.cost.weight_sync import trained_models
 from hetrl.plan.plan import Plan
 from hetrl.simulator.batches import Batch, batch_of
 from hetrl.simulator.events import Clock, Process, Signal, Turn
+from hetrl.simulator.noise import Noise
 from hetrl.simulator.pipelines import Setting, inference, scoring, training
 from hetrl.simulator.rollouts import Generation, PromptDraw
 from hetrl.simulator.steady import MOST_ITERATIONS, Versions
@@ -68,9 +69,14 @@ class Simulated:
     spans: tuple[Span, ...]
 
 
-def simulate(plan: Plan, model: CostModel, seed: int = 0, iterations: int | None = None) -> Simulated:
-    """Play a plan until its iterations are steady, or for so many `iterations`; the same seed gives the same play."""
-    play = _Play(plan, model, seed, iterations)
+def simulate(
+    plan: Plan, model: CostModel, seed: int = 0, iterations: int | None = None, noise: float = 0.0
+) -> Simulated:
+    """Play a plan until its iterations are steady, or for so many `iterations`; the same seed gives the same play.
+
+    With `noise` what engines take, and response lengths, are off by at most this share, as those of emulated engines.
+    """
+    play = _Play(plan, model, seed, iterations, noise)
     play.setting.clock.run(until=play.over)
     return play.result()
 
@@ -83,11 +89,12 @@ def _done() -> Signal:
 
 
 class _Play:
-    def __init__(self, plan: Plan, model: CostModel, seed: int, iterations: int | None) -> None:
+    def __init__(self, plan: Plan, model: CostModel, seed: int, iterations: int | None, noise: float) -> None:
         workload = model.workload
         self.plan, self.iterations = plan, iterations
         clock, recorder = Clock(), Recorder()
-        self.setting = Setting(model, clock, Network(model.topology, clock, recorder), recorder)
+        network = Network(model.topology, clock, recorder)
+        self.setting = Setting(model, clock, network, recorder, Noise(noise, f"noise/{seed}"))
         self.staleness = workload.max_staleness if workload.mode == "async" else 0
         self.batch = workload.samples // workload.samples_per_prompt
         self.version = self.next = self.dropped = 0
@@ -200,7 +207,7 @@ class _Play:
             yield self.valued[batch.number]
             began = self.setting.clock.now
             yield from critic.transfer()
-            yield max(critic.load_seconds())
+            yield self.setting.noise.perturbed(max(critic.load_seconds()))
             self.seconds[SYNCS["critic"]].append(self.setting.clock.now - began)
         self.valued[batch.number + 1].fire()
 
@@ -254,7 +261,7 @@ class _Play:
             seconds = needs.host_gb * 1e9 / model.rates(device).host_bytes_per_s
             self.setting.recorder.on_devices((found,), what, name, self.setting.clock.now, seconds)
             slowest = max(slowest, seconds)
-        yield slowest
+        yield self.setting.noise.perturbed(slowest)
 
     def _hold_turn(self) -> Process:
         """Generate in the group's turn whenever no other task of the group wants it."""

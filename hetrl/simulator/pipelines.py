@@ -24,6 +24,7 @@ from hetrl.dealing import micro_batches, over_replicas
 from hetrl.hardware import Device, Topology
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal
+from hetrl.simulator.noise import Noise
 from hetrl.simulator.trace import Recorder
 from hetrl.simulator.wires import Channel, Network, Transfer, gateways
 from hetrl.workload import ACTOR_TRAINING
@@ -40,6 +41,7 @@ class Setting:
     clock: Clock
     network: Network
     recorder: Recorder
+    noise: Noise = field(default_factory=Noise)
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ class Pipeline:
             yield arrivals[index][kind, j]
             if (kind, j) == passes[-1]:
                 last.fire()
-            seconds = self._pass_seconds(index, micro[j])[kind]
+            seconds = self.setting.noise.perturbed(self._pass_seconds(index, micro[j])[kind])
             word = self.word if kind == FORWARD else kind
             self.setting.recorder.on_devices(stage.devices, f"{word} {j}", self.name, clock.now, seconds)
             yield seconds

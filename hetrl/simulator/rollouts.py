@@ -23,6 +23,7 @@ from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch, Key
 from hetrl.hardware import Device
 from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Process, Signal
+from hetrl.simulator.noise import Rate
 from hetrl.simulator.pipelines import Setting
 from hetrl.stopwatch import Stopwatch
 from hetrl.workload import ACTOR_GENERATION
@@ -73,6 +74,11 @@ class Rollout:
     _wake: Signal = field(default_factory=Signal)
     _at_rest: Signal = field(default_factory=Signal)
     _load: tuple[float, Signal] | None = None
+    _rate: Rate = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Decode at the rates of the cost model, as far off as the setting says."""
+        self._rate = Rate(self.setting.noise)
 
     def begin(self, sample: _Sample, now: float) -> None:
         """Let it draw a stretch of a sample, from the next chunk on."""
@@ -125,7 +131,7 @@ class Rollout:
         served = Signal()
         if self._load is not None:
             (seconds, served), self._load = self._load, None
-            yield from self._work("load weights", seconds)
+            yield from self._work("load weights", self.setting.noise.perturbed(seconds))
         if loses_cache:
             yield from self._fill_again()
         served.fire()
@@ -145,7 +151,8 @@ class Rollout:
         steps = min(min(sample.left for sample in self.running), CHUNK_TOKENS)
         tokens = sum(sample.has for sample in self.running) / batch + steps / 2  # halfway through the chunk
         context = self.setting.model.workload.prompt_tokens + tokens
-        yield from self._work(f"decode {batch}", steps * step_seconds(self.server, batch, context))
+        seconds = self._rate.seconds(steps, batch, step_seconds(self.server, batch, context))
+        yield from self._work(f"decode {batch}", seconds)
         for sample in self.running:
             sample.left -= steps
             sample.lacks -= steps
@@ -169,7 +176,7 @@ class Rollout:
         self.waiting = []
         if count := len(contexts):
             seconds = prompts_seconds(self.server, count, sum(contexts) / count)
-            yield from self._work(f"prefill {count}", seconds)
+            yield from self._work(f"prefill {count}", self.setting.noise.perturbed(seconds))
 
     def _fill_again(self) -> Process:
         """Compute the keys and values of running samples again: each prompt once, each response so far."""
@@ -179,7 +186,8 @@ class Rollout:
         tokens = len(self.prompts) * self.setting.model.workload.prompt_tokens
         tokens += sum(sample.has for sample in self.running)
         count = len(self.running)
-        yield from self._work(f"prefill {count} again", prompts_seconds(self.server, count, tokens / count))
+        seconds = prompts_seconds(self.server, count, tokens / count)
+        yield from self._work(f"prefill {count} again", self.setting.noise.perturbed(seconds))
 
 
 class Generation:
@@ -217,7 +225,8 @@ class Generation:
     def group(self, number: int, version: int) -> PromptDraw:
         """Return the group of a prompt with its drawn lengths."""
         workload = self._setting.model.workload
-        lengths = workload.response.draw(workload.samples_per_prompt, random.Random(f"{self._seed}/{number}"))
+        drawn = workload.response.draw(workload.samples_per_prompt, random.Random(f"{self._seed}/{number}"))
+        lengths = tuple(self._setting.noise.length(one, workload.response.maximum) for one in drawn)
         return PromptDraw(number, lengths, version, open=len(lengths))
 
     def start(self, groups: Sequence[PromptDraw], batch: int) -> None:
