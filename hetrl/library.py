@@ -47,9 +47,14 @@ def predict(plan: Plan, problem: Problem) -> Predicted:
     return iteration.predict(plan, problem.model)
 
 
-def simulate(plan: Plan, problem: Problem, seed: int = 0, iterations: int | None = None) -> simulator.Simulated:
-    """Play a plan until its iterations are steady, or for so many `iterations`; the same seed gives the same play."""
-    return simulator.simulate(plan, problem.model, seed, iterations)
+def simulate(
+    plan: Plan, problem: Problem, seed: int = 0, iterations: int | None = None, noise: float = 0.0
+) -> simulator.Simulated:
+    """Play a plan until its iterations are steady, or for so many `iterations`; the same seed gives the same play.
+
+    With `noise` what engines take, and response lengths, are off by at most this share.
+    """
+    return simulator.simulate(plan, problem.model, seed, iterations, noise)
 
 
 def explain(plan: Plan, problem: Problem) -> explanation.Explanation:

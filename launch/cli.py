@@ -154,6 +154,7 @@ def _add_reading(verbs: _Verbs) -> None:
     simulate.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace there (opens in Perfetto)")
     simulate.add_argument("--seed", type=int, default=0, help="of the response lengths (default 0)")
     simulate.add_argument("--iterations", type=count, default=0, help="to play (default 0: until they are steady)")
+    simulate.add_argument("--noise", metavar="SHARE", type=share, default=0.0, help="of rates and lengths (default 0)")
     simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
 
     explain = _verb(verbs, "explain", "launch.verbs.explain:explain_command", "say why a plan is as it is")

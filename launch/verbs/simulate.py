@@ -21,7 +21,7 @@ def simulate_command(arguments: argparse.Namespace) -> int:
     """Print the seconds of an iteration, predicted and simulated, as a table or JSON."""
     problem = problem_at(arguments.config)
     plan = given_plan(arguments.plan, problem)
-    found = hetrl.simulate(plan, problem, arguments.seed, arguments.iterations or None)
+    found = hetrl.simulate(plan, problem, arguments.seed, arguments.iterations or None, arguments.noise)
     if arguments.trace is not None:
         _write_trace(found, plan, arguments.trace)
     if arguments.json:

@@ -365,6 +365,8 @@ def test_the_command_prints_both_and_writes_a_trace(tmp_path: Path, capsys: pyte
     assert document["steady"] is True
     assert set(document["tasks"]) == {"actor_generation", "actor_training", "weight_sync"}
     assert json.loads(trace.read_text())["traceEvents"]
+    assert main(["simulate", plan, "--config", config, "--noise", "0.1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["iteration_seconds"] != document["iteration_seconds"]
     assert main(["simulate", plan, "--config", config, "--trace", str(tmp_path / "no" / "where.json")]) == 1
     assert "cannot write the trace" in capsys.readouterr().err
 
