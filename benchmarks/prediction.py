@@ -33,7 +33,8 @@ from simulate import RANDOM, SEARCHED, Compared, compare
 
 from hetrl.errors import HetrlError
 from hetrl.lengths import empirical
-from hetrl.simulator import simulate
+from hetrl.plan.plan import Predicted
+from hetrl.simulator import Simulated, simulate
 from hetrl.simulator.noise import Noise
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, ITERATION, TRAININGS
 from launch.rehearsal import compare as compare_rows, settings_of
@@ -122,7 +123,11 @@ def play_off(case: Case, response_tokens: float, seed: int) -> dict[str, float]:
     factor = response_tokens / statistics.fmean(noise.length(one, workload.response.maximum) for one in drawn)
     lengths = [min(max(round(factor * one), 1), workload.response.maximum) for one in drawn]
     off = replace(workload, response=empirical(lengths, workload.response.maximum))
-    found = simulate(case.plan, replace(case.problem, workload=off).model, seed, noise=NOISE)
+    return seconds_of(simulate(case.plan, replace(case.problem, workload=off).model, seed, noise=NOISE))
+
+
+def seconds_of(found: Predicted | Simulated) -> dict[str, float]:
+    """Return the seconds of each task and of an iteration."""
     return {**found.tasks, ITERATION: found.iteration_seconds}
 
 
@@ -151,8 +156,8 @@ def threefold(played: Compared, measured: Measured, seed: int) -> Threefold:
         played.shape,
         speed,
         response_tokens,
-        {**case.plan.predicted.tasks, ITERATION: case.plan.predicted.iteration_seconds},
-        {**played.simulated.tasks, ITERATION: played.simulated.iteration_seconds},
+        seconds_of(case.plan.predicted),
+        seconds_of(played.simulated),
         play_off(case, response_tokens, seed),
         run,
         errors,

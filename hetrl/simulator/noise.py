@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-STRETCH_STEPS = 128  # decode steps at one rate, as `hetrl.runtime.emulated.server` draws it
+STRETCH_STEPS = 128  # at most so many decode steps at one rate: contexts grow meanwhile
 
 
-@dataclass(frozen=True)
 class Noise:
     """Each value is off by at most this share of it, by 0 on average; the same seed gives the same draws."""
 
-    share: float = 0.0
-    seed: str = ""
-    _random: random.Random = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, share: float = 0.0, seed: str = "") -> None:
         """Begin the draws."""
-        object.__setattr__(self, "_random", random.Random(self.seed))
+        self._share, self.random = share, random.Random(seed)
 
-    def perturbed(self, value: float) -> float:
-        """Return a value that is off."""
-        return value * (1 + self._random.uniform(-self.share, self.share)) if self.share else value
+    def perturbed(self, value: float, parts: int = 1) -> float:
+        """Return a value of which each of so many equal parts is off."""
+        off = sum(self.random.uniform(-self._share, self._share) for _ in range(parts))
+        return value * (1 + off / parts)
 
     def length(self, tokens: int, most: int) -> int:
         """Return a response length that is off, of 1 to `most` tokens."""

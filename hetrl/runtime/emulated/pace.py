@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 from hetrl.describe.launching import Emulation
+from hetrl.simulator.noise import Noise
 
 
-class Pace:
+class Pace(Noise):
     """Lets `emulation.speed` seconds pass in one of this machine's; draws of one `name` repeat with the seed."""
 
     def __init__(self, emulation: Emulation, name: str) -> None:
-        self._speed, self._noise = emulation.speed, emulation.noise
-        self.random = random.Random(f"{emulation.seed}/{name}")
+        super().__init__(emulation.noise, f"{emulation.seed}/{name}")
+        self._speed = emulation.speed
 
     @property
     def now(self) -> float:
         """Return the emulated seconds of this process's clock."""
         return asyncio.get_running_loop().time() * self._speed
-
-    def perturbed(self, value: float, parts: int = 1) -> float:
-        """Return a value of which each of so many equal parts is off by at most the share `noise`, by 0 on average."""
-        off = sum(self.random.uniform(-self._noise, self._noise) for _ in range(parts))
-        return value * (1 + off / parts)
 
     async def until(self, moment: float) -> None:
         """Wait for an emulated moment; one that is over is not waited for."""

@@ -2,7 +2,7 @@
 
     as long as it is not held:
         take waiting samples while there is room; fill the cache with the prompts that it does not hold
-        decode until the shortest sample is complete, or something changes, at most `MOST_STEPS` steps
+        decode until the shortest sample is complete, or something changes, at most `STRETCH_STEPS` steps
         answer what is complete
 
 A response is one token again and again, so that a server sees how long it is when it goes on with what another one
@@ -23,8 +23,8 @@ from hetrl.errors import HetrlError
 from hetrl.lengths import Lengths
 from hetrl.runtime import wire
 from hetrl.runtime.emulated.pace import Pace
+from hetrl.simulator.noise import STRETCH_STEPS
 
-MOST_STEPS = 128  # decoded at one rate: contexts grow meanwhile
 KEPT_PROMPTS = 4096  # that a server knows to be in its cache
 LOGPROB = -1.0
 _TOKEN_DONE = 1e-6
@@ -134,7 +134,7 @@ class EmulatedServer:
         have, response = fillers * self._replica.tokens_each, self._replica.response
         for _ in range(_TRIES):
             (length,) = response.draw(1, self._pace.random)
-            length = min(max(round(self._pace.perturbed(length)), 1), response.maximum)
+            length = self._pace.length(length, response.maximum)
             if length > have:
                 return length - have
         return max(response.maximum - have, 1)
@@ -226,7 +226,7 @@ class EmulatedServer:
         """Let all running sequences gain tokens; return until when they have."""
         if not self._running:  # given up meanwhile
             return at
-        batch, steps = len(self._running), min(*(one.left for one in self._running), MOST_STEPS)
+        batch, steps = len(self._running), min(*(one.left for one in self._running), STRETCH_STEPS)
         context = sum(one.context for one in self._running) / batch + steps / 2  # halfway through
         seconds = self._pace.perturbed(steps * step_seconds(self._replica.stages, batch, context))
         await self._until_changed(at + seconds)

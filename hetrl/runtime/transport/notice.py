@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -21,7 +22,8 @@ class _Looks:
     found: bool = False
 
     def look(self, notice: Path) -> None:
-        self.found = notice.exists()
+        with suppress(OSError):  # what cannot be looked at now may be the next time
+            self.found = notice.exists()
 
 
 # By site directory. Members of one process share the looks: an emulated site has a thousand of them.
