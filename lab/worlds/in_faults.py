@@ -79,6 +79,10 @@ class World:
         gateway = json.loads((folder / "gateway.json").read_text())["bind"]
         return Member(address, "run", gateway, read_keys(folder / "keys.json"), folder)
 
+    def done(self, rank: str) -> Path:
+        """Return the file that says that a rank is through, and may leave."""
+        return self.run / f"{rank.replace('/', '.')}.done"
+
     def say(self, who: str, word: str) -> None:
         """Tell the test; a line this short is written as a whole."""
         os.write(1, (json.dumps([str(self.run), self.cell, who, os.getpid(), word]) + "\n").encode())
@@ -101,6 +105,7 @@ def train(world: World, rank: int) -> None:
         world.say(here, "begins")
         work(victim, rank, lambda: until((world.run / COMPUTED).exists))
         dist.barrier()
+        world.done(here).touch()
         world.say(here, "done")
     except HetrlError as error:
         world.say(here, str(error))
@@ -142,7 +147,7 @@ async def control(world: World) -> None:
         membership = Membership(member, [world.lead], lambda *_: None, world.ranks)
         await membership.gather(MEETING_SECONDS, MEETING_SECONDS, Turns(member, (), new_weights=True))
         try:
-            await membership.watch(lambda *_: False)
+            await membership.watch(lambda rank, _: world.done(rank).exists())
         except HetrlError as error:
             await member.send((world.lead, *world.ranks), wire.Abort(cause=str(error)))
 

@@ -87,7 +87,8 @@ class Faults:
                 self._hear(max(deadline - time.monotonic(), 0.001))
             except queue.Empty:
                 heard = [f"{CELLS[who[0].cell]} {who[1]}: {self.words.get(who)}" for who in waiting]
-                pytest.fail(f"not within {seconds:g} s: {words(waiting[0])!r} of " + "\n".join(heard))
+                logs = [f"{path}: {path.read_text()[-2000:]}" for path in sorted(self._run.glob("*.log"))]
+                pytest.fail(f"not within {seconds:g} s: {words(waiting[0])!r} of " + "\n".join(heard + logs))
 
     def _hear(self, seconds: float) -> None:
         run, cell, who, pid, word = self._said.get(timeout=seconds)

@@ -140,6 +140,10 @@ class Outbound:
         self._horizon = 0
         return [(Place(stream=self.stream, sequence=sequence), sent.chunk) for sequence, sent in missing.items()]
 
+    def hurry(self) -> None:
+        """Wait for progress as briefly as at first."""
+        self._stall_seconds = STALL_SECONDS
+
     def stalled(self, now: float) -> bool:
         """Whether something is under way and nothing went forward for longer than it should take."""
         return self.open_bytes > 0 and now - self._moved_seconds > self._stall_seconds

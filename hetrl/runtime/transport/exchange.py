@@ -155,6 +155,11 @@ class Exchange:
             if channel.open_bytes and site in (None, wire.site_of(receiver)):
                 self._probe(receiver, channel, now)
 
+    def hurry(self) -> None:
+        """Ask soon after what is under way, however long an answer took so far."""
+        for channel in self._outbound.values():
+            channel.hurry()
+
     def _probe(self, receiver: str, channel: Outbound, now: float, owed: int | None = None) -> None:
         """Ask what a receiver has; where it cannot be reached, the message that is `owed` an answer is refused."""
         probe, waiting = channel.probe(now)
@@ -279,9 +284,9 @@ class Exchange:
         return self._to(receiver, priority).open_bytes
 
     @property
-    def unacknowledged(self) -> bool:
-        """Whether something that was sent is not known to have arrived."""
-        return any(channel.unacknowledged for channel in self._outbound.values())
+    def unacknowledged(self) -> set[str]:
+        """Return the receivers of what is not known to have arrived."""
+        return {receiver for (receiver, _), channel in self._outbound.items() if channel.unacknowledged}
 
     @property
     def chunks_resent(self) -> int:

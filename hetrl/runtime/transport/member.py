@@ -19,6 +19,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import MESSAGE_BYTES, MOST_FRAMES, Buffer, bytes_of
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
+from hetrl.runtime.transport.farewell import farewell
 from hetrl.runtime.transport.heartbeat import beat, silence
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
@@ -36,8 +37,6 @@ ASK_AFTER_SECONDS = 5.0  # a member that answers nothing for so long may be anot
 ASK_GATEWAY_SECONDS = 2.0  # what a gateway is asked is outside the channels and may get lost
 _TICK_SECONDS = 0.2  # finer than the shortest stall after which a channel asks what arrived
 _IDLE_TICK_SECONDS = 1.0  # with nothing under way: a thousand members that wait are not to keep their processes busy
-# For what was sent to arrive: longer than it takes to say twice more what got lost. Who ends for a cause does not wait.
-_FAREWELL_SECONDS, _LAST_WORD_SECONDS = 8.0, 0.5
 
 
 class Member:
@@ -99,11 +98,8 @@ class Member:
 
     async def __aexit__(self, kind: object, *_: object) -> None:
         whole = kind is None and not self._mailbox.ended
-        self._finish(HetrlError(f"{self.address}: the member is closed"))
-        self._exchange.settle()
-        deadline = self._loop.time() + (_FAREWELL_SECONDS if whole else _LAST_WORD_SECONDS)
-        while self._loop.time() < deadline and self._exchange.unacknowledged:
-            await asyncio.sleep(0.005)
+        self.finish(HetrlError(f"{self.address}: the member is closed"))
+        await farewell(self._exchange, self.links, whole)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -189,6 +185,11 @@ class Member:
         """End, as the run's abort does, when nothing came of `source` for so long; its first word may take longer."""
         self._start(self._listen(source, within_seconds, first_seconds), "listening")
 
+    def finish(self, end: HetrlError) -> None:
+        """Make every pending and later call raise `end`."""
+        self._mailbox.finish(end)
+        self._moved.set()
+
     def offended(self, source: str, what: str) -> None:
         """Count what another member should not have said; after several times nothing of it is heard any more."""
         self._offences.add(source, what)
@@ -271,7 +272,7 @@ class Member:
     # ---- time and the end
 
     async def _listen(self, source: str, within_seconds: float, first_seconds: float) -> None:
-        self._finish(await silence(self.address, self._receiver, source, within_seconds, first_seconds))
+        self.finish(await silence(self.address, self._receiver, source, within_seconds, first_seconds))
 
     async def _tick(self) -> None:
         greeted = asked = self._loop.time()
@@ -288,11 +289,6 @@ class Member:
                 greeted = now
                 self._greet()
 
-    def _finish(self, end: HetrlError) -> None:
-        """Make every pending and later call raise `end`."""
-        self._mailbox.finish(end)
-        self._moved.set()
-
     def _start(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=f"{self.address} {name}")
         task.add_done_callback(self._ended)
@@ -305,4 +301,4 @@ class Member:
             self._failed(error)
 
     def _failed(self, defect: BaseException) -> None:
-        self._finish(HetrlError(f"{self.address} stopped: {defect!r}"))
+        self.finish(HetrlError(f"{self.address} stopped: {defect!r}"))

@@ -156,8 +156,11 @@ class Communicator:
 
     def fail(self, cause: str, tell: bool) -> None:
         """End every operation with this cause, and `tell` the other ranks; the first cause stays."""
-        if self._cause is not None:
-            return
+        if self._cause is None:
+            self.endpoint.broken = True
+            self._stop(cause, tell)
+
+    def _stop(self, cause: str, tell: bool) -> None:
         self._cause = cause
         self._failed.set()
         if tell:
@@ -172,7 +175,8 @@ class Communicator:
 
     async def close(self) -> None:
         """End the group; what it still did fails."""
-        self.fail("the group was destroyed", tell=False)
+        if self._cause is None:
+            self._stop("the group was destroyed", tell=False)
         self.endpoint.remove(self)
 
     def receive(self, key: Key, source: int, place: memoryview, dtype: str, pieces: Sequence[slice]) -> Arrivals:

@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.transport.farewell import LONGEST_FAREWELL_SECONDS
 from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.runtime.wan.streams import Arrivals, Inbox, Key, Outbox, key_of
 
 PROBE_SECONDS = 3.0
 LAST_WORDS_SECONDS = 1.0  # for telling the other ranks why this one stops
-_CLOSE_SECONDS = 10.0
+_CLOSE_SECONDS = LONGEST_FAREWELL_SECONDS + 10.0
 _UNHANDLED = 1000  # messages kept for handlers to come; the oldest go first
 
 _T = TypeVar("_T")
@@ -63,6 +64,7 @@ class Endpoint:
         self._failed: dict[str, dict[str, str]] = {}  # groups that ranks gave up before this one knew them, and why
         self._sending: Counter[tuple[str, str]] = Counter()  # (group, receiver): pieces that wait to be taken
         self._end: str | None = None
+        self.broken = False  # a group failed
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
@@ -201,12 +203,15 @@ class Endpoint:
                 self._up.set_result(None)
                 with self.member.links.told(self._link_changed):
                     await self._closing.wait()
+                broken = self.broken
                 self._stop(f"{self.address}: the world is stopped")
                 if self._tasks:
                     await asyncio.wait(self._tasks, timeout=LAST_WORDS_SECONDS)
                 for task in (reading, *self._tasks):
                     task.cancel()
                 await asyncio.gather(reading, *self._tasks, return_exceptions=True)
+                if broken:  # whoever is to hear its last words may be dead
+                    self.member.finish(HetrlError(f"{self.address}: a group failed"))
         except BaseException as error:
             if self._up.done():
                 raise

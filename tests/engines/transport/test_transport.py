@@ -21,7 +21,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.gateway import peer_link, seat
 from hetrl.runtime.gateway.peer_link import STREAMS
-from hetrl.runtime.transport import exchange, member as transport_member
+from hetrl.runtime.transport import exchange, farewell, member as transport_member
 from hetrl.runtime.transport.member import DeadlineError, Envelope, Member
 from hetrl.runtime.transport.offences import MOST_OFFENCES
 from hetrl.runtime.transport.sockets import Port
@@ -133,16 +133,31 @@ def test_everything_arrives_once_and_in_order_over_a_faulty_link(seed: int, monk
 
 
 def test_what_a_member_says_last_is_said_again_when_it_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As is the word that lets others out of a barrier."""
+    """As is the word that lets others out of a barrier, however long an answer took until then."""
 
     async def scenario() -> None:
         async with running("alpha") as run, members(run, CONTROLLER) as (controller,):
             async with run.member(TRAINER) as trainer:
                 monkeypatch.setattr(trainer._connection, "send", lambda *_: monkeypatch.undo())
                 await trainer.send(CONTROLLER, wire.Done())
+                (channel,) = trainer._exchange._outbound.values()
+                channel._stall_seconds = 600.0
             assert (await controller.receive(20)).message == wire.Done()
 
     asyncio.run(scenario())
+
+
+def test_who_leaves_does_not_wait_for_ever_for_one_who_hears_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(farewell, "FAREWELL_SECONDS", 0.5)
+
+    async def scenario() -> None:
+        async with running("alpha") as run, run.member(TRAINER) as trainer:
+            await trainer.send(CONTROLLER, wire.Done())
+
+    asyncio.run(scenario())
+    assert f"{TRAINER} leaves; what it said last was not acknowledged by {CONTROLLER}" in caplog.text
 
 
 # ---- gateways that die
