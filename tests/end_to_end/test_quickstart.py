@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from lab.quickstart import QUICKSTART, changed
-from tests.runs import Finished, drew_again, started, submit, submitted
+from tests.runs import Finished, Submitted, drew_again, started, submit, submitted
 
-STEPS = 8  # of the runs that are compared with it
 REPLICA = "gamma/actor_generation/1"
 
 
@@ -68,40 +67,15 @@ def test_gpu_hours_are_those_of_the_nodes_that_the_plan_holds(run: Finished) -> 
     assert hours["alpha"] / held["alpha"] == pytest.approx(hours["beta"] / held["beta"], rel=0.05)
 
 
-def test_a_replica_whose_server_is_killed_is_started_again_and_draws_again(run: Finished, tmp_path: Path) -> None:
-    """Meanwhile the other one draws its samples: the same ones, so that the weights are the same to the last bit."""
-    plan = str(run.directory / "plan.json")
-    with submitted(changed(tmp_path, steps=300), tmp_path, "--plan", plan, "--yes") as going:
-        going.until("step", 2)
-        gamma = (going.directory / "sites" / "gamma").resolve()
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if "hetrl.runtime.vllm.serve" in process.cmdline() and Path(process.cwd()) == gamma:
-                    process.kill()
-        going.until("replica_back", 1)
-        back = going.events("step")[-1]["step"]
-        while not (again := drew_again(going.directory, REPLICA, back)):
-            going.until("step", len(going.events("step")) + 1)
-        going.interrupt()
-        broken = going.finish()
-    lost, returned = going.events("replica_lost", "replica_back")
-    assert (lost["kind"], lost["member"]) == ("replica_lost", REPLICA)
-    assert "exit code -9" in lost["cause"]
-    assert (returned["kind"], returned["member"]) == ("replica_back", REPLICA)
-    rows = broken.rows()[: len(run.rows())]
-    alone = [row for row in rows if set(row["replicas"]) == {"beta/actor_generation/0"}]
-    assert alone and again > back
-    assert [row["reward"] for row in rows] == [row["reward"] for row in run.rows()[: len(rows)]]
-    served = {one["version"]: one["digest"] for one in run.summary()["weight_versions"]}
-    published = {one["version"]: one["digest"] for one in going.events("weights_published")}
-    assert len(common := served.keys() & published.keys()) > 2
-    assert all(served[version] == published[version] for version in common)
+def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one_and_with_a_server_less(
+    run: Finished, tmp_path: Path
+) -> None:
+    """A rank of the trainer and a replica are killed, then all files of their site are lost, then a server is killed.
 
-
-def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one(run: Finished, tmp_path: Path) -> None:
-    """A rank of the trainer and a replica are killed, then all files of their site are lost: the bits are the same."""
+    That one is started again, and meanwhile the other one draws its samples: all bits are those of the quickstart.
+    """
     copied = {"every_steps": 2, "copy_to": ["gamma"]}
-    config, plan = changed(tmp_path, steps=STEPS, checkpoints=copied), str(run.directory / "plan.json")
+    config, plan = changed(tmp_path, steps=300, checkpoints=copied), str(run.directory / "plan.json")
     with submitted(config, tmp_path, "--plan", plan, "--yes") as going:
         going.until("checkpoint_copied", 2)  # of step 0, the end of the warm start, and of step 2
         kill(going.directory, "hetrl.runtime.run.trainer", "--rank 1")
@@ -110,14 +84,43 @@ def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one(run:
     assert broken.code != 0
     shutil.rmtree(broken.directory / "sites" / "alpha")
     with started(tmp_path, "resume", broken.directory.name, "--yes") as again:
+        again.next_directory(broken.directory)
+        again.until("step", 2)
+        kill_server(again.directory / "sites" / "gamma")
+        again.until("replica_back", 1)
+        back = again.events("step")[-1]["step"]
+        while not drew_again(again.directory, REPLICA, back) or len(copies_at(again)) < 2:
+            again.until("step", len(again.events("step")) + 1)
+        again.interrupt()
         resumed = again.finish()
-    assert resumed.code == 0, resumed.stderr
+
     (event,) = again.events("resumed")
     assert event["step"] >= 2 and event["rows"] == event["step"]
-    assert {row["site"] for row in again.events("checkpoint_copied")} == {"alpha", "gamma"}  # brought, and copied anew
-    assert [row["reward"] for row in resumed.rows()] == [row["reward"] for row in run.rows()[:STEPS]]
+    assert copies_at(again) == {"alpha", "gamma"}  # brought, and copied anew once the replica that takes it was back
+    lost, returned = again.events("replica_lost", "replica_back")
+    assert (lost["kind"], lost["member"]) == ("replica_lost", REPLICA)
+    assert "exit code -9" in lost["cause"]
+    assert (returned["kind"], returned["member"]) == ("replica_back", REPLICA)
+    rows = resumed.rows()[: len(run.rows())]
+    assert [row for row in rows if set(row["replicas"]) == {"beta/actor_generation/0"}]
+    assert [row["reward"] for row in rows] == [row["reward"] for row in run.rows()[: len(rows)]]
     served = {one["version"]: one["digest"] for one in run.summary()["weight_versions"]}
-    assert all(served[one["version"]] == one["digest"] for one in resumed.summary()["weight_versions"])
+    published = {one["version"]: one["digest"] for one in again.events("weights_published")}
+    assert len(common := served.keys() & published.keys()) > 2
+    assert all(served[version] == published[version] for version in common)
+
+
+def copies_at(run: Submitted) -> set[str]:
+    """Return the sites to which checkpoints were copied so far."""
+    return {row["site"] for row in run.events("checkpoint_copied")}
+
+
+def kill_server(site: Path) -> None:
+    """Kill the processes of the rollout server of a site."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if "hetrl.runtime.vllm.serve" in process.cmdline() and Path(process.cwd()) == site.resolve():
+                process.kill()
 
 
 def kill(directory: Path, module: str, words: str) -> None:

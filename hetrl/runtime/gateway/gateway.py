@@ -2,9 +2,8 @@
 
     member --> ROUTER of its site --one copy per site--> ROUTER of the other site --> each receiver there
 
-A gateway routes and forgets. It never stops reading, so that no two sites can wait for each other; what it cannot hold
-it drops, and the members see to it that everything arrives once and in order (`transport.exchange`). What will
-never arrive comes back to its source as `Undeliverable`.
+A gateway routes and forgets (`delivery`). It never stops reading, so that no two sites can wait for each other; what
+it cannot hold it drops, and the members see to it that everything arrives once and in order (`transport.exchange`).
 
 It knows who takes part in the run. From another site it takes what a member there says to members here, and nothing
 else; a site that sends something else time and again is cut off.
@@ -28,15 +27,15 @@ import zmq
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.gateway.delivery import Delivery
 from hetrl.runtime.gateway.peer_link import STREAMS, PeerLink
-from hetrl.runtime.gateway.seat import Seat
 from hetrl.runtime.gateway.zap import ZapHandler
 from hetrl.runtime.transport.chunks import bytes_of
 from hetrl.runtime.transport.endpoints import listen
-from hetrl.runtime.transport.lane import Attempt, Parcel, now, parcel_for
+from hetrl.runtime.transport.lane import Attempt, now
 from hetrl.runtime.transport.offences import Offences
-from hetrl.runtime.transport.sockets import ACCEPTED, LINGER_SECONDS, UP, Port, server_socket
-from hetrl.runtime.wire import NO_ANSWER, gateway_of
+from hetrl.runtime.transport.sockets import ACCEPTED, UP, Port, server_socket
+from hetrl.runtime.wire import gateway_of
 from hetrl.runtime.wire.authority import OfTheTable
 from hetrl.runtime.wire.keys import SiteKeys
 
@@ -85,8 +84,7 @@ class Gateway:
         self._run, self._keys, self._members = run, keys, members
         self._bind_endpoint, self._directory = bind_endpoint, directory
         self._endpoints = {peer: endpoint for peer, endpoint in peers.items() if peer != site}
-        self._hold_seconds, self._lane_bytes = hold_seconds, lane_bytes
-        self._links = {
+        links = {
             peer: PeerLink(
                 site,
                 peer,
@@ -97,9 +95,11 @@ class Gateway:
             )
             for peer in self._endpoints
         }
-        self._seats: dict[str, Seat] = {}
+        self._hold_seconds = hold_seconds
+        self._delivery = Delivery(
+            site, run, members, links, self._send, hold_seconds=hold_seconds, lane_bytes=lane_bytes
+        )
         self._authority, self._offences = OfTheTable(), Offences(self.address, self._cut_off)
-        self._refusals: Counter[str] = Counter()
         self._zap = ZapHandler(site, keys.site_by_key())
         self._orphan_seconds, self._last_word = orphan_seconds, 0.0  # of the controller
         self._stop = asyncio.Event()
@@ -110,22 +110,22 @@ class Gateway:
         context: zmq.Context[Any] = zmq.Context(io_threads=2)  # they do CURVE for every byte between sites
         self._zap.open(context, failed=self._fail)
         socket = server_socket(context, self._keys)
-        self._router = Port(socket, self._hear, self._pump, changed=self._count_connection, failed=self._fail)
+        self._router = Port(socket, self._hear, self._delivery.pump, changed=self._count_connection, failed=self._fail)
         linger_seconds, unix_socket = 0.0, None
         try:
             unix_socket = listen(socket, self.site, self._bind_endpoint, self._directory)
-            for peer, link in self._links.items():
-                link.open(context, self._keys, self._endpoints[peer], self._tell_members, self._fail)
+            for peer, link in self._delivery.links.items():
+                link.open(context, self._keys, self._endpoints[peer], self._delivery.tell_members, self._fail)
             _log.info("%s: the gateway listens on %s", self.site, self._bind_endpoint)
             await self._tick_until_stopped()
             if self._defect is not None:
                 raise self._defect
-            linger_seconds = await self._drain()
+            linger_seconds = await self._delivery.drain()
         finally:
             if unix_socket is not None:
                 unix_socket.unlink(missing_ok=True)
 
-            for link in self._links.values():
+            for link in self._delivery.links.values():
                 link.close(linger_seconds)
             self._router.close(linger_seconds)
             self._zap.close()
@@ -137,10 +137,10 @@ class Gateway:
 
     def stats(self) -> wire.LinkStatsReply:
         """Return what crossed the links, and what did not, so far."""
-        seats = self._seats.values()
+        links, seats = self._delivery.links, self._delivery.seats.values()
         offences = sum((Counter(seat.hello.offences) for seat in seats), self._offences.counts)
         return wire.LinkStatsReply(
-            links={peer: link.counters() for peer, link in self._links.items()},
+            links={peer: link.counters() for peer, link in links.items()},
             refused=self._zap.refused,
             malformed=offences.total(),
             offences=dict(offences),
@@ -186,19 +186,19 @@ class Gateway:
         if wire.role_of(header.source) == wire.CONTROLLER:
             self._last_word = now()
         if origin != self.site:
-            self._links[origin].heard(bytes_of(frames))
+            self._delivery.links[origin].heard(bytes_of(frames))
             here = [one for one in header.to if wire.site_of(one) == self.site and one != self.address]
             strangers = [one for one in here if one not in self._members]
             if strangers:
                 raise ValueError(f"from {header.source} to {strangers[0]}, who is no member of the run")
         if self.address in header.to:
             self._answer(header, wire.decode_message(frames[1].buffer), identity)
-        self._route(header, frames, origin)
+        self._delivery.route(header, frames, origin)
 
     def _cut_off(self, site: str, cause: str) -> None:
         """Give up a site of which nothing is heard any more."""
-        self._links[site].cut_off(cause)
-        self._tell_members(wire.Undeliverable(receiver=site, cause=cause))
+        self._delivery.links[site].cut_off(cause)
+        self._delivery.tell_members(wire.Undeliverable(receiver=site, cause=cause))
 
     def _answer(self, header: wire.Header, message: wire.Message, identity: bytes) -> None:
         """Do what a message to the gateway itself asks; raises ValueError where its source may not."""
@@ -208,76 +208,21 @@ class Gateway:
             case wire.Hello():
                 self._greet(header.source, message, identity)
             case wire.Echo(seconds=seconds):
-                reply = wire.encode(self._header(header.source), wire.EchoReply(seconds=seconds))
-                self._links[wire.site_of(header.source)].answer(reply)
+                reply = wire.encode(self._delivery.header(header.source), wire.EchoReply(seconds=seconds))
+                self._delivery.links[wire.site_of(header.source)].answer(reply)
             case wire.EchoReply(seconds=seconds):
-                self._links[wire.site_of(header.source)].echoed(seconds)
+                self._delivery.links[wire.site_of(header.source)].echoed(seconds)
             case wire.LinkStats():
-                self._say(header.source, self.stats(), reply_to=header.id)
+                self._delivery.say(header.source, self.stats(), reply_to=header.id)
 
     def _greet(self, address: str, hello: wire.Hello, identity: bytes) -> None:
-        seat = self._seat(address)
+        seat = self._delivery.seat(address)
         known = seat.connected
         seat.greet(hello, identity)
         if seat.connected and not known:
             _log.info("%s: %s is connected", self.site, address)
-            for peer in (peer for peer, link in self._links.items() if link.out):
-                self._say(address, wire.LinkOut(site=peer))
-
-    # ---- to members and other gateways
-
-    def _route(self, header: wire.Header, frames: Sequence[Any], origin: str) -> None:
-        """Queue a message once per other site and once per receiver here."""
-        places = dict(zip(header.to, header.places, strict=True)) if header.places else {}
-        for site, receivers in wire.by_site(tuple(dict.fromkeys(header.to))).items():
-            if site == self.site:
-                groups: list[tuple[str, ...]] = [(receiver,) for receiver in receivers if receiver != self.address]
-            else:
-                # What came from another site went from there to each site among its receivers.
-                groups = [receivers] if origin == self.site else []
-            for group in groups:
-                self._offer(site, parcel_for(header, places, frames, group))
-
-    def _offer(self, site: str, parcel: Parcel) -> None:
-        strangers = [one for one in parcel.receivers if one != gateway_of(site) and one not in self._members]
-        if strangers or not (site == self.site or site in self._links):
-            cause: str | None = f"{', '.join(strangers) or site} is no member of this run"
-        elif site == self.site:
-            cause = self._seat(parcel.receivers[0]).offer(parcel)
-        else:
-            cause = self._links[site].offer(parcel)
-        if cause is not None:
-            self._refuse(parcel, cause)
-
-    def _refuse(self, parcel: Parcel, cause: str) -> None:
-        """Tell the source of a parcel that it was not handed over."""
-        header = parcel.header
-        if header.id == NO_ANSWER:
-            return
-        self._refusals[header.source] += 1
-        if (number := self._refusals[header.source]).bit_count() == 1:  # the first, second, fourth, ...: no flood
-            receivers = ", ".join(parcel.receivers)
-            _log.warning("%s: %s to %s refused (%d): %s", self.site, header.source, receivers, number, cause)
-        for receiver in parcel.receivers:
-            undeliverable = wire.Undeliverable(receiver=receiver, cause=f"{self.address}: {cause}")
-            self._say(header.source, undeliverable, reply_to=header.id)
-
-    def _say(self, to: str, message: wire.Message, reply_to: int | None = None) -> None:
-        """Send a message of the gateway's own."""
-        header = self._header(to, reply_to)
-        self._route(header, wire.encode(header, message), self.site)
-
-    def _header(self, to: str, reply_to: int | None = None) -> wire.Header:
-        """Return the header of a message of the gateway's own, which asks for no answer."""
-        return wire.Header(run=self._run, source=self.address, to=(to,), id=NO_ANSWER, reply_to=reply_to)
-
-    def _seat(self, address: str) -> Seat:
-        """Return the place of a member of this site, made where it has none yet."""
-        if address not in self._seats:
-            self._seats[address] = Seat(
-                address, self._send, lane_bytes=self._lane_bytes, hold_seconds=self._hold_seconds
-            )
-        return self._seats[address]
+            for peer in (peer for peer, link in self._delivery.links.items() if link.out):
+                self._delivery.say(address, wire.LinkOut(site=peer))
 
     def _send(self, frames: Sequence[Any]) -> Attempt:
         """Hand frames to the ROUTER, which tells who is gone."""
@@ -288,41 +233,13 @@ class Gateway:
                 raise
             return Attempt.LOST
 
-    def _pump(self) -> None:
-        for seat in self._seats.values():
-            seat.pump()
-
-    def _tell_members(self, message: wire.Message) -> None:
-        for address, seat in list(self._seats.items()):
-            if seat.connected:
-                self._say(address, message)
-
-    # ---- time
-
     async def _tick_until_stopped(self) -> None:
         self._last_word = now() + self._hold_seconds
         while not self._stop.is_set():
-            for link in self._links.values():
-                link.tick(self._to_gateway)
-            destinations: list[PeerLink | Seat] = [*self._links.values(), *self._seats.values()]
-            for destination in destinations:
-                parcels, cause = destination.overdue()
-                for parcel in parcels:
-                    self._refuse(parcel, cause)
-            self._pump()
+            self._delivery.tick()
             if now() - self._last_word > self._orphan_seconds:
                 silence = f"no word of the controller for {self._orphan_seconds:g} s (launch.orphan_timeout)"
                 self._fail(HetrlError(f"{self.site}: {silence}, so the gateway ends"))
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._stop.wait()
-
-    def _to_gateway(self, peer: str, message: wire.Message) -> Sequence[Any]:
-        return wire.encode(self._header(gateway_of(peer)), message)
-
-    async def _drain(self) -> float:
-        """Let the lanes empty themselves; return what is left of `LINGER_SECONDS` for the sockets."""
-        links, seats, deadline = self._links.values(), self._seats.values(), now() + LINGER_SECONDS
-        while now() < deadline and not (all(link.settled for link in links) and all(seat.settled for seat in seats)):
-            await asyncio.sleep(0.01)
-        return max(0.0, deadline - now())

@@ -13,7 +13,6 @@ All methods are collective: every rank of the world calls them in the same order
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,20 +20,18 @@ from typing import Any
 
 import numpy
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.megatron import (
     checkpoint as megatron_checkpoint,
-    cpu as megatron_cpu,
     hf_weights,
     model as megatron_model,
     restore as megatron_restore,
 )
 from hetrl.runtime.megatron.batch import MicroBatch, TokenBatch
+from hetrl.runtime.megatron.groups import join_groups, leave_groups, require_world
 from hetrl.runtime.megatron.layout import Layout
 from hetrl.runtime.megatron.offload import Offload, release
 from hetrl.runtime.megatron.optimizer import (
@@ -43,6 +40,7 @@ from hetrl.runtime.megatron.optimizer import (
     detach_hooks,
     gather_changes,
     gather_parameters,
+    take_step,
 )
 from hetrl.runtime.megatron.outputs import check_loss, check_scores, output_of
 from hetrl.runtime.megatron.passes import LossFunction, Parts, drive, mean_metrics, parts_of, scores_on_rank_0
@@ -52,29 +50,6 @@ from hetrl.runtime.wan.torch_world import start_world, stop_world
 from hetrl.runtime.wire import LossSettings
 
 __all__ = ["MegatronEngine", "OptimizerSettings", "start_world", "stop_world"]
-
-
-def _dtype(name: str) -> torch.dtype:
-    if name not in megatron_model.DTYPES:
-        raise HetrlError(f'dtype "{name}" is not known; known: {", ".join(megatron_model.DTYPES)}')
-    return megatron_model.DTYPES[name]
-
-
-def _require_world(layout: Layout, rank: int) -> None:
-    if not dist.is_initialized() or (dist.get_world_size(), dist.get_rank()) != (layout.world_size, rank):
-        raise HetrlError(f"rank {rank}: the layout needs a running world of {layout.world_size}; see start_world")
-
-
-def _join_groups(layout: Layout, seed: int, timeout_seconds: float) -> None:
-    """Make megatron's groups over the running world, and seed what its ranks draw."""
-    megatron_cpu.install()
-    parallel_state.initialize_model_parallel(
-        layout.tensor,
-        layout.pipeline,
-        distributed_timeout_minutes=timeout_seconds / 60.0,
-        create_gloo_process_groups=False,
-    )
-    model_parallel_cuda_manual_seed(seed)
 
 
 class MegatronEngine:
@@ -105,12 +80,12 @@ class MegatronEngine:
         """
         self.architecture, self.config = hf_weights.architecture_of(config), dict(config)
         megatron_model.check_layout(self.architecture, layout)
-        _require_world(layout, rank)
+        require_world(layout, rank)
         self.layout, self.rank, self.settings, self.tokenizer = layout, rank, optimizer, tokenizer
         self.place = layout.coordinates(rank)
-        self.dtype = _dtype(dtype)
+        self.dtype = megatron_model.dtype_of(dtype)
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        _join_groups(layout, seed, timeout_seconds)
+        join_groups(layout, seed, timeout_seconds)
         model = self._stage_model(recompute, recompute_layers)
         self.parameters = megatron_model.global_parameters(model, layout, self.place.stage)
         homes, group = hf_weights.homes(self.architecture), parallel_state.get_tensor_model_parallel_group()
@@ -147,14 +122,7 @@ class MegatronEngine:
         if self.optimizer is not None:
             self._require_awake()
         self._loaded = False
-        arrived: set[str] = set()
-        for name, full in tensors:
-            if hf_weights.passed_over(name, self.shards.homes):
-                continue
-            arrived.add(name)
-            if name in self.shards.homes:
-                self.shards.take(name, self.shards.homes[name], full, self._offload.at_hand)
-        hf_weights.missing_and_surplus(arrived, self.shards.homes)
+        self.shards.take(tensors, self._offload.at_hand)
         self._take_weights()
 
     def load_files(self, source: Path, *, head_seed: int | None = None) -> None:
@@ -226,7 +194,7 @@ class MegatronEngine:
         learning_rate and the means of the loss's metrics. Raises HetrlError for a wrong request, and, with the weights
         untouched, when the loss or the gradient is not finite.
         """
-        optimizer = self._require_optimizer()
+        optimizer, own = self._require_optimizer()
         losses.check(settings, batch.extras)
         check_loss(self.architecture, settings)
         if not batch.mask.any():
@@ -237,16 +205,8 @@ class MegatronEngine:
         outputs = self._drive(batch, parts_of(batch, self.layout), function, training=True)
         reports = self.place.tensor_index == 0 and self.place.stage == self.layout.pipeline - 1
         metrics = mean_metrics(outputs if reports else [], int(batch.mask.sum()), self.device)
-        optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
-        grad_norm = float(optimizer.get_grad_norm())
-        if not math.isfinite(grad_norm) or not math.isfinite(metrics["loss"]):
-            raise HetrlError(
-                f"train_step: loss {metrics['loss']}, gradient norm {grad_norm}: not finite, the step was not taken; "
-                "look at the batch's advantages and log-probs, or lower the learning rate"
-            )
-        rate = self._set_learning_rate(settings.learning_rate)
-        optimizer.step()
-        optimizer.zero_grad()  # frees the float32 copies of bfloat16 gradients: others may need the device now
+        rate = own.learning_rate if settings.learning_rate is None else settings.learning_rate
+        grad_norm = take_step(optimizer, rate, metrics["loss"])
         self.steps += 1
         return {**metrics, "grad_norm": grad_norm, "learning_rate": rate}
 
@@ -256,14 +216,6 @@ class MegatronEngine:
         """Return what megatron's schedule expects: the sum to differentiate, its number of tokens, what to report."""
         total, sums = self._output.loss(micro, states, settings)
         return total, micro.mask.sum().int(), {"loss": total.detach().clone(), **sums}
-
-    def _set_learning_rate(self, rate: float | None) -> float:
-        """Take the rate of this step, the optimiser's own where there is none."""
-        assert self.settings is not None
-        rate = self.settings.learning_rate if rate is None else rate
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        return rate
 
     def export(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights under their Hugging Face names, in the order of the layers, on rank 0.
@@ -284,7 +236,7 @@ class MegatronEngine:
         A checkpoint that is being written is completed first. See `checkpoints.files`: `directory`, on the disk of rank
         0, is whole or not there. Raises HetrlError on every rank when either cannot be written.
         """
-        optimizer = self._require_optimizer()
+        optimizer, _ = self._require_optimizer()
         self.finish_save()
         gather_parameters(self.model)
         model = megatron_checkpoint.Model(self.config, self.tokenizer, beside or {})
@@ -323,7 +275,7 @@ class MegatronEngine:
         self.parameters.clear()
         detach_hooks(self.model)
         self.model = self.optimizer = self._output = None
-        parallel_state.destroy_model_parallel()
+        leave_groups()
 
     def _require_awake(self) -> None:
         if self._offload.away:
@@ -334,8 +286,8 @@ class MegatronEngine:
         if not self._loaded:
             raise HetrlError(f"rank {self.rank}: the model has no weights; call load first")
 
-    def _require_optimizer(self) -> Any:
+    def _require_optimizer(self) -> tuple[Any, OptimizerSettings]:
         self._require_weights()
-        if self.optimizer is None:
+        if self.settings is None:
             raise HetrlError(f"rank {self.rank}: this engine only scores; give it OptimizerSettings to train")
-        return self.optimizer
+        return self.optimizer, self.settings

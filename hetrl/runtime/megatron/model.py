@@ -32,6 +32,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Return the type that a model's weights have; raises HetrlError for one that is not known."""
+    if name not in DTYPES:
+        raise HetrlError(f'dtype "{name}" is not known; known: {", ".join(DTYPES)}')
+    return DTYPES[name]
+
+
 def check_layout(architecture: Architecture, layout: Layout) -> None:
     """Raise HetrlError when the model cannot be cut as the layout says."""
     a, tensor = architecture, layout.tensor

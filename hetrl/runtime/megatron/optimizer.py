@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import MegatronOptimizer
 
+from hetrl.errors import HetrlError
 from hetrl.runtime.wan.group import WanProcessGroup
 
 
@@ -88,6 +90,25 @@ def build_optimizer(
             for group in part.optimizer.param_groups:  # torch's other ways hold 4 bytes more for every parameter
                 group["fused"], group["foreach"] = True, False
     return wrapped, optimizer
+
+
+def take_step(optimizer: Any, rate: float, loss: float) -> float:
+    """Take a step at this learning rate with the gradients that are there; return their norm before clipping.
+
+    Raises HetrlError, with the weights untouched, when the loss or the gradient is not finite.
+    """
+    optimizer.prepare_grads()  # ahead of the step, which would write what is not finite into the weights
+    grad_norm = float(optimizer.get_grad_norm())
+    if not math.isfinite(grad_norm) or not math.isfinite(loss):
+        raise HetrlError(
+            f"train_step: loss {loss}, gradient norm {grad_norm}: not finite, the step was not taken; "
+            "look at the batch's advantages and log-probs, or lower the learning rate"
+        )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()  # frees the float32 copies of bfloat16 gradients: others may need the device now
+    return grad_norm
 
 
 def gather_parameters(model: torch.nn.Module) -> None:

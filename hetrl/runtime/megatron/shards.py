@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -51,11 +51,22 @@ class Shards:
         return hf_weights.shard(full, home, self.place.tensor_index, self.layout.tensor)
 
     @torch.no_grad()
-    def take(self, name: str, home: Home, full: torch.Tensor, at_hand: AtHand) -> None:
-        """Copy this rank's part of a whole tensor into the parameters that hold it, if any.
+    def take(self, tensors: Iterable[tuple[str, torch.Tensor]], at_hand: AtHand) -> None:
+        """Copy this rank's parts of all of a model's whole tensors, in any order, into the parameters that hold them.
 
-        `at_hand` gives what a parameter holds, to be changed, wherever that is.
+        `at_hand` gives what a parameter holds, to be changed, wherever that is. Raises HetrlError for missing, surplus
+        or misshapen tensors; what a tied model or an old checkpoint stores twice is passed over.
         """
+        arrived: set[str] = set()
+        for name, full in tensors:
+            if hf_weights.passed_over(name, self.homes):
+                continue
+            arrived.add(name)
+            if name in self.homes:
+                self._take(name, self.homes[name], full, at_hand)
+        hf_weights.missing_and_surplus(arrived, self.homes)
+
+    def _take(self, name: str, home: Home, full: torch.Tensor, at_hand: AtHand) -> None:
         part = self.cut(name, home, full)
         for parameter in filter(None, (home.parameter, home.twin)):
             if parameter in self.parameters:

@@ -23,9 +23,8 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from hetrl.runtime.imports import uncollected
 
 with uncollected():
     import torch
-    import torch.distributed as dist
 
     from hetrl.describe.models import model_of
     from hetrl.errors import HetrlError
@@ -43,25 +41,21 @@ with uncollected():
     from hetrl.runtime.checkpoints.files import SAMPLES, keep_last
     from hetrl.runtime.checkpoints.places import CheckpointPlaces, places_of
     from hetrl.runtime.hang import HangWatch
-    from hetrl.runtime.megatron.batch import TokenBatch
     from hetrl.runtime.megatron.engine import MegatronEngine
     from hetrl.runtime.megatron.hf_weights import iter_safetensors
     from hetrl.runtime.megatron.model import kernels
-    from hetrl.runtime.run.checkpoint_places import take_up
     from hetrl.runtime.run.context import Context, answer_requests, exit_with, log_to_stderr, read_context
     from hetrl.runtime.run.engines import build_engine
-    from hetrl.runtime.run.world import share, share_tensors
+    from hetrl.runtime.run.world import execute, follow, following, share, share_tensors
     from hetrl.runtime.transport.member import Envelope, Member
     from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
     from hetrl.runtime.weights.intake import Intake
     from hetrl.runtime.weights.publications import Publications
     from hetrl.runtime.weights.publisher import Publisher
     from hetrl.runtime.weights.weight_file import WeightFile, most_bytes
-    from hetrl.runtime.wire.arrays import pack, unpack
+    from hetrl.runtime.wire.arrays import pack
     from hetrl.runtime.wire.members import World
     from hetrl.workload import architecture
-
-BATCH_ARRAYS = ("tokens", "lengths", "mask")
 
 
 def join_world(context: Context, world: World, rank: int, device: int) -> None:
@@ -77,74 +71,6 @@ def join_world(context: Context, world: World, rank: int, device: int) -> None:
         collective_seconds=launch.walltime_seconds,  # the other ranks wait for rank 0's next request in one
         watcher=context.controller,
     )
-
-
-def batch_of(message: wire.Score | wire.Train, buffers: Iterable[bytes | memoryview]) -> TokenBatch:
-    """Read the batch that a request carries; a Score has no mask: every token after the first is a target."""
-    arrays = unpack(message.arrays, list(buffers))
-    tokens, lengths = arrays["tokens"], arrays["lengths"]
-    mask = arrays.get("mask")
-    if mask is None:
-        columns = torch.arange(tokens.shape[1]).numpy()
-        mask = (columns[None, :] > 0) & (columns[None, :] < lengths[:, None])
-    extras = {name: array for name, array in arrays.items() if name not in BATCH_ARRAYS}
-    return TokenBatch(tokens=tokens, lengths=lengths, mask=mask, extras=extras)
-
-
-def execute(
-    engine: MegatronEngine, message: wire.Message, buffers: list[bytes], places: CheckpointPlaces, watch: HangWatch
-) -> Any:
-    """Do what a shared request asks for (collective), under watch; rank 0 gets the result."""
-    with watch.over(type(message).__name__):
-        return _execute(engine, message, buffers, places)
-
-
-def _execute(engine: MegatronEngine, message: wire.Message, buffers: list[bytes], places: CheckpointPlaces) -> Any:
-    match message:
-        case wire.Score(temperature=temperature, what=what):
-            return engine.score(batch_of(message, buffers), temperature, what)
-        case wire.Train(settings=settings):
-            return engine.train_step(batch_of(message, buffers), settings)
-        case wire.Sleep(idle_state=state):
-            return engine.sleep(offload=state == "offload")
-        case wire.Wake():
-            return engine.wake()
-        case wire.Save(step=step):
-            kept = {SAMPLES: buffers[0]} if buffers and buffers[0] else {}
-            return engine.save(places.written(step), {"version": message.version, "progress": message.progress}, kept)
-        case wire.FinishSave(wait=wait):
-            return engine.finish_save(wait=wait)
-        case wire.Restore(step=step):
-            return take_up(places, engine, step)
-    raise HetrlError(f"a Megatron task cannot do {type(message).__name__}")
-
-
-@contextmanager
-def following(rank: int) -> Iterator[None]:
-    """Say as HetrlError that another rank is gone, where that ends what rank 0 shares."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            raise
-        logging.getLogger(__name__).info("%s", error)
-        raise HetrlError(f"rank {rank}: the other ranks are gone; see the log of rank 0") from None
-
-
-def follow(engine: MegatronEngine, places: CheckpointPlaces, watch: HangWatch) -> None:
-    """Be one of the other ranks: do what rank 0 shares until it says Finish."""
-    while True:
-        message, buffers = share(None)
-        match message:
-            case wire.Finish():
-                return
-            case wire.WeightsEnd():
-                engine.load(share_tensors(None))
-            case wire.Publish():
-                for _ in engine.export():
-                    pass
-            case _:
-                execute(engine, message, buffers, places, watch)
 
 
 class Lead:

@@ -171,7 +171,7 @@ def test_a_receiver_that_is_not_there_is_named(to: str, said: str) -> None:
 def test_a_link_that_both_sides_gave_up_comes_back() -> None:
     async def scenario() -> None:
         async with running("alpha", "beta") as run:
-            ends = [run.gateways["alpha"]._links["beta"], run.gateways["beta"]._links["alpha"]]
+            ends = [run.gateways["alpha"]._delivery.links["beta"], run.gateways["beta"]._delivery.links["alpha"]]
             for link in ends:
                 link.gone = "given up"
             await until(lambda: all(link.gone is None for link in ends))
@@ -266,7 +266,7 @@ def test_a_member_that_comes_back_gets_what_is_sent_to_its_address() -> None:
                     answering = asyncio.create_task(answer(trainer, wire.Done()))
                     await trainer.send(CONTROLLER, wire.Heartbeat())
                     await controller.receive(20)
-                    await until(lambda: TRAINER in run.gateways["alpha"]._seats)
+                    await until(lambda: TRAINER in run.gateways["alpha"]._delivery.seats)
                     await controller.request(TRAINER, wire.Finish(), **_STEP)
                     await answering
 
@@ -295,7 +295,7 @@ def test_a_request_to_a_member_that_is_lost_ends_without_its_deadline(monkeypatc
     async def scenario() -> None:
         async with running("alpha", hold_seconds=1000) as run, members(run, CONTROLLER) as (controller,):
             async with run.member(TRAINER):
-                await until(lambda: TRAINER in run.gateways["alpha"]._seats)
+                await until(lambda: TRAINER in run.gateways["alpha"]._delivery.seats)
             with pytest.raises(HetrlError, match=f"{TRAINER} has not been connected for 0.2 s"):
                 await controller.request(TRAINER, wire.Finish(), **_STEP)
 
@@ -517,4 +517,4 @@ def test_each_link_has_the_streams_that_its_way_says(tmp_path: Path) -> None:
     raw = {"run": "run", "site": "alpha", "bind": free_endpoint(), "members": [], "hold_seconds": 1, "links": links}
     (tmp_path / "gateway.json").write_text(json.dumps({**raw, "keys": str(tmp_path / "alpha.key")}))
     gateway, _ = read_gateway(tmp_path / "gateway.json")
-    assert {peer: link._count for peer, link in gateway._links.items()} == {"beta": 1, "gamma": 6}
+    assert {peer: link._count for peer, link in gateway._delivery.links.items()} == {"beta": 1, "gamma": 6}

@@ -368,7 +368,7 @@ def test_each_stream_of_a_link_says_something_now_and_then(monkeypatch: pytest.M
 
     async def scenario() -> None:
         async with cabled() as (run, _, _):
-            streams = run.gateways["alpha"]._links["beta"]._streams
+            streams = run.gateways["alpha"]._delivery.links["beta"]._streams
             await until(lambda: all(stream.sent_seconds for stream in streams))
             first = [stream.sent_seconds for stream in streams]
             await until(lambda: all(map(float.__lt__, first, (stream.sent_seconds for stream in streams))))
@@ -411,7 +411,7 @@ def test_what_is_sent_over_a_link_that_was_given_up_and_is_coming_back_is_not_re
             members(run, CONTROLLER, BETA) as (controller, rollout),
         ):
             cable.cut()
-            link = run.gateways["alpha"]._links["beta"]
+            link = run.gateways["alpha"]._delivery.links["beta"]
             await until(lambda: link.gone is not None)
             await asyncio.sleep(0.5)  # what is under way when members are told so is refused, as it was sent before
             sending = asyncio.create_task(controller.send(BETA, wire.Done()))
@@ -449,7 +449,7 @@ def test_a_cut_for_good_ends_every_wait_with_the_name_of_the_link(monkeypatch: p
             lost = [await trainer.receive(20) for _ in range(12)]
             assert all(said in envelope.message.cause for envelope in lost)
             cable.mend()
-            await until(lambda: run.gateways["alpha"]._links["beta"].gone is None)
+            await until(lambda: run.gateways["alpha"]._delivery.links["beta"].gone is None)
             await trainer.send(BETA, wire.Done())
             while not isinstance((await rollout.receive(20)).message, wire.Done):
                 continue
