@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Record:
         self.began = time.time()
         self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter until then, since the first start of all
         self._open, self._met = dict[str, str](), dict[str, str]()  # faults that go on; those since the last step
+        self._named = set[str]()  # all faults so far
         self._engines: dict[str, str] = {}
         self._warm_start: dict[str, Any] | None = None
         self._lost = 0
@@ -122,6 +123,7 @@ class Record:
         self._spent_seconds = spent_seconds
         self._met["resumed"] = f"taken up behind step {step}"
         for row in rows:
+            self._named.update(row.get("faults", ()))
             append_line(self._directory / METRICS, row)
         self.events.append("resumed", step=step, version=version, rows=len(rows), begun=begun)
 
@@ -153,8 +155,15 @@ class Record:
         return self._spent_seconds + time.monotonic() - self._start
 
     def _fault(self, key: str, what: str) -> None:
-        """Let the steps that end from now on name a fault, until it is over."""
-        self._open[key] = self._met[key] = what
+        """Let the steps that end from now on name a fault, until it is over.
+
+        One that was over in an earlier step and is there once more is another one.
+        """
+        if key not in self._met:
+            names = chain([what], (f"{what}, time {number}" for number in count(2)))
+            self._met[key] = next(one for one in names if one not in self._named)
+            self._named.add(self._met[key])
+        self._open[key] = self._met[key]
 
     def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
         """Write summary.json; `stats` are those of the lead site's gateway."""

@@ -144,6 +144,18 @@ def test_a_step_names_the_faults_that_touched_it(tmp_path: Path) -> None:
     record.replica_back("beta/actor_generation/0")
     assert faults_of(4) == ["lost beta/actor_generation/0"]
     assert faults_of(5) == []
+    for _ in range(2):
+        record.replica_lost("beta/actor_generation/0", HetrlError("it is gone"))
+        record.replica_back("beta/actor_generation/0")
+    assert faults_of(6) == ["lost beta/actor_generation/0, time 2"]
+
+    (tmp_path / "resumed").mkdir()
+    record = Record(tmp_path / "resumed", "alpha")
+    record.goes_on(6, 6, [*read_lines(tmp_path / "metrics.jsonl")])
+    record.replica_lost("beta/actor_generation/0", HetrlError("it is gone"))
+    record.step({"step": 7, **row}, 9)
+    last = [*read_lines(tmp_path / "resumed" / "metrics.jsonl")][-1]
+    assert last["faults"] == ["taken up behind step 6", "lost beta/actor_generation/0, time 3"]
 
 
 def published(**changes: Any) -> wire.Published:
