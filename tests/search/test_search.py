@@ -13,7 +13,7 @@ from hetrl.errors import InfeasibleError, UsageError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Plan
 from hetrl.problem import read_problem
-from hetrl.search import Problem, Progress, solve
+from hetrl.search import Problem, Progress, sha_ea, solve
 from hetrl.search.balance import balance
 from hetrl.search.evaluate import Evaluator
 from hetrl.search.limits import Limits
@@ -133,7 +133,10 @@ def test_more_evaluations_give_no_worse_plan() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_a_small_problem_ends_the_search_before_its_budget() -> None:
+def test_a_small_problem_ends_the_search_before_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once as many halvings found nothing better, here fewer than else."""
+    monkeypatch.setattr(sha_ea, "EARLY", 1)
+    monkeypatch.setattr(sha_ea, "PATIENCE", 1)
     topology = Topology((Site("alone", (Node("n0", "a100-80gb", 1),)),))
     plan = solve(Problem(topology, _workload("qwen3-0.6b")), "sha-ea", 3600.0, 0)
     assert plan.solver.evaluations < 1_000_000

@@ -297,7 +297,9 @@ async def control(context: Context) -> None:
                 watching = membership.watch(run.spare, run.back, run.iterations.end_soon)
                 with member.links.told(run.link_changed):
                     await first_to_end(run.train(), watching, run.serving.catch_up(), run.kept.serve())
-            await member.send(context.members, wire.Finish())
+            await member.send(context.members, finish := wire.Finish())
+            for lost in {*context.members} - {*membership.living}:  # told as well, but nobody waits until it has heard
+                member.abandon(lost, wire.priority_of(finish), "the run is finished")
         except HetrlError as error:
             record.events.append("failed", cause=str(error), exit_code=error.exit_code)
             await member.send((*context.members, *context.ranks), wire.Abort(cause=str(error)))

@@ -160,6 +160,24 @@ def test_who_leaves_does_not_wait_for_ever_for_one_who_hears_nothing(
     assert f"{TRAINER} leaves; what it said last was not acknowledged by {CONTROLLER}" in caplog.text
 
 
+def test_who_leaves_does_not_wait_for_those_whom_it_has_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a run that is finished and has lost a replica; it may come back and is told."""
+    monkeypatch.setattr(farewell, "FAREWELL_SECONDS", 600.0)  # longer than a test may take
+
+    async def scenario() -> None:
+        async with running("alpha") as run:
+            async with run.member(TRAINER) as trainer:
+                await trainer.send(CONTROLLER, done := wire.Done())
+                trainer.abandon(CONTROLLER, wire.priority_of(done), "it was lost")
+            async with run.member(CONTROLLER) as controller:
+                assert (await controller.receive(20)).message == done
+
+    asyncio.run(scenario())
+    assert "leaves" not in caplog.text
+
+
 # ---- gateways that die
 
 
