@@ -89,6 +89,8 @@ def _line_of_a_member(event: Mapping[str, Any]) -> str | None:
             return f"{event['member']} is ready" + (f" ({engines})" if engines else "")
         case "replica_lost":
             return f"{event['member']} is lost, its samples are drawn elsewhere: {event['cause']}"
+        case "replica_released":
+            return f"{event['member']} is given back, its samples are drawn elsewhere"
         case "replica_back":
             return f"{event['member']} was started again, and draws as soon as it has the newest weights"
         case "replicas_behind":

@@ -107,6 +107,8 @@ def _members(members: Mapping[str, str], event: Mapping[str, Any]) -> Mapping[st
             return {**members, event["member"]: "ready"}
         case "replica_lost":
             return {**members, event["member"]: "lost"}
+        case "replica_released":
+            return {**members, event["member"]: "released"}
         case "replicas_behind":
             return {**members, **dict.fromkeys(event["causes"], "behind")}
         case "replica_back" | "replica_joined":

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hetrl.errors import PartialError, SiteUnreachableError, UsageError
 from hetrl.files import EventLog
 from hetrl.plan.document import read_plan
+from hetrl.runtime.run.deaths import RELEASED
 from hetrl.runtime.wire import site_of
 from hetrl.runtime.wire.members import addresses_of
 from hetrl.workload import ACTOR_GENERATION
@@ -17,12 +18,15 @@ from launch.slurm.submit import submit_again
 from launch.slurm.watch import cancel_at, living_jobs, refresh
 from launch.state import State
 
+TELL_SECONDS = 60.0
+
 
 def release_command(arguments: argparse.Namespace) -> int:
     """Cancel the jobs of a site that have but rollouts; the run goes on without them."""
     run, site, state = _asked(arguments, "release")
     if not _generates_elsewhere(run, site.name, state):
         raise UsageError(f"{site.name}: the only rollouts that the run has left are there; `hetrl cancel` ends the run")
+    _tell_controller(run, site.name, released=True)
     count, remains = cancel_at(site, remove=False)
     if remains:
         raise PartialError(remains)
@@ -39,10 +43,23 @@ def add_command(arguments: argparse.Namespace) -> int:
     if not ended:
         print(f"{site.name}: its rollouts have not ended: {', '.join(job.name for job in site.jobs)}")
         return 0
+    _tell_controller(run, site.name, released=False)
     count = submit_again(run, replace(site, jobs=ended), EventLog(run.events, "add"))
     jobs = f"{count} job{'' if count == 1 else 's'}"
     print(f"{site.name}: {jobs} submitted; their rollouts join {run.id} when they start")
     return 0
+
+
+def _tell_controller(run: Run, site: str, *, released: bool) -> None:
+    """Let the lead site's directory say whose rollouts were given back: the controller takes them for no fault.
+
+    Raises SiteUnreachableError or HetrlError where it cannot be said; nothing is cancelled or submitted then.
+    """
+    slurm = read_slurm_run(run)
+    assert slurm is not None
+    note = f"{slurm.lead.directory}/{RELEASED}{site}"
+    command = ["touch", note] if released else ["rm", "-f", note]
+    slurm.lead.shell.check(command, timeout_seconds=TELL_SECONDS, doing=f"tell the controller of {site}")
 
 
 def _asked(arguments: argparse.Namespace, verb: str) -> tuple[Run, SlurmSite, State]:

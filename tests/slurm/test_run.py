@@ -138,13 +138,15 @@ def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_wh
         without = len(events(home, "step")) + 3
         wait_until(lambda: len(events(home, "step")) > without, RUN_SECONDS, lambda: logs(home))
         wait_until(lambda: not queued_at(lab, "gamma"), RUN_SECONDS, lambda: queued(lab))
+        assert [event["member"] for event in events(home, "replica_released")] == go["absent"]
         added = hetrl(lab, "add", "gamma")
         assert added.returncode == 0, added.stderr
         draws(home, go["absent"][0], len(events(home, "step")))
         assert hetrl(lab, "cancel").returncode == 0
         following.wait(RUN_SECONDS)
     assert [event["member"] for event in events(home, "replica_joined")] == go["absent"]
-    assert events(home, "replica_back")
+    assert events(home, "replica_back") and not events(home, "replica_lost")
+    assert not [row for row in lines(newest_run(home) / "metrics.jsonl") if row.get("faults")]
     wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
 
 

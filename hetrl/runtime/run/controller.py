@@ -38,7 +38,7 @@ from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.rl.under_way import Samples, oldest_version, unpack
 from hetrl.runtime.run.context import GENERATION, WORD_SECONDS, Context, exit_with, log_to_stderr, read_context
 from hetrl.runtime.run.copies import KeptCheckpoints
-from hetrl.runtime.run.deaths import killed_at
+from hetrl.runtime.run.deaths import ReleasedError, killed_at, released_at
 from hetrl.runtime.run.iterations import Iterations
 from hetrl.runtime.run.link_metrics import LinkMeter, link_stats
 from hetrl.runtime.run.membership import Membership
@@ -70,6 +70,7 @@ class Run:
     ) -> None:
         self.context, self.member, self.turns, self.record = context, member, turns, record
         self.absent = {*absent}
+        self.released = set[str]()  # sites whose rollouts were given back
         self.experiment = context.experiment
         self.versions = Versions()
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
@@ -145,6 +146,7 @@ class Run:
             return False
         (self.record.replica_joined if member in self.absent else self.record.replica_back)(member)
         self.absent.discard(member)
+        self.released.discard(wire.site_of(member))
         self.serving.back(member)
         return True
 
@@ -156,7 +158,11 @@ class Run:
     def lost(self, replica: str, error: HetrlError) -> None:
         """Go on without a replica of generation."""
         self.turns.forget(replica)
-        self.record.replica_lost(replica, error)
+        if isinstance(error, ReleasedError):
+            self.released.add(wire.site_of(replica))
+            self.record.replica_released(replica)
+        else:
+            self.record.replica_lost(replica, error)
 
     def _make_learner(self, policy: Path) -> Learner:
         experiment, judged_text = self.experiment, None
@@ -243,7 +249,9 @@ class Run:
 
     def link_changed(self, site: str) -> None:
         """Go on as far as possible without what lies behind a link that is out."""
-        self.record.link_changed(site, out=self.member.links.are_out(site))
+        out = self.member.links.are_out(site)
+        if not out or site not in self.released:  # whose gateway ends with its rollouts
+            self.record.link_changed(site, out=out)
         self.draws.link_changed(site)
 
     async def draw(self, number: int) -> PromptGroup:
@@ -285,7 +293,8 @@ async def control(context: Context) -> None:
     async with context.member(wire.CONTROLLER) as member:
         try:
             killed = partial(killed_at, context.directory, context.site)
-            membership = Membership(member, context.members, record.ready, context.ranks, killed)
+            released = partial(released_at, context.directory)
+            membership = Membership(member, context.members, record.ready, context.ranks, killed, released)
             member.start_heartbeat(lambda: membership.living, WORD_SECONDS)
             turns = Turns(member, context.shared_groups, new_weights=context.plan.algorithm.mode == "sync")
             launch = context.experiment.launch

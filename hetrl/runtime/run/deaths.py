@@ -1,7 +1,9 @@
-"""What the wrapper of a Slurm step says of a process that a signal ended: `logs/<process>.killed`, with its name.
+"""Files that say of processes without a last word that they have ended: their silence takes longer to tell.
 
-The controller sees the files of its own site, the lead's, where the actor is trained. A process that is killed has no
-last word, and its silence takes longer to tell.
+    logs/<process>.killed    by a signal, which the file names, as the wrapper of a Slurm step saw
+    released.<site>          all rollouts of a site, whose nodes `hetrl release` gives back
+
+The controller sees the files of its own site, the lead's, where the actor is trained.
 """
 
 from __future__ import annotations
@@ -10,11 +12,17 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
+from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.workload import ACTOR_GENERATION, TASKS
 
 LOGS = Path("logs")
 _KILLED = ".killed"
+RELEASED = "released."
+
+
+class ReleasedError(HetrlError):
+    """The nodes of a replica were given back: the run was told to go on without."""
 
 
 def note_start(process: str) -> None:
@@ -27,6 +35,11 @@ def note_end(process: str, code: int) -> None:
     if code > 128:
         with suppress(OSError):  # a full disk: then its silence has to tell
             (LOGS / f"{process}{_KILLED}").write_text(_name_of(code - 128))
+
+
+def released_at(directory: Path) -> set[str]:
+    """Return the sites whose rollouts were given back; `directory` is the lead site's."""
+    return {path.name.removeprefix(RELEASED) for path in directory.glob(f"{RELEASED}*")}
 
 
 def killed_at(directory: Path, site: str) -> dict[str, str]:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from hetrl.errors import GangTimeoutError, HetrlError, error_of
 from hetrl.runtime import wire
 from hetrl.runtime.rl.turns import Turns
+from hetrl.runtime.run.deaths import ReleasedError
 from hetrl.runtime.transport.member import DeadlineError, Member
+from hetrl.workload import ACTOR_GENERATION
 
 # A rank that stands still holds up all others of its world, and nobody takes its place.
 SILENCE_SECONDS, RANK_SILENCE_SECONDS = 60.0, 12.0
@@ -32,7 +34,8 @@ class _MemberLost(Exception):  # noqa: N818 - it says what happened to the membe
 class Membership:
     """The members that a controller waits for and watches, and the `ranks` behind them, which it watches only.
 
-    `killed` returns those that are known to have been ended by a signal, and by which.
+    `killed` returns those that are known to have been ended by a signal, and by which, `released` the sites whose
+    replicas of generation the run is to do without.
     """
 
     def __init__(
@@ -42,8 +45,9 @@ class Membership:
         on_ready: Callable[[str, wire.Join], None],
         ranks: Sequence[str] = (),
         killed: Callable[[], Mapping[str, str]] = dict,
+        released: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        self._killed, self._looked = killed, 0.0
+        self._killed, self._released, self._looked = killed, released, 0.0
         self._member, self._expected, self._on_ready = member, tuple(expected), on_ready
         self._ranks = frozenset(ranks)
         self._last_seen = dict.fromkeys(expected, time.monotonic())
@@ -142,8 +146,8 @@ class Membership:
         while True:
             try:
                 await self._hear()
-                await self._check_killed()
-                lost = self._silent() if time.monotonic() - self._checked >= CHECK_SECONDS else []
+                lost = await self._ended()
+                lost += self._silent() if time.monotonic() - self._checked >= CHECK_SECONDS else []
             except _MemberLost as told:
                 lost = [told]
             for one in lost:
@@ -171,16 +175,22 @@ class Membership:
                 lost.append(_MemberLost(name, HetrlError(f"{wire.site_of(name)}: {silent}")))
         return lost
 
-    async def _check_killed(self) -> None:
-        """Look now and then whether somebody was killed, which tells it sooner than silence."""
+    async def _ended(self) -> list[_MemberLost]:
+        """Look now and then who was killed, or given back, which tells it sooner than silence."""
         if time.monotonic() - self._looked < POLL_SECONDS:
-            return
+            return []
         self._looked = time.monotonic()
-        for name, how in (await asyncio.to_thread(self._killed)).items():
-            if name in self._last_seen:
+        killed, released = await asyncio.to_thread(lambda: (self._killed(), self._released()))
+        lost = []
+        for name in self._last_seen:
+            site = wire.site_of(name)
+            if how := killed.get(name):
                 hint = " (out of memory?)" if how == "SIGKILL" else ""
-                cause = f"{wire.site_of(name)}: {name} was killed by {how}{hint}; look into its log and that of its job"
-                raise _MemberLost(name, HetrlError(cause))
+                cause = f"{site}: {name} was killed by {how}{hint}; look into its log and that of its job"
+                lost.append(_MemberLost(name, HetrlError(cause)))
+            elif site in released and wire.role_of(name) == ACTOR_GENERATION:
+                lost.append(_MemberLost(name, ReleasedError(f"{site}: its rollouts were given back (hetrl release)")))
+        return lost
 
     async def _hear(self) -> None:
         """Take one message, or none within the poll interval."""

@@ -77,6 +77,10 @@ class Record:
         self._fault(replica, f"lost {replica}")
         self.events.append("replica_lost", member=replica, cause=str(error))
 
+    def replica_released(self, replica: str) -> None:
+        """Note a replica of generation that the run goes on without, as it was told to: no fault."""
+        self.events.append("replica_released", member=replica)
+
     def replica_back(self, replica: str) -> None:
         """Note a replica of generation that was started again."""
         self._open.pop(replica, None)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hetrl.files import read_lines
+from hetrl.runtime.run.deaths import released_at
 from launch.cli import main
 from launch.run_directory import Run
 from tests.launch.slurm.slurm_cases import Clusters
@@ -39,6 +40,7 @@ def test_rollouts_that_are_released_are_cancelled_and_come_back_as_jobs_of_the_s
     assert main(["release", "beta", run.id]) == 0
     assert f"beta: 2 jobs cancelled; {run.id} goes on without its rollouts" in capsys.readouterr().out
     assert clusters.states() == {"alpha": ["RUNNING"], "beta": ["CANCELLED"] * 2, "gamma": ["RUNNING"]}
+    assert released_at(clusters.directory(run, "alpha")) == {"beta"}, "or the controller would take it for a fault"
     ends = clusters.directory(run, "beta") / "ended"
     ends.mkdir(exist_ok=True)
     (ends / "array-cpu.0").touch()
@@ -46,6 +48,7 @@ def test_rollouts_that_are_released_are_cancelled_and_come_back_as_jobs_of_the_s
     assert f"beta: 2 jobs submitted; their rollouts join {run.id} when they start" in capsys.readouterr().out
     assert clusters.states()["beta"] == ["CANCELLED"] * 2 + ["RUNNING"] * 2
     assert not list(ends.iterdir()), "or the gateway would take its rollouts for ended"
+    assert not released_at(clusters.directory(run, "alpha"))
     assert jobs_of(run, "beta") == {"gang": ("3", "RUNNING"), "array-cpu": ("4", "RUNNING")}
     clusters.turn("beta", "COMPLETED")
     assert jobs_of(run, "beta") == {"gang": ("3", "COMPLETED"), "array-cpu": ("4", "COMPLETED")}
@@ -113,6 +116,11 @@ def test_a_run_that_has_ended_and_a_site_that_does_not_answer_are_said(
     assert main(["release", "beta", run.id]) == 4
     assert "beta: does not answer" in capsys.readouterr().err
     clusters.cut("beta", dead=False)
+    clusters.cut("alpha")
+    assert main(["release", "beta", run.id]) == 4
+    assert "alpha: " in capsys.readouterr().err
+    assert clusters.states()["beta"] == ["RUNNING"] * 2, "the controller was not told"
+    clusters.cut("alpha", dead=False)
     clusters.finish(run)
     assert main(["add", "beta", run.id]) == 2
     assert f"{run.id} is finished; `hetrl add` is for a run that goes on" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 from hetrl.errors import GangTimeoutError, HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.run import membership
+from hetrl.runtime.run.deaths import ReleasedError
 from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import DeadlineError, Envelope
@@ -217,6 +218,26 @@ def test_who_was_killed_is_named_with_the_signal_before_its_silence_tells() -> N
         asyncio.run(watch())
     assert told[0].startswith(f"beta: {REPLICA} was killed by SIGKILL (out of memory?); look into")
     assert len(told) == 2
+
+
+def test_replicas_of_a_site_that_are_given_back_are_spared_for_that_and_a_trainer_there_is_watched_on() -> None:
+    released, told = set[str](), dict[str, type[HetrlError]]()
+    other, trainer = wire.address("beta", "actor_generation", 1), wire.address("beta", "actor_training", 0)
+
+    def spare(member: str, error: HetrlError) -> bool:
+        told[member] = type(error)
+        return len(told) < 2  # else the test is over
+
+    async def watch() -> None:
+        names = [REPLICA, other, trainer]
+        found = Membership(_Member([(name, JOIN) for name in names]), names, lambda *_: None, released=lambda: released)  # type: ignore[arg-type]
+        await found.gather(1.0, 1.0, _Turns())  # type: ignore[arg-type]
+        released.add("beta")
+        await asyncio.wait_for(found.watch(spare), 20)
+
+    with pytest.raises(ReleasedError, match="beta: its rollouts were given back"):
+        asyncio.run(watch())
+    assert told == {REPLICA: ReleasedError, other: ReleasedError}
 
 
 def test_who_is_behind_a_link_that_is_out_is_not_silent_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:

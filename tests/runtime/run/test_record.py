@@ -158,6 +158,17 @@ def test_a_step_names_the_faults_that_touched_it(tmp_path: Path) -> None:
     assert last["faults"] == ["taken up behind step 6", "lost beta/actor_generation/0, time 3"]
 
 
+def test_a_replica_that_is_given_back_is_no_fault(tmp_path: Path) -> None:
+    record = Record(tmp_path, "alpha")
+    record.replica_released("beta/actor_generation/0")
+    record.replica_back("beta/actor_generation/0")
+    record.step({"step": 1, "reward": 0.5, "seconds": {"iteration": 2.0}}, 9)
+    (row,) = read_lines(tmp_path / "metrics.jsonl")
+    assert "faults" not in row
+    kinds = [event["kind"] for event in read_lines(tmp_path / "events.jsonl")]
+    assert kinds == ["replica_released", "replica_back", "step"]
+
+
 def published(**changes: Any) -> wire.Published:
     return wire.Published(
         **{"version": 3, "digest": "d", "bytes": 1000, "seconds": 0.5, "apply_seconds": {"a": 0.1}, **changes}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hetrl.errors import GangTimeoutError, UsageError
-from hetrl.runtime.run.deaths import killed_at
+from hetrl.runtime.run.deaths import RELEASED, killed_at, released_at
 from hetrl.runtime.run.step import JobProcesses, StepProcess, environment_of, process_of, read_processes
 from hetrl.runtime.transport import rendezvous
 from hetrl.runtime.transport.rendezvous import (
@@ -201,6 +201,8 @@ def test_a_process_that_a_signal_ended_is_known_to_the_controller_until_it_start
     for number, ended in ((0, 137), (1, 0)):
         assert run_step(directory, "train", SLURM_PROCID=str(number), SLURM_NTASKS="2").returncode == ended
     assert killed_at(directory, "alpha") == {"alpha/actor_training.rank/0": "SIGKILL"}
+    (directory / f"{RELEASED}beta").touch()
+    assert released_at(directory) == {"beta"}
     for name in ("actor_generation-3", "gateway", "no-task-4"):
         (directory / "logs" / f"{name}.killed").write_text("SIGSEGV")
     found = {"alpha/actor_training.rank/0": "SIGKILL", "alpha/actor_generation/3": "SIGSEGV"}
