@@ -33,6 +33,8 @@ SITES: Mapping[str, Sequence[tuple[str, int]]] = {  # each with its nodes: the k
 }
 REWARD_MODEL = ROOT / "configs" / "models" / "larger-digit-reward"
 LAYERS, SAMPLES, SAMPLES_PER_PROMPT, STEPS = 4, 64, 8, 2
+# Supervised steps between two looks at the reward: all that it takes, for each look is a batch of samples.
+WARM_START = {"reward": [0.1, 0.5], "steps_per_check": 40}
 DRAWS = 10_000
 
 
@@ -68,7 +70,7 @@ def write_experiment(work: Path, mode: str, weights: Path | None = None, kind: s
         rollouts={"shown": 0, "kept": True},
         steps=STEPS,
         topology={"sites": [str(work / f"{name}.yaml") for name in SITES], "links": str(work / "links.yaml")},
-        **({"warm_start": None} if weights else {}),
+        warm_start=None if weights else WARM_START,
     )
 
 
