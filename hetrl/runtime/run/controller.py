@@ -20,18 +20,17 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from hetrl.describe.experiment import WarmStart
-from hetrl.describe.models import reward_model_of
 from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.files import METRICS_BEFORE
-from hetrl.runtime.data.chat import encoder_of, judged_text_encoder
+from hetrl.runtime.data.chat import encoder_of
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, Position
-from hetrl.runtime.rl.learner import Learner, Versions
+from hetrl.runtime.rl.learner import Versions
 from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
 from hetrl.runtime.rl.serving import Serving
 from hetrl.runtime.rl.turns import Turns
@@ -45,12 +44,12 @@ from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.run.progress import Progress, read_progress, rows_until
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.run.samples import SampleFiles
-from hetrl.runtime.run.tasks import tasks_of
+from hetrl.runtime.run.tasks import learner_of, tasks_of
 from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.side_by_side import first_to_end
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ensure_model_directory
-from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, WEIGHT_SYNC, architecture
+from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING, WEIGHT_SYNC
 
 LINK_STATS_SECONDS = 30.0  # the summary needs them, a row of metrics does without
 WARM_START_PROMPTS, WARM_START_SAMPLES = 64, 256  # of each check, at least: a standard deviation of 0.03 or less
@@ -84,7 +83,7 @@ class Run:
         self.draws = self._make_draws()
         self.sampler = self._make_sampler(scorer)
         self.tasks = tasks_of(context, member)
-        self.learner = self._make_learner(directory.path)
+        self.learner = learner_of(context, self.tasks, turns, directory)
         others = [site for site in context.plan.site_order if site != context.lead_site]
         planned_seconds = context.planned_seconds(WEIGHT_SYNC)
         self.serving = Serving(self.tasks.actor, self.draws, self.versions, record, planned_seconds)
@@ -163,24 +162,6 @@ class Run:
             self.record.replica_released(replica)
         else:
             self.record.replica_lost(replica, error)
-
-    def _make_learner(self, policy: Path) -> Learner:
-        experiment, judged_text = self.experiment, None
-        if experiment.reward.has_model:
-            model = reward_model_of(experiment)
-            scratch = self.context.directory / "reward-model"
-            judge = ensure_model_directory(model, architecture(model.architecture), scratch)
-            judged_text = judged_text_encoder(policy, judge.path, experiment.data)
-        return Learner(
-            tasks=self.tasks,
-            turns=self.turns,
-            algorithm=experiment.algorithm,
-            pad_token=self.pad_token,
-            reward=experiment.reward,
-            critic=experiment.critic,
-            judged_text=judged_text,
-            steps=experiment.steps,
-        )
 
     async def train(self) -> None:
         """Begin, or go on where another run was, take every step, then write the summary."""

@@ -1,11 +1,15 @@
-"""The Megatron tasks of a run, as its controller sees them."""
+"""The Megatron tasks of a run, as its controller sees them, and what learns by them."""
 
 from __future__ import annotations
 
-from hetrl.runtime.rl.learner import Tasks
+from hetrl.describe.models import reward_model_of
+from hetrl.runtime.data.chat import judged_text_encoder
+from hetrl.runtime.rl.learner import Learner, Tasks
 from hetrl.runtime.rl.tasks import Inference, Trainer
+from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.transport.member import Member
+from hetrl.runtime.weights.model_directory import ModelDirectory, ensure_model_directory
 from hetrl.workload import (
     ACTOR_TRAINING,
     CRITIC_INFERENCE,
@@ -13,6 +17,7 @@ from hetrl.workload import (
     REFERENCE_INFERENCE,
     REWARD_INFERENCE,
     TRAINED,
+    architecture,
     versions_ahead,
 )
 
@@ -42,4 +47,27 @@ def tasks_of(context: Context, member: Member) -> Tasks:
         reward=inference(REWARD_INFERENCE, "rewards"),
         values=inference(CRITIC_INFERENCE, "values"),
         critic=trainer("critic", critics) if CRITIC_TRAINING in context.plan.tasks else None,
+    )
+
+
+def learner_of(context: Context, tasks: Tasks, turns: Turns, policy: ModelDirectory) -> Learner:
+    """Return what trains on the samples of the model in the directory `policy`.
+
+    A reward model reads them in the tokens of its own directory.
+    """
+    experiment, judged_text = context.experiment, None
+    if experiment.reward.has_model:
+        model = reward_model_of(experiment)
+        scratch = context.directory / "reward-model"
+        judge = ensure_model_directory(model, architecture(model.architecture), scratch)
+        judged_text = judged_text_encoder(policy.path, judge.path, experiment.data)
+    return Learner(
+        tasks=tasks,
+        turns=turns,
+        algorithm=experiment.algorithm,
+        pad_token=policy.pad_token,
+        reward=experiment.reward,
+        critic=experiment.critic,
+        judged_text=judged_text,
+        steps=experiment.steps,
     )
