@@ -269,7 +269,7 @@ def test_what_is_for_nobody_takes_no_memory_and_no_place_of_an_honest_member() -
                 await burglar.send([*wire.encode(header, wire.Done()), piece])
             await counted(controller, "alpha", "beta", MOST_OFFENCES)
             assert psutil.Process().memory_info().rss - before < 200 * MIB
-            assert set(run.gateways["alpha"]._seats) == {CONTROLLER}
+            assert set(run.gateways["alpha"]._delivery.seats) == {CONTROLLER}
             async with run.member(TRAINER) as late:
                 await late.send(CONTROLLER, wire.Heartbeat())
                 assert (await controller.receive(20)).header.source == TRAINER
