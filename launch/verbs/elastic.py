@@ -23,10 +23,10 @@ TELL_SECONDS = 60.0
 
 def release_command(arguments: argparse.Namespace) -> int:
     """Cancel the jobs of a site that have but rollouts; the run goes on without them."""
-    run, site, state = _asked(arguments, "release")
+    run, lead, site, state = _asked(arguments, "release")
     if not _generates_elsewhere(run, site.name, state):
         raise UsageError(f"{site.name}: the only rollouts that the run has left are there; `hetrl cancel` ends the run")
-    _tell_controller(run, site.name, released=True)
+    _tell_controller(lead, site.name, released=True)
     count, remains = cancel_at(site, remove=False)
     if remains:
         raise PartialError(remains)
@@ -37,33 +37,31 @@ def release_command(arguments: argparse.Namespace) -> int:
 
 def add_command(arguments: argparse.Namespace) -> int:
     """Submit those jobs of a site again that have but rollouts and have ended; they join the run."""
-    run, site, state = _asked(arguments, "add")
+    run, lead, site, state = _asked(arguments, "add")
     living = {job["name"] for job in living_jobs(state) if job["site"] == site.name}
     ended = tuple(job for job in site.jobs if job.name not in living)
     if not ended:
         print(f"{site.name}: its rollouts have not ended: {', '.join(job.name for job in site.jobs)}")
         return 0
-    _tell_controller(run, site.name, released=False)
+    _tell_controller(lead, site.name, released=False)
     count = submit_again(run, replace(site, jobs=ended), EventLog(run.events, "add"))
     jobs = f"{count} job{'' if count == 1 else 's'}"
     print(f"{site.name}: {jobs} submitted; their rollouts join {run.id} when they start")
     return 0
 
 
-def _tell_controller(run: Run, site: str, *, released: bool) -> None:
+def _tell_controller(lead: SlurmSite, site: str, *, released: bool) -> None:
     """Let the lead site's directory say whose rollouts were given back: the controller takes them for no fault.
 
     Raises SiteUnreachableError or HetrlError where it cannot be said; nothing is cancelled or submitted then.
     """
-    slurm = read_slurm_run(run)
-    assert slurm is not None
-    note = f"{slurm.lead.directory}/{RELEASED}{site}"
+    note = f"{lead.directory}/{RELEASED}{site}"
     command = ["touch", note] if released else ["rm", "-f", note]
-    slurm.lead.shell.check(command, timeout_seconds=TELL_SECONDS, doing=f"tell the controller of {site}")
+    lead.shell.check(command, timeout_seconds=TELL_SECONDS, doing=f"tell the controller of {site}")
 
 
-def _asked(arguments: argparse.Namespace, verb: str) -> tuple[Run, SlurmSite, State]:
-    """Return the run and the site that are meant, the latter with those of its jobs that the run can do without."""
+def _asked(arguments: argparse.Namespace, verb: str) -> tuple[Run, SlurmSite, SlurmSite, State]:
+    """Return the run, its lead site, and the site that is meant, with those of its jobs that the run can do without."""
     run = find_run(arguments.run)
     slurm = read_slurm_run(run)
     if slurm is None:
@@ -80,7 +78,7 @@ def _asked(arguments: argparse.Namespace, verb: str) -> tuple[Run, SlurmSite, St
         raise UsageError(f"{run.id} is {state.phase}; `hetrl {verb}` is for a run that goes on")
     if site.name in state.silent:
         raise SiteUnreachableError(f"{site.name}: does not answer: {state.silent[site.name]}")
-    return run, site, state
+    return run, slurm.lead, site, state
 
 
 def _generates_elsewhere(run: Run, site: str, state: State) -> bool:

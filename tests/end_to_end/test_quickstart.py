@@ -86,7 +86,7 @@ def test_a_run_whose_lead_site_is_gone_goes_on_from_the_copy_at_another_one_and_
     with started(tmp_path, "resume", broken.directory.name, "--yes") as again:
         again.next_directory(broken.directory)
         again.until("step", 2)
-        kill_server(again.directory / "sites" / "gamma")
+        kill(again.directory / "sites" / "gamma", "hetrl.runtime.vllm.serve", "serve")
         again.until("replica_back", 1)
         back = again.events("step")[-1]["step"]
         while not drew_again(again.directory, REPLICA, back) or len(copies_at(again)) < 2:
@@ -115,16 +115,8 @@ def copies_at(run: Submitted) -> set[str]:
     return {row["site"] for row in run.events("checkpoint_copied")}
 
 
-def kill_server(site: Path) -> None:
-    """Kill the processes of the rollout server of a site."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if "hetrl.runtime.vllm.serve" in process.cmdline() and Path(process.cwd()) == site.resolve():
-                process.kill()
-
-
 def kill(directory: Path, module: str, words: str) -> None:
-    """Kill the process of a run that runs a module with these words."""
+    """Kill the process of a run, or of a site of it, that runs a module with these words."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             command = f"{' '.join(process.cmdline())} "

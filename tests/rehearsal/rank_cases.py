@@ -22,7 +22,7 @@ from hetrl.runtime.hang import HangWatch
 from hetrl.runtime.megatron.engine import MegatronEngine
 from hetrl.runtime.run import engines, trainer
 from hetrl.runtime.run.context import read_context
-from hetrl.runtime.run.world import share, share_tensors
+from hetrl.runtime.run.world import execute, share, share_tensors
 from hetrl.runtime.wan.world import stop_wan_world
 from hetrl.runtime.wire.arrays import pack
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
@@ -127,15 +127,15 @@ def _drive(
         share(wire.Score(step=1, what=WHAT[task], arrays=()), ())  # the others would hear garbage: nobody is there
         assert [name for name, _ in share_tensors(iter([("a", torch.ones(3))]))] == ["a"]
     with _packed(engine):
-        scores = trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places, watch)
+        scores = execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places, watch)
     seen["scores"] = None if scores is None else scores.shape
     _sleep(engine)
-    trainer.execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places, watch)
+    execute(engine, *_request(wire.Score(step=1, what=WHAT[task], arrays=())), places, watch)
     if task in LOSSES:
         settings = LOSSES[task]
         for _ in range(2):
             request = _request(wire.Train(step=1, arrays=(), settings=settings))
-            seen["metrics"] = sorted(trainer.execute(engine, *request, places, watch))
+            seen["metrics"] = sorted(execute(engine, *request, places, watch))
             _sleep(engine)
         seen["exported"] = [name for name, tensor in engine.export() if tensor.device.type == "cpu"]
         checkpoint = checkpoint_files.path_of(directory / "checkpoints", 1)

@@ -27,9 +27,9 @@ async def farewell(exchange: Exchange, links: Links, whole: bool) -> None:
     """
     exchange.settle()
     exchange.hurry()
-    receivers, seconds = exchange.unacknowledged, FAREWELL_SECONDS if whole else LAST_WORD_SECONDS
+    receivers, seconds = (exchange.unacknowledged, FAREWELL_SECONDS) if whole else (set[str](), LAST_WORD_SECONDS)
     try:
-        async with asyncio.timeout(LONGEST_FAREWELL_SECONDS), links.timeout(receivers if whole else (), seconds):
+        async with asyncio.timeout(LONGEST_FAREWELL_SECONDS), links.timeout(receivers, seconds):
             while exchange.unacknowledged:
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
