@@ -83,7 +83,8 @@ def call(
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise LabError(f"{shown}: not done after {timeout_seconds:g} s") from None
+                said = "".join(process.communicate())
+                raise LabError(f"{shown}: not done after {timeout_seconds:g} s\n{said}".rstrip()) from None
             raise
     if check and process.returncode != 0:
         raise LabError(f"{shown}: return code {process.returncode}\n{stdout}{stderr}".rstrip())

@@ -89,7 +89,7 @@ def measure(files: Sequence[SiteFile], executor: Executor, wanted: Wanted) -> Fo
                 status.update(f"waiting for {', '.join(site.name for site in started)}")
                 lead = _begin(started, wanted, found)
             status.update("measuring")
-            looks = _wait(started, lambda site, look: not _open_tasks(site, look, lead), _most_seconds(wanted, files))
+            looks = _wait(started, lambda site, look: not _open_tasks(site, look, lead), _most_seconds(wanted, started))
             for site in started:
                 for task in _open_tasks(site, looks[site.name], lead):
                     found.skip(_named(site, task), "did not end in time; is its job still in the queue?")
@@ -102,11 +102,15 @@ def measure(files: Sequence[SiteFile], executor: Executor, wanted: Wanted) -> Fo
     return found
 
 
-def _most_seconds(wanted: Wanted, files: Sequence[SiteFile]) -> float:
-    """Return how long the tasks may take, once the sites have met."""
-    links_seconds = most_seconds(len(wanted.streams), wanted.seconds, len(files)) if wanted.links else 0.0
-    others = [NODES_SECONDS] * wanted.nodes + [wanted.gpu_seconds] * wanted.gpus
-    return max(links_seconds, wanted.wait_seconds + max(others, default=0.0))
+def _most_seconds(wanted: Wanted, sites: Sequence[ProbeSite]) -> float:
+    """Return how long the tasks may take, once the sites have met: other tasks than probes may wait for nodes first."""
+
+    def seconds_of(task: str) -> float:
+        if task == LINKS:
+            return most_seconds(len(wanted.streams), wanted.seconds, len(sites))
+        return wanted.wait_seconds + (NODES_SECONDS if task == NODES else wanted.gpu_seconds)
+
+    return max((seconds_of(task) for site in sites for task in site.tasks), default=0.0)
 
 
 def _named(site: ProbeSite, task: str) -> str:

@@ -19,7 +19,7 @@ from hetrl.describe.inventory import Inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.files import replace_json
 from hetrl.runtime.gateway.ways import SiteLinks
-from hetrl.runtime.instruments.probe import PROBE_FILE, ProbeFile, gateway_file, most_seconds
+from hetrl.runtime.instruments.probe import MEET_SECONDS, PROBE_FILE, ProbeFile, gateway_file, most_seconds
 from hetrl.runtime.instruments.probe_nodes import MOST_SECONDS as NODES_SECONDS
 from hetrl.runtime.wire import PROBE, address
 from hetrl.runtime.wire.keys import make_run_keys, write_keys
@@ -142,7 +142,9 @@ def _write_gateways(
     described = {"run": asked.run, "site": asked.site, "keys": "keys.json", **listen, **relay_keys}
     for streams in asked.streams:
         ways = {peer: replace(way, streams=streams) for peer, way in links.links.items()}
-        replace_json(directory / gateway_file(streams), {**described, **replace(links, links=ways).to_json()})
+        patience = dict.fromkeys(ways, MEET_SECONDS)  # a site that is gone leaves the other pairs to be measured
+        written = {**described, "patience_seconds": patience, **replace(links, links=ways).to_json()}
+        replace_json(directory / gateway_file(streams), written)
 
 
 # ---- tasks

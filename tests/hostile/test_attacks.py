@@ -226,6 +226,22 @@ def test_a_site_says_of_its_own_members_alone_that_they_cannot_be_reached() -> N
     asyncio.run(scenario())
 
 
+def test_a_site_says_of_its_own_gateway_alone_that_it_has_ended() -> None:
+    async def scenario() -> None:
+        async with broken_into(CONTROLLER, GAMMA) as (_, burglar, (controller, gamma)):
+            asking = asyncio.create_task(controller.request(GAMMA, _GENERATE, **_STEP))
+            question = await gamma.receive(20)
+            ended = wire.GatewayEnded(site="gamma")
+            await burglar.say(ended, source="beta/gateway/0")
+            await burglar.say(ended, "alpha/gateway/0", source="beta/gateway/0")
+            await counted(controller, "alpha", "beta/gateway/0", 1)
+            await counted(controller, "alpha", "beta", 1)
+            await gamma.reply(question, _GENERATED)
+            assert (await asking).message == _GENERATED
+
+    asyncio.run(scenario())
+
+
 def test_nobody_but_the_controller_ends_the_run_and_nobody_but_the_trainer_sends_weights() -> None:
     async def scenario() -> None:
         async with broken_into(CONTROLLER, TRAINER, GAMMA) as (run, burglar, (controller, _, gamma)):

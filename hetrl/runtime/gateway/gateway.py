@@ -102,11 +102,14 @@ class Gateway:
         self._authority, self._offences = OfTheTable(), Offences(self.address, self._cut_off)
         self._zap = ZapHandler(site, keys.site_by_key())
         self._orphan_seconds, self._last_word = orphan_seconds, 0.0  # of the controller
-        self._stop = asyncio.Event()
+        self._stop, self._for_good = asyncio.Event(), False
         self._defect: BaseException | None = None
 
     async def serve(self) -> None:
-        """Work until `stop`; then send what is queued for at most 2 s. Raises HetrlError when the port is taken."""
+        """Work until `stop`; then send what is queued for at most 2 s. Raises HetrlError when the port is taken.
+
+        Stopped for good, it tells the other gateways.
+        """
         context: zmq.Context[Any] = zmq.Context(io_threads=2)  # they do CURVE for every byte between sites
         self._zap.open(context, failed=self._fail)
         socket = server_socket(context, self._keys)
@@ -120,6 +123,8 @@ class Gateway:
             await self._tick_until_stopped()
             if self._defect is not None:
                 raise self._defect
+            for peer in self._delivery.links if self._for_good else ():
+                self._delivery.say(gateway_of(peer), wire.GatewayEnded(site=self.site))
             linger_seconds = await self._delivery.drain()
         finally:
             if unix_socket is not None:
@@ -131,8 +136,9 @@ class Gateway:
             self._zap.close()
             await asyncio.to_thread(context.term)  # it waits for what lingers
 
-    def stop(self) -> None:
-        """Make `serve` drain and return."""
+    def stop(self, *, for_good: bool) -> None:
+        """Make `serve` drain and return; `for_good` says that no other process will be the gateway of this site."""
+        self._for_good = for_good
         self._stop.set()
 
     def stats(self) -> wire.LinkStatsReply:
@@ -212,6 +218,10 @@ class Gateway:
                 self._delivery.links[wire.site_of(header.source)].answer(reply)
             case wire.EchoReply(seconds=seconds):
                 self._delivery.links[wire.site_of(header.source)].echoed(seconds)
+            case wire.GatewayEnded(site=site):
+                if site != wire.site_of(header.source):
+                    raise ValueError(f"{header.source} says that the gateway of {site} has ended")
+                self._delivery.links[site].ended()
             case wire.LinkStats():
                 self._delivery.say(header.source, self.stats(), reply_to=header.id)
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -106,9 +107,10 @@ def _relay_keys(path: str) -> dict[str, bytes]:
 async def _serve_until_terminated(gateway: Gateway, ways: Ways) -> None:
     """Serve until a signal; a way that fails by a defect ends the gateway and is raised."""
     async with serving(gateway, ways) as work:
-        # srun hands SIGUSR1 on to its tasks, and kills them at SIGTERM.
+        # srun kills its tasks at SIGTERM, and hands SIGUSR1 on: by that one a job's script says that it is over.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
+            stop = partial(gateway.stop, for_good=number == signal.SIGUSR1)
+            asyncio.get_running_loop().add_signal_handler(number, stop)
         await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
 
 
@@ -119,7 +121,7 @@ async def serving(gateway: Gateway, ways: Ways) -> AsyncIterator[set[asyncio.Tas
     try:
         yield {serve, carry}
     finally:
-        gateway.stop()
+        gateway.stop(for_good=True)
         try:
             await serve
         finally:

@@ -12,6 +12,8 @@ Whether the other gateway is there is told by its answers to an echo every secon
     silent for REDIAL_SECONDS   its streams are dialled again: TCP knows only the next hop, a relay, proxy or tunnel
     silent beyond its patience  the link gives up what it holds; what is sent then is refused, unless the link is back
                                 within KNOCK_SECONDS
+
+A gateway that ends for good says so; its peers give the link up at once.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ class PeerLink:
         self._round_trip_seconds = smoothed(known, now() - sent_seconds)
         if self.gone is not None or known is None:
             _log.info("%s: the link to %s is up", self._site, self.peer)
-        was_out = self.out
+        was_out = self.out or self.gone is not None
         self._carries()
         if was_out:
             self._tell_members(wire.LinkRestored(site=self.peer))
@@ -158,13 +160,21 @@ class PeerLink:
             self._tell_members(wire.LinkOut(site=self.peer))
         patience = self._patience_seconds if known else self._hold_seconds
         if self.gone is None and silent_seconds > patience:
-            self.gone = (
+            cause = (
                 f"{self._site} -> {self.peer}: no connection for {patience:g} s; look into the gateways' logs of both "
                 "sites, and at what lies between them"
             )
-            _log.warning("%s", self.gone)
-            self._clear()
-            self._tell_members(wire.Undeliverable(receiver=self.peer, cause=self.gone))
+            self._give_up(cause, wire.Undeliverable(receiver=self.peer, cause=cause))
+
+    def ended(self) -> None:
+        """Hear that the other gateway has ended for good."""
+        self._give_up(f"{self._site} -> {self.peer}: the gateway there has ended", wire.GatewayEnded(site=self.peer))
+
+    def _give_up(self, cause: str, told: wire.Message) -> None:
+        _log.warning("%s", cause)
+        self.gone = cause
+        self._clear()
+        self._tell_members(told)
 
     def overdue(self) -> tuple[list[Parcel], str]:
         """Return what was sent in vain since the link was given up, and why; nothing while it may be coming back."""

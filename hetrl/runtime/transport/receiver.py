@@ -101,6 +101,9 @@ class Receiver:
             case wire.LinkRestored(site=site):
                 self._links.restored(site)
                 self._exchange.hasten(now, site)
+            case wire.GatewayEnded(site=site):
+                self._exchange.end(site, f"the gateway of {site} has ended")
+                self._moved()
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self._refused(header, receiver, cause)
             case wire.Heartbeat() if header.source == self._expected:

@@ -29,6 +29,7 @@ from hetrl.runtime.wire.control import (
     EchoReply as EchoReply,
     Failed as Failed,
     Finish as Finish,
+    GatewayEnded as GatewayEnded,
     Go as Go,
     Heartbeat as Heartbeat,
     Hello as Hello,

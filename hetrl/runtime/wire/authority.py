@@ -68,6 +68,7 @@ AUTHORITY: Mapping[type[Tagged], tuple[Say, ...]] = {
     wire.Probe: _BETWEEN_MEMBERS,
     wire.LinkOut: (Say(_GATEWAYS, _MEMBERS, home=True),),
     wire.LinkRestored: (Say(_GATEWAYS, _MEMBERS, home=True),),
+    wire.GatewayEnded: (*_BETWEEN_GATEWAYS, Say(_GATEWAYS, _MEMBERS, home=True)),
     wire.LinkStats: (Say(_CONTROLLER, _GATEWAYS), Say(_MEMBERS, _GATEWAYS, home=True)),
     wire.LinkStatsReply: (Say(_GATEWAYS, _CONTROLLER), Say(_GATEWAYS, _MEMBERS, home=True)),
     wire.Echo: _BETWEEN_GATEWAYS,

@@ -109,6 +109,12 @@ class LinkRestored(Tagged, frozen=True, tag=True):
     site: str
 
 
+class GatewayEnded(Tagged, frozen=True, tag=True):
+    """The gateway of this site has ended for good, behind the members there: to other gateways, by them to members."""
+
+    site: str
+
+
 # ---- links
 
 
@@ -206,6 +212,7 @@ ControlMessage = (
     | LinkRestored
     | LinkStats
     | LinkStatsReply
+    | GatewayEnded
     | Echo
     | EchoReply
     | Measure

@@ -178,6 +178,31 @@ def test_who_leaves_does_not_wait_for_those_whom_it_has_given_up(
     assert "leaves" not in caplog.text
 
 
+def test_nobody_waits_for_what_lies_behind_a_gateway_that_has_ended_for_good(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the last word of a site's probe or job is not, where it got lost as that site's gateway ended."""
+    monkeypatch.setattr(farewell, "FAREWELL_SECONDS", 600.0)  # longer than a test may take
+
+    async def scenario() -> None:
+        async with running() as run:
+            async with members(run, CONTROLLER, TRAINER) as (controller, trainer):
+                asking = asyncio.create_task(trainer.request(BETA, wire.Finish(), **_STEP))
+                await controller.send(BETA, wire.Done())
+                await until(lambda: run.is_up("alpha", "beta") and run.is_up("beta", "alpha"))
+                await run.stop("beta", for_good=True)
+                with pytest.raises(HetrlError, match="beta/.* cannot be reached .*: the gateway of beta has ended"):
+                    await asking
+            run.start("beta")
+            await until(lambda: run.gateways["alpha"]._delivery.links["beta"].gone is None)
+            async with members(run, CONTROLLER, BETA) as (controller, rollout):
+                await controller.send(BETA, wire.Done())
+                assert (await rollout.receive(20)).message == wire.Done()
+
+    asyncio.run(scenario())
+    assert "leaves" not in caplog.text
+
+
 # ---- gateways that die
 
 

@@ -79,8 +79,8 @@ class Run:
         self._serving[site] = asyncio.create_task(gateway.serve())
         return gateway
 
-    async def stop(self, site: str) -> None:
-        self.gateways[site].stop()
+    async def stop(self, site: str, *, for_good: bool = False) -> None:
+        self.gateways[site].stop(for_good=for_good)
         await self._serving.pop(site)
 
     def ended(self, site: str) -> bool:
