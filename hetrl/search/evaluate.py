@@ -93,6 +93,8 @@ class Evaluator:
         return self._result(x)[1]
 
     def _result(self, x: Vector) -> tuple[float, float]:
+        if x.size != self.size:  # the core would read beyond it
+            raise ValueError(f"a vector of {x.size} numbers; those of this problem have {self.size}")
         stale = np.ones(self.tables.tasks, np.bool_)
         while (row := core.value(x, stale, *self.bench.pointers)) != VALUED:
             self.rows.fill(self.tables.serving, row)

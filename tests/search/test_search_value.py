@@ -34,6 +34,14 @@ def test_seconds_are_those_that_the_cost_model_predicts(topology: Topology, work
         assert told == pytest.approx({name: plan.predicted.tasks[name] for name in workload.tasks}, rel=1e-9)
 
 
+def test_a_vector_of_another_problem_is_refused() -> None:
+    """As what a search finds that may value nothing: a vector of no numbers."""
+    l4s = Topology((Site("alpha", (Node("alpha-0", "l4", 2),)),))
+    evaluator = Evaluator(Space(Problem(l4s, job(algorithm="grpo"))))
+    with pytest.raises(ValueError, match=r"a vector of 0 numbers; those of this problem have \d+"):
+        evaluator.parts(np.zeros(0, np.int32))
+
+
 @settings(max_examples=60)
 @given(topologies(), jobs, seeds)
 def test_memory_is_never_less_than_what_the_plan_needs(topology: Topology, workload: Workload, seed: int) -> None:
