@@ -93,8 +93,10 @@ def call(
 
 def wait_until(true: Callable[[], bool], seconds: float, problem: Callable[[], str]) -> None:
     """Return as soon as `true()`; raises LabError with `problem()` after the deadline."""
-    deadline = time.monotonic() + seconds
+    began = asked = time.monotonic()
     while not true():
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > began + seconds:
             raise LabError(f"{problem()} (after {seconds:g} s)")
-        time.sleep(0.05)
+        time.sleep(max(0.05, now - asked))  # at most half of the time is asked: programs that ask take a processor
+        asked = time.monotonic()
