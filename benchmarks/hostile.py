@@ -78,7 +78,7 @@ def gateway_hears(seed: int, frames: int) -> Heard:
             await connected(controller, trainer)
             await feed_gateway(gateway, SITES[1:], fuzzer.frames(seed, frames))
             assert await served(controller, trainer)
-        gateway.stop(for_good=True)
+        gateway.stop()
         await serving
         return gateway.stats().malformed
 

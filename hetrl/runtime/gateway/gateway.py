@@ -136,7 +136,7 @@ class Gateway:
             self._zap.close()
             await asyncio.to_thread(context.term)  # it waits for what lingers
 
-    def stop(self, *, for_good: bool) -> None:
+    def stop(self, *, for_good: bool = True) -> None:
         """Make `serve` drain and return; `for_good` says that no other process will be the gateway of this site."""
         self._for_good = for_good
         self._stop.set()

@@ -121,7 +121,7 @@ async def serving(gateway: Gateway, ways: Ways) -> AsyncIterator[set[asyncio.Tas
     try:
         yield {serve, carry}
     finally:
-        gateway.stop(for_good=True)
+        gateway.stop()
         try:
             await serve
         finally:
