@@ -29,7 +29,7 @@ from hetrl.runtime.wire import LossSettings
 from launch.ports import free_ports
 
 LARGEST_WORLD = 4
-ANSWER_SECONDS = 120.0
+START_SECONDS, ANSWER_SECONDS = 240.0, 120.0
 LAYERS = ((0, 4),)
 UNEQUAL = ((0, 1), (1, 4))
 LAYOUTS = {
@@ -272,6 +272,9 @@ class Worlds:
     """Processes that run a function as the ranks of a world."""
 
     def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         context = get_context("spawn")
         self.connections: list[Any] = []
         self.processes = []
@@ -282,18 +285,29 @@ class Worlds:
             theirs.close()
             self.connections.append(ours)
             self.processes.append(process)
-        for rank in range(LARGEST_WORLD):
-            assert self._answer(rank) == "ready"
+        for rank, connection in enumerate(self.connections):
+            assert connection.poll(START_SECONDS), f"rank {rank} did not start in {START_SECONDS:g} s"
+            assert connection.recv() == "ready"
 
     def run(self, function: Callable[[int, int, Any], Any], size: int, argument: Any) -> list[Any]:
-        """Return what each rank returned; raise the first error of a rank."""
+        """Return what each rank returned; raise the first HetrlError of a rank, or every defect.
+
+        Where one rank had a defect, as when the store ended with another rank while this one met the others, ranks may
+        count their groups differently: the next world is one of other processes.
+        """
         (port,) = free_ports(1)
         for rank in range(size):
             self.connections[rank].send((function, port, argument))
         answers = [self._answer(rank) for rank in range(size)]
-        for good, result in answers:
-            if not good:
-                raise result
+        failed = {rank: result for rank, (good, result) in enumerate(answers) if not good}
+        if any(isinstance(error, AssertionError) for error in failed.values()):
+            for process in self.processes:
+                process.kill()
+            self._start()
+        for error in failed.values():
+            if isinstance(error, HetrlError):
+                raise error
+        assert not failed, "\n".join(f"rank {rank}: {error}" for rank, error in failed.items())
         return [result for _, result in answers]
 
     def outcome(self, job: Job) -> Outcome:
@@ -302,8 +316,9 @@ class Worlds:
         return result
 
     def _answer(self, rank: int) -> Any:
-        assert self.connections[rank].poll(ANSWER_SECONDS), f"rank {rank} did not answer in {ANSWER_SECONDS:g} s"
-        return self.connections[rank].recv()
+        if self.connections[rank].poll(ANSWER_SECONDS):
+            return self.connections[rank].recv()
+        return False, AssertionError(f"rank {rank} did not answer in {ANSWER_SECONDS:g} s")
 
     def close(self) -> None:
         """End the processes."""
