@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def call(
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                said = "".join(process.communicate())
+                said = ""
+                with suppress(subprocess.TimeoutExpired):  # one that left the group may hold the pipes
+                    said = "".join(process.communicate(timeout=1.0))
                 raise LabError(f"{shown}: not done after {timeout_seconds:g} s\n{said}".rstrip()) from None
             raise
     if check and process.returncode != 0:
