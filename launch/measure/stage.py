@@ -140,11 +140,10 @@ def _write_gateways(
     """Write the gateways of a site; they differ in the number of streams alone."""
     relay_keys = write_relay_keys(directory, asked.run, links, secrets)
     described = {"run": asked.run, "site": asked.site, "keys": "keys.json", **listen, **relay_keys}
+    described["patience_seconds"] = dict.fromkeys(links.links, MEET_SECONDS)  # pairs without one that is gone wait
     for streams in asked.streams:
         ways = {peer: replace(way, streams=streams) for peer, way in links.links.items()}
-        patience = dict.fromkeys(ways, MEET_SECONDS)  # a site that is gone leaves the other pairs to be measured
-        written = {**described, "patience_seconds": patience, **replace(links, links=ways).to_json()}
-        replace_json(directory / gateway_file(streams), written)
+        replace_json(directory / gateway_file(streams), {**described, **replace(links, links=ways).to_json()})
 
 
 # ---- tasks

@@ -123,8 +123,9 @@ class Gateway:
             await self._tick_until_stopped()
             if self._defect is not None:
                 raise self._defect
-            for peer in self._delivery.links if self._for_good else ():
-                self._delivery.say(gateway_of(peer), wire.GatewayEnded(site=self.site))
+            if self._for_good:
+                for peer in self._delivery.links:
+                    self._delivery.say(gateway_of(peer), wire.GatewayEnded(site=self.site))
             linger_seconds = await self._delivery.drain()
         finally:
             if unix_socket is not None:

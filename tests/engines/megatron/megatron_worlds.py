@@ -298,7 +298,7 @@ class Worlds:
         (port,) = free_ports(1)
         for rank in range(size):
             self.connections[rank].send((function, port, argument))
-        answers = [self._answer(rank) for rank in range(size)]
+        answers = [*self._answers(size)]
         failed = {rank: result for rank, (good, result) in enumerate(answers) if not good}
         if any(isinstance(error, AssertionError) for error in failed.values()):
             for process in self.processes:
@@ -315,10 +315,15 @@ class Worlds:
         result: Outcome = self.run(run_job, job.layout.world_size, job)[0]
         return result
 
-    def _answer(self, rank: int) -> Any:
-        if self.connections[rank].poll(ANSWER_SECONDS):
-            return self.connections[rank].recv()
-        return False, AssertionError(f"rank {rank} did not answer in {ANSWER_SECONDS:g} s")
+    def _answers(self, size: int) -> Iterator[tuple[bool, Any]]:
+        """Yield what each rank answers; behind one that does not, nobody else is waited for."""
+        patience_seconds = ANSWER_SECONDS
+        for rank, connection in enumerate(self.connections[:size]):
+            if connection.poll(patience_seconds):
+                yield connection.recv()
+            else:
+                patience_seconds = 0.0
+                yield False, AssertionError(f"rank {rank} did not answer in {ANSWER_SECONDS:g} s")
 
     def close(self) -> None:
         """End the processes."""

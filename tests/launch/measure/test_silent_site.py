@@ -22,7 +22,7 @@ from launch.measure.stage import Wanted, stage
 from tests.launch.launch_cases import ROOT
 
 SITES = ("alpha", "beta", "gamma")
-WANTED = Wanted(links=True, nodes=False, gpus=False, streams=(1,), seconds=0.2, round_trips=3, wait_seconds=60.0)
+WANTED = Wanted(links=True, nodes=False, gpus=False, streams=(1,), seconds=1.0, round_trips=3, wait_seconds=60.0)
 PROGRAM = [sys.executable, "-m", "hetrl.runtime.instruments.probe"]
 SECONDS = 120.0
 
@@ -39,7 +39,7 @@ def test_the_pairs_without_a_site_that_falls_silent_are_measured(
         for name, place in places.items():
             log = stack.enter_context((place / "probe.log").open("w"))
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            probes[name] = subprocess.Popen(PROGRAM, cwd=place, stderr=log, env=environment)
+            probes[name] = stack.enter_context(subprocess.Popen(PROGRAM, cwd=place, stderr=log, env=environment))
             stack.callback(probes[name].kill)
         wait_until(lambda: all((place / READY_FILE).exists() for place in places.values()), SECONDS, lambda: "ready")
         for place in places.values():
