@@ -93,6 +93,7 @@ def measure(files: Sequence[SiteFile], executor: Executor, wanted: Wanted) -> Fo
             for site in started:
                 for task in _open_tasks(site, looks[site.name], lead):
                     found.skip(_named(site, task), "did not end in time; is its job still in the queue?")
+            looks |= _seen(started)  # a probe that ended beside the one that leads, too
             fetched = _at(started, fetch, found)
             for site in (site for site in started if site.name in fetched):
                 _read(site, looks[site.name], fetched[site.name], lead, found)
@@ -164,14 +165,19 @@ def _at(sites: Sequence[ProbeSite], ask: Callable[[ProbeSite], _Answer], found: 
     return answers
 
 
+def _seen(sites: Sequence[ProbeSite]) -> dict[str, Look]:
+    """Return how far those sites are that answer."""
+    answers, _ = at_every_site(sites, look)
+    return {name: one for name, one in answers.items() if one is not None}
+
+
 def _wait(
     sites: Sequence[ProbeSite], enough: Callable[[ProbeSite, Look], bool], timeout_seconds: float
 ) -> dict[str, Look]:
     """Look at all sites until each has done enough, or the time is over; returns the last look at each."""
     deadline, looks = time.monotonic() + timeout_seconds, {site.name: Look() for site in sites}
     while True:
-        answers, _ = at_every_site([site for site in sites if not enough(site, looks[site.name])], look)
-        looks |= {name: one for name, one in answers.items() if one is not None}
+        looks |= _seen([site for site in sites if not enough(site, looks[site.name])])
         if all(enough(site, looks[site.name]) for site in sites) or time.monotonic() > deadline:
             return looks
         time.sleep(POLL_SECONDS)

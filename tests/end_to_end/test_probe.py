@@ -35,7 +35,7 @@ def test_links_are_measured_and_planned_with(tmp_path: Path) -> None:
     out = tmp_path / "measured"
     topology = {"sites": SITES, "links": links_of(tmp_path), "measured": [str(out)]}
     config = changed(tmp_path, topology=topology)
-    done = hetrl("probe", str(config), "--seconds", "0.5", "--streams", "2", "--round-trips", "5", "-o", str(out))
+    done = hetrl("probe", str(config), "--seconds", "2", "--streams", "2", "--round-trips", "5", "-o", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = out.iterdir()
     measured = read_file(path)

@@ -27,7 +27,7 @@ from lab.shape import JOB_USER, Link, Site
 SITES = {"alpha": Site(2, "a100", 2), "beta": Site(1, "l40s", 1)}
 LINK = Link(gbps=0.1, delay_ms=20)
 COMMAND_SECONDS = 280
-PROBE = ("--seconds", "1", "--streams", "1", "--streams", "4", "--round-trips", "10", "--wait", "120")
+PROBE = ("--seconds", "2", "--streams", "1", "--streams", "4", "--round-trips", "10", "--wait", "120")
 
 
 @pytest.fixture(scope="module")

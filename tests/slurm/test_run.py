@@ -68,7 +68,7 @@ def test_a_second_factor_is_asked_for_once_and_beforehand(lab: Lab) -> None:
 def test_probed_planned_and_trained_over_three_clusters(lab: Lab) -> None:
     home = lab.home("alpha")
 
-    probed = hetrl(lab, "probe", CONFIG, "--seconds", "1", "--streams", "1", "--round-trips", "5")
+    probed = hetrl(lab, "probe", CONFIG, "--seconds", "2", "--streams", "1", "--round-trips", "5")
     assert probed.returncode == 0, probed.stdout + probed.stderr
     (measured,) = (home / "topology/measured").glob("links-*.json")
     assert len(json.loads(measured.read_text())["links"]) == 6

@@ -51,7 +51,10 @@ async def round_trips(send: Callable[[], Awaitable[None]], count: int) -> tuple[
 
 
 async def full_load(send: Send, seconds: float, trips: tuple[float, ...]) -> Load:
-    """Return what a way carries for so many seconds; `trips` are its round trips, in seconds."""
+    """Return what a way carries for so many seconds; `trips` are its round trips, in seconds.
+
+    Raises HetrlError where that was too short for a single answer, and that of a message that was not answered.
+    """
     round_trip_seconds = sorted(trips)[len(trips) // 2]
     window_bytes = await _find_window(send, max(LEAST_RAMP_SECONDS, RAMP_ROUND_TRIPS * round_trip_seconds))
     # What is answered in the first round trip left before the way was full.
@@ -63,6 +66,8 @@ async def full_load(send: Send, seconds: float, trips: tuple[float, ...]) -> Loa
         interval = int((when - began) // interval_seconds)
         if 0 <= interval < INTERVALS:
             counts[interval] += size_bytes
+    if not any(counts):
+        raise HetrlError(f"nothing was answered in the {seconds:g} s of the load; measure for longer (--seconds)")
     return Load(interval_seconds, tuple(counts), window_bytes)
 
 
@@ -87,9 +92,11 @@ async def _flood(send: Send, seconds: float, window_bytes: int) -> tuple[float, 
     began = time.perf_counter()
 
     async def keep_sending() -> None:
-        while time.perf_counter() < began + seconds:
+        while True:  # once at least: a busy machine may hold this process up for longer than all of a ramp
             await send(payload)
             answers.append((time.perf_counter(), size_bytes))
+            if answers[-1][0] >= began + seconds:
+                return
 
     try:
         async with asyncio.TaskGroup() as senders:

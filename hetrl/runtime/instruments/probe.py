@@ -94,8 +94,10 @@ async def probe(directory: Path) -> None:
         async with serving(gateway, ways), member:
             answering = asyncio.create_task(answer(member, most_seconds(len(asked.streams), asked.seconds, len(sites))))
             if leads:
-                await lead(member, sites, asked, number, found)
-                answering.cancel()
+                try:
+                    await lead(member, sites, asked, number, found)
+                finally:
+                    answering.cancel()
             await asyncio.gather(answering, return_exceptions=leads)
     if leads:
         found.write(done=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+import time
 from pathlib import Path
 
 import msgspec
@@ -99,7 +101,7 @@ def test_the_tasks_of_a_site_and_what_its_scripts_are_given_are_golden(file: Sit
     scripts = {"start": start_script(site), "look": look_script(site), "fetch": fetch_script(site)}
     scripts["stop"] = cancel_script(site.slurm, remove=True)
     given = {name: text[: text.index("# shellcheck")].splitlines() for name, text in scripts.items()}
-    found = {"tasks": asdict(jobs), **given}
+    found = {"tasks": dataclasses.asdict(jobs), **given}
     path = GOLDEN / f"{file.name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -237,7 +239,7 @@ def test_slurm_is_asked_by_submitit_and_the_ids_are_said(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CAPTURED", str(tmp_path / "captured"))
     jobs = remote_jobs(ALPS, SLURM, "probe-1", str(tmp_path), WANTED, sites=2)
-    (tmp_path / "tasks.json").write_text(json.dumps(asdict(jobs)))
+    (tmp_path / "tasks.json").write_text(json.dumps(dataclasses.asdict(jobs)))
     assert main(["remote-task", str(tmp_path / "tasks.json")]) == 0
     assert capsys.readouterr().out == (tmp_path / "jobs").read_text() == "links 41\nnodes 41\ngpu-a100-80gb 41\n"
     lines = (tmp_path / "captured").read_text().splitlines()
@@ -258,7 +260,7 @@ def test_a_refusal_of_sbatch_is_said(tmp_path: Path, monkeypatch, capsys) -> Non
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     jobs = remote_jobs(ALPS, SLURM, "probe-1", str(tmp_path), WANTED, sites=2)
-    (tmp_path / "tasks.json").write_text(json.dumps(asdict(jobs)))
+    (tmp_path / "tasks.json").write_text(json.dumps(dataclasses.asdict(jobs)))
     assert main(["remote-task", str(tmp_path / "tasks.json")]) == 1
     assert "Invalid account" in capsys.readouterr().err
 
@@ -297,6 +299,24 @@ def test_a_probe_that_waited_in_vain_has_not_failed() -> None:
         found = measure_run.Found()
         measure_run._read(site, Look(endpoint, {"links": 6}), logs, lead, found)
         assert [*found.skipped] == skipped
+
+
+def test_of_a_probe_that_ended_beside_the_one_that_leads_its_log_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    sites = [
+        ProbeSite(SiteFile(name=name), SLURM, Path(), "/scratch", ("links",), "probe-1") for name in ("alps", "bern")
+    ]
+    codes, logs = {"alps": 0, "bern": 1}, {"alps": "all is measured", "bern": "IndexError: list index out of range"}
+    for asked, answer in {
+        "stage": lambda *_: sites,
+        "start": lambda site: None,
+        "_begin": lambda *_: "alps",
+        "look": lambda site: Look("tcp://10.0.0.1:7000", {"links": codes[site.name]}),
+        "fetch": lambda site: {"logs/links.log": logs[site.name]},
+        "stop": lambda site: None,
+    }.items():
+        monkeypatch.setattr(measure_run, asked, answer)
+    found = measure_run.measure([], SLURM, dataclasses.replace(WANTED, nodes=False, gpus=False))
+    assert found.skipped == {"bern": "IndexError: list index out of range"}
 
 
 @pytest.mark.parametrize(("text", "says"), [("{", "not a file of tasks"), (None, "No such file")])
@@ -365,6 +385,20 @@ def test_a_load_that_fails_raises_the_error_of_a_message() -> None:
 
     with pytest.raises(HetrlError, match="^beta cannot be reached$"):
         asyncio.run(full_load(send, 0.2, (0.001,)))
+
+
+def test_a_load_on_a_machine_that_holds_it_up_is_measured_or_asks_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(payload: bytes) -> None:
+        await asyncio.sleep(0)
+
+    def held_up(by_seconds: float) -> float:
+        readings = itertools.count(0.0, by_seconds)
+        monkeypatch.setattr(time, "perf_counter", lambda: next(readings))
+        return sum(asyncio.run(full_load(send, 10.0, (0.001,))).interval_bytes)
+
+    assert held_up(by_seconds=0.3) > 0
+    with pytest.raises(HetrlError, match=r"nothing was answered in the 10 s of the load.*--seconds"):
+        held_up(by_seconds=11.0)
 
 
 def test_what_is_found_is_on_disk_after_every_pair(tmp_path: Path) -> None:

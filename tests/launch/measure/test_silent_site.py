@@ -22,7 +22,7 @@ from launch.measure.stage import Wanted, stage
 from tests.launch.launch_cases import ROOT
 
 SITES = ("alpha", "beta", "gamma")
-WANTED = Wanted(links=True, nodes=False, gpus=False, streams=(1,), seconds=1.0, round_trips=3, wait_seconds=60.0)
+WANTED = Wanted(links=True, nodes=False, gpus=False, streams=(1,), seconds=2.0, round_trips=3, wait_seconds=60.0)
 PROGRAM = [sys.executable, "-m", "hetrl.runtime.instruments.probe"]
 SECONDS = 120.0
 
