@@ -97,7 +97,7 @@ def test_a_job_on_a_node_of_every_site_says_what_only_it_sees(lab: Lab) -> None:
     found = {(each["site"], each["what"]): each for each in json.loads(looked.stdout)}
     assert {site: found.get((site, "node cpu"), {}).get("verdict") for site in SITES} == dict.fromkeys(SITES, "ok")
     assert found["gamma", "node cpu"]["found"].startswith("gamma-1: python 3.")
-    assert not queued(lab)
+    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))  # a job that has ended may be completing
     assert not any(list((lab.home(site) / "scratch").glob("hetrl/doctor-*/*")) for site in SITES)
 
 
@@ -232,7 +232,8 @@ def test_one_training_over_two_clusters_learns_as_over_one(lab: Lab) -> None:
     run = newest_run(home)
     assert_trained(run)
     moved_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
-    assert moved_bytes["alpha-beta"] > 1_000_000
+    lead, other = (site for site in plan["site_order"] if site != "gamma")  # the links as measured say which leads
+    assert moved_bytes[f"{lead}-{other}"] > 1_000_000
     assert lab.stats()["beta", "alpha"].bytes - came_before > 1_000_000, "gradients come back"
 
 
@@ -302,6 +303,7 @@ def write_pipeline(home: Path) -> None:
     training["replicas"], training["micro_batch"] = [{"samples": samples, "stages": stages}], 32
     (group,) = (each for each in plan["groups"] if "actor_training" in each["tasks"])
     group["devices"] = [*devices]
+    plan["site_order"] = ["alpha", "beta", "gamma"]  # as the ranks stand, whichever led the plan
     plan["weight_sync"]["routes"] = [{"from": site, "to": "gamma"} for site in ("alpha", "beta")]
     (home / "pipeline.json").write_text(json.dumps(plan))
 
