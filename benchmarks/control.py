@@ -43,7 +43,8 @@ from launch.rehearsal import Settings
 from launch.run_directory import Run
 
 SIZES = ((64, 4), (256, 4), (256, 16), (1024, 16))  # ranks and sites
-STEPS, FIRST_STEPS, GPUS_PER_NODE, TENSOR = 8, 2, 8, 4
+LEAST_STEPS, STEPS_OF_RANKS = 8, 2048  # small runs are quick: more steps of them count
+FIRST_STEPS, GPUS_PER_NODE, TENSOR = 2, 8, 4
 SAMPLES_PER_REPLICA, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 64, 128
 SPEED = 1000.0  # engines take next to no time: the control plane is what is measured
 GOAL_GATHER_SECONDS = 60.0
@@ -133,9 +134,9 @@ def plan_of(problem: Problem) -> Plan:
 
 @dataclass
 class Watch:
-    """Looks at a run's processes while it goes on; with `kills` it stops one site's once two steps are done."""
+    """Looks at a run's processes over its `steps`; without, it stops one site's once two steps are done."""
 
-    kills: bool
+    steps: int | None
     memory: dict[str, float]
     controller_share: float = 0.0
     cpu_seconds: float = 0.0
@@ -150,14 +151,15 @@ class Watch:
         controller = next(one for name, one in found.items() if name.endswith("controller"))
         others = [one for one in _processes(run, "s01") if one.cmdline()[2].endswith("emulated.site")]
         self.memory["replicas"] = others[0].memory_full_info().uss / 1e6
-        if self.kills:
+        if self.steps is None:
             self._stop(run, over, others[0])
             return
         everybody = _processes(run)
-        before, began = [_cpu_seconds(controller), sum(map(_cpu_seconds, everybody))], time.monotonic()
-        _came(run, over, "step", STEPS - 1)
+        first, began = _count(run, "step"), time.monotonic()
+        before = [_cpu_seconds(controller), sum(map(_cpu_seconds, everybody))]
+        _came(run, over, "step", self.steps - 1)
         self.controller_share = (_cpu_seconds(controller) - before[0]) / (time.monotonic() - began)
-        self.cpu_seconds = (sum(map(_cpu_seconds, everybody)) - before[1]) / (STEPS - 1 - FIRST_STEPS)
+        self.cpu_seconds = (sum(map(_cpu_seconds, everybody)) - before[1]) / (_count(run, "step") - first)
 
     def _stop(self, run: Run, over: threading.Event, process: psutil.Process) -> None:
         expected = sum('"s01/' in line for line in run.events.read_text().splitlines() if "member_ready" in line)
@@ -171,9 +173,14 @@ class Watch:
 def _came(run: Run, over: threading.Event, kind: str, count: int) -> bool:
     """Wait for so many events of a kind; return whether they came before the run was over."""
     while not over.wait(0.1):
-        if run.events.exists() and run.events.read_text().count(f'"kind": "{kind}"') >= count:
+        if _count(run, kind) >= count:
             return True
     return False
+
+
+def _count(run: Run, kind: str) -> int:
+    """Return how many events of a kind there are so far."""
+    return run.events.read_text().count(f'"kind": "{kind}"') if run.events.exists() else 0
 
 
 def _processes(run: Run, site: str | None = None) -> list[psutil.Process]:
@@ -192,6 +199,11 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(sum(process.cpu_times()[:2]))
 
 
+def steps_of(ranks: int) -> int:
+    """Return of how many steps a run of so many ranks is."""
+    return max(LEAST_STEPS, STEPS_OF_RANKS // ranks)
+
+
 def settings(steps: int) -> Settings:
     """Return how a run is emulated: with next to no seconds and bytes."""
     return Settings(steps, steps - 1, Emulation(speed=SPEED, noise=0.1, bytes_share=1e-6))
@@ -201,9 +213,9 @@ def measure(ranks: int, sites: int) -> Measured:
     """Run one size to its end, then once more to stop a site."""
     problem = with_experiment(problem_of(ranks, sites), f"control-{ranks}-{sites}")
     plan = plan_of(problem)
-    watch = Watch(kills=False, memory={})
-    ran = run_emulated(problem, plan, settings(STEPS), watch)
-    dying = Watch(kills=True, memory={})
+    steps = steps_of(ranks)
+    watch, dying = Watch(steps, memory={}), Watch(None, memory={})
+    ran = run_emulated(problem, plan, settings(steps), watch)
     run_emulated(problem, plan, settings(10_000), dying, ends=False)
     return measured_of(ranks, sites, plan, ran, watch, dying.death_seconds)
 
@@ -248,7 +260,7 @@ def profile(ranks: int, sites: int) -> str:
         render.argv_of = profiled
         try:
             problem = with_experiment(problem_of(ranks, sites), f"control-{ranks}-{sites}")
-            run_emulated(problem, plan_of(problem), settings(STEPS))
+            run_emulated(problem, plan_of(problem), settings(steps_of(ranks)))
         finally:
             render.argv_of = plain
         text = io.StringIO()
