@@ -144,12 +144,14 @@ class Membership:
         for site in self._ending:
             ending(site)
         while True:
+            lost = await self._ended()
             try:
                 await self._hear()
-                lost = await self._ended()
+                while self._member.has_mail:  # nobody counts as silent whose word is there
+                    await self._hear()
                 lost += self._silent() if time.monotonic() - self._checked >= CHECK_SECONDS else []
             except _MemberLost as told:
-                lost = [told]
+                lost.append(told)
             for one in lost:
                 if not spare(one.member, one.error):
                     raise one.error from None
@@ -179,8 +181,8 @@ class Membership:
         """Look now and then who was killed, or given back, which tells it sooner than silence."""
         if time.monotonic() - self._looked < POLL_SECONDS:
             return []
-        self._looked = time.monotonic()
         killed, released = await asyncio.to_thread(lambda: (self._killed(), self._released()))
+        self._looked = time.monotonic()  # a look may take longer than it is until the next
         lost = []
         for name in self._last_seen:
             site = wire.site_of(name)

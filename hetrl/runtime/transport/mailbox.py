@@ -113,6 +113,11 @@ class Mailbox:
                 reply.set_result(None)
 
     @property
+    def empty(self) -> bool:
+        """Whether `take` would wait."""
+        return self._inbox.empty()
+
+    @property
     def ended(self) -> bool:
         """Whether every call raises why nothing works any more."""
         return self._end is not None

@@ -131,6 +131,11 @@ class Member:
         """
         return await self._mailbox.take(timeout_seconds)
 
+    @property
+    def has_mail(self) -> bool:
+        """Whether `receive` returns at once."""
+        return not self._mailbox.empty
+
     async def request(
         self, to: str, message: wire.Message, buffers: Sequence[Buffer] = (), *, timeout_seconds: float, doing: str
     ) -> Envelope:

@@ -28,6 +28,10 @@ class _Member:
         self.heard, self.sent = list(heard), list[tuple[Sequence[str], wire.Message]]()
         self.links = Links()
 
+    @property
+    def has_mail(self) -> bool:
+        return bool(self.heard)
+
     async def receive(self, timeout_seconds: float) -> Envelope:
         await asyncio.sleep(0)
         if not self.heard:
@@ -335,6 +339,25 @@ def test_a_controller_that_stood_still_hears_what_was_said_meanwhile(monkeypatch
 
     asyncio.run(watch())
     assert told == []
+
+
+def test_nobody_counts_as_silent_whose_word_waits_behind_those_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"RANK_SILENCE_SECONDS": 0.3, "CHECK_SECONDS": 0.02, "POLL_SECONDS": 0.02}.items():
+        monkeypatch.setattr(membership, name, seconds)
+    rank, told = "alpha/actor_training.rank/0", list[str]()
+
+    def look_slowly() -> dict[str, str]:
+        time.sleep(0.1)
+        return {}
+
+    member = _Member([(REPLICA, JOIN)])
+    found = Membership(member, [REPLICA], lambda *_: None, (rank,), look_slowly)  # type: ignore[arg-type]
+    asyncio.run(found.gather(60.0, 60.0, _Turns()))  # type: ignore[arg-type]
+    many: list[tuple[str, wire.Message]] = [*[(REPLICA, wire.Heartbeat())] * 60, (rank, wire.Heartbeat())]
+    member.heard = [*many, *many, (REPLICA, wire.Failed(cause="it is over", exit_code=1))]
+    with pytest.raises(HetrlError, match="it is over"):
+        asyncio.run(found.watch(lambda name, error: bool(told.append(name))))
+    assert told == [REPLICA]
 
 
 def test_a_site_whose_job_slurm_ends_is_told_once_whenever_it_says_so() -> None:
