@@ -15,17 +15,14 @@ import io
 import itertools
 import os
 import pstats
-import signal
 import statistics
 import tempfile
-import threading
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
 from _emulated_run import Ran, run_emulated, with_experiment
 from _results import write_result
+from _watched_run import Watch
 
 from hetrl.cost.check import check
 from hetrl.cost.iteration import with_prediction
@@ -40,11 +37,10 @@ from hetrl.runtime.run.membership import SILENCE_SECONDS
 from hetrl.workload import Workload, architecture
 from launch import render
 from launch.rehearsal import Settings
-from launch.run_directory import Run
 
 SIZES = ((64, 4), (256, 4), (256, 16), (1024, 16))  # ranks and sites
 LEAST_STEPS, STEPS_OF_RANKS = 8, 2048  # small runs are quick: more steps of them count
-FIRST_STEPS, GPUS_PER_NODE, TENSOR = 2, 8, 4
+GPUS_PER_NODE, TENSOR = 8, 4
 SAMPLES_PER_REPLICA, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 64, 128
 SPEED = 1000.0  # engines take next to no time: the control plane is what is measured
 GOAL_GATHER_SECONDS = 60.0
@@ -130,73 +126,6 @@ def plan_of(problem: Problem) -> Plan:
     plan = with_prediction(plan, model)
     check(plan, model)
     return plan
-
-
-@dataclass
-class Watch:
-    """Looks at a run's processes over its `steps`; without, it stops one site's once two steps are done."""
-
-    steps: int | None
-    memory: dict[str, float]
-    controller_share: float = 0.0
-    cpu_seconds: float = 0.0
-    death_seconds: float | None = None
-
-    def __call__(self, run: Run, over: threading.Event) -> None:
-        """Wait for the steps, measure, and stop a site."""
-        if not _came(run, over, "step", FIRST_STEPS):
-            return
-        found = {one.cmdline()[2]: one for one in _processes(run, "s00")}
-        self.memory |= {name: one.memory_full_info().uss / 1e6 for name, one in found.items()}
-        controller = next(one for name, one in found.items() if name.endswith("controller"))
-        others = [one for one in _processes(run, "s01") if one.cmdline()[2].endswith("emulated.site")]
-        self.memory["replicas"] = others[0].memory_full_info().uss / 1e6
-        if self.steps is None:
-            self._stop(run, over, others[0])
-            return
-        everybody = _processes(run)
-        first, began = _count(run, "step"), time.monotonic()
-        before = [_cpu_seconds(controller), sum(map(_cpu_seconds, everybody))]
-        _came(run, over, "step", self.steps - 1)
-        self.controller_share = (_cpu_seconds(controller) - before[0]) / (time.monotonic() - began)
-        self.cpu_seconds = (sum(map(_cpu_seconds, everybody)) - before[1]) / (_count(run, "step") - first)
-
-    def _stop(self, run: Run, over: threading.Event, process: psutil.Process) -> None:
-        expected = sum('"s01/' in line for line in run.events.read_text().splitlines() if "member_ready" in line)
-        process.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        if _came(run, over, "replica_lost", expected):
-            self.death_seconds = time.monotonic() - began
-        process.send_signal(signal.SIGKILL)  # which ends the run
-
-
-def _came(run: Run, over: threading.Event, kind: str, count: int) -> bool:
-    """Wait for so many events of a kind; return whether they came before the run was over."""
-    while not over.wait(0.1):
-        if _count(run, kind) >= count:
-            return True
-    return False
-
-
-def _count(run: Run, kind: str) -> int:
-    """Return how many events of a kind there are so far."""
-    return run.events.read_text().count(f'"kind": "{kind}"') if run.events.exists() else 0
-
-
-def _processes(run: Run, site: str | None = None) -> list[psutil.Process]:
-    """Return the processes of a run, all or those of one site."""
-    found, where = [], str(run.path if site is None else run.site(site))
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("HETRL_SITE_DIRECTORY", "").startswith(where) and len(process.cmdline()) > 2:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    return float(sum(process.cpu_times()[:2]))
 
 
 def steps_of(ranks: int) -> int:

@@ -27,6 +27,7 @@ WORK = "work"
 SUBMIT = "from lab.quick import submit_here; submit_here()"
 # Generous: where other work keeps this machine busy, a launcher takes half a minute to start.
 PATIENCE_SECONDS = 240.0
+EMPTY_SECONDS = 60.0  # a job that has ended is completing for some seconds
 
 
 class Launcher:
@@ -153,8 +154,21 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 def jobs(lab: Lab, site: str) -> list[str]:
     """Return what squeue says of the jobs that wait or run, a state each, in alphabetical order."""
-    asked = ["squeue", "--local", "--noheader", f"--user={JOB_USER}", "--format=%T"]
-    return sorted(lab.run(site, asked).stdout.split())
+    return sorted(_squeue(lab, site, "--format=%T").split())
+
+
+def _squeue(lab: Lab, site: str, *options: str) -> str:
+    return lab.run(site, ["squeue", "--local", "--noheader", f"--user={JOB_USER}", *options]).stdout
+
+
+def queued(lab: Lab, *sites: str) -> str:
+    """Return the lines of squeue at these sites, without any at all sites of the lab."""
+    return "".join(_squeue(lab, site) for site in sites or lab.sites)
+
+
+def until_nothing_is_queued(lab: Lab, *sites: str, timeout_seconds: float = EMPTY_SECONDS) -> None:
+    """Wait until these sites, or all, have no jobs any more; fails with those that they have."""
+    wait_until(lambda: not queued(lab, *sites), timeout_seconds, lambda: queued(lab))
 
 
 def everywhere(lab: Lab) -> dict[str, list[str]]:

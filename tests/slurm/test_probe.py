@@ -21,6 +21,7 @@ from hetrl.describe.measured_files import read_file
 from hetrl.describe.measured_links import MeasuredLinks
 from lab.available import skip_unless_available
 from lab.lab import ROOT, Lab
+from lab.launcher import queued, until_nothing_is_queued
 from lab.processes import only_child_of, wait_until
 from lab.shape import JOB_USER, Link, Site
 
@@ -70,11 +71,6 @@ def measured_links(home: Path) -> MeasuredLinks:
     return found
 
 
-def queued(lab: Lab) -> str:
-    """Return the jobs that any of the clusters still has."""
-    return "".join(lab.run(site, ["squeue", "--noheader", f"--user={JOB_USER}"]).stdout for site in lab.sites)
-
-
 def test_a_plan_rests_on_what_was_discovered_and_probed(lab: Lab) -> None:
     home = describe(lab, "topology/measured")
     probed = hetrl(lab, "probe", "try.yaml", *PROBE)
@@ -91,7 +87,7 @@ def test_a_plan_rests_on_what_was_discovered_and_probed(lab: Lab) -> None:
         assert 0.02 < one.best.gbps < 1.1 * LINK.gbps
     assert [(one.source, one.way) for one in measured.nodes] == [("alpha", "mpi")]
     assert not list((home / "scratch").glob("hetrl/*"))
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))  # a job that has ended may be completing
+    until_nothing_is_queued(lab)
 
     planned = hetrl(lab, "plan", "try.yaml", "--solver", "verl", "--json")
     assert planned.returncode == 0, planned.stderr
@@ -149,7 +145,7 @@ def test_a_site_whose_job_does_not_start_is_named_and_the_rest_is_written(lab: L
     measured = measured_links(home)
     assert not measured.links and [one.source for one in measured.nodes] == ["alpha"]
     assert [one.what for one in measured.skipped] == ["beta"]
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))  # a job that has ended may be completing
+    until_nothing_is_queued(lab)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -162,5 +158,5 @@ def test_an_interrupt_cancels_what_is_queued(lab: Lab, number: int, code: int) -
         _, said = probing.communicate(timeout=COMMAND_SECONDS)
     drain(lab, "resume")
     assert probing.returncode == code, said
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+    until_nothing_is_queued(lab)
     assert not list((home / "scratch").glob("hetrl/*"))

@@ -18,8 +18,9 @@ import yaml
 
 from lab.available import skip_unless_available
 from lab.lab import ROOT, Lab
+from lab.launcher import until_nothing_is_queued
 from lab.processes import wait_until
-from lab.shape import JOB_USER, RUN_SITES as SITES
+from lab.shape import RUN_SITES as SITES
 from lab.submission import CHECKOUT, SITE_FILES, in_checkout, log_in
 from tests.runs import drew_again, events_of, job_ids
 
@@ -84,7 +85,7 @@ def test_probed_planned_and_trained_over_three_clusters(lab: Lab) -> None:
     (run,) = (home / "runs").iterdir()
     assert_trained(run)
     assert_jobs(run)
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+    until_nothing_is_queued(lab)
     moved_bytes = json.loads((run / "summary.json").read_text())["bytes_per_link"]
     for site in ("beta", "gamma"):
         assert lab.bytes_between("alpha", site) > moved_bytes[f"alpha-{site}"] > 1_000_000
@@ -97,7 +98,7 @@ def test_a_job_on_a_node_of_every_site_says_what_only_it_sees(lab: Lab) -> None:
     found = {(each["site"], each["what"]): each for each in json.loads(looked.stdout)}
     assert {site: found.get((site, "node cpu"), {}).get("verdict") for site in SITES} == dict.fromkeys(SITES, "ok")
     assert found["gamma", "node cpu"]["found"].startswith("gamma-1: python 3.")
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))  # a job that has ended may be completing
+    until_nothing_is_queued(lab)
     assert not any(list((lab.home(site) / "scratch").glob("hetrl/doctor-*/*")) for site in SITES)
 
 
@@ -115,7 +116,7 @@ def test_a_rehearsal_at_the_sites_is_a_job_of_a_core_at_each(lab: Lab) -> None:
     assert found["tasks"]["actor_training"]["rehearsed_seconds"] > 0
     submitted = [event for event in lines(run / "events.jsonl") if event["kind"] == "submitted"]
     assert sorted((each["site"], each["job_kind"]) for each in submitted) == [(site, "gang") for site in sorted(SITES)]
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+    until_nothing_is_queued(lab)
 
 
 def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_when_they_are_free(lab: Lab) -> None:
@@ -138,7 +139,7 @@ def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_wh
         assert "gamma: 1 job cancelled" in released.stdout
         without = len(events(home, "step")) + 3
         wait_until(lambda: len(events(home, "step")) > without, RUN_SECONDS, lambda: logs(home))
-        wait_until(lambda: not queued_at(lab, "gamma"), RUN_SECONDS, lambda: queued(lab))
+        until_nothing_is_queued(lab, "gamma", timeout_seconds=RUN_SECONDS)
         assert [event["member"] for event in events(home, "replica_released")] == go["absent"]
         added = hetrl(lab, "add", "gamma")
         assert added.returncode == 0, added.stderr
@@ -148,7 +149,7 @@ def test_a_run_begins_without_a_cluster_whose_nodes_are_taken_and_takes_it_in_wh
     assert [event["member"] for event in events(home, "replica_joined")] == go["absent"]
     assert events(home, "replica_back") and not events(home, "replica_lost")
     assert not [row for row in lines(newest_run(home) / "metrics.jsonl") if row.get("faults")]
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+    until_nothing_is_queued(lab)
 
 
 def test_a_run_that_failed_goes_on_with_the_nodes_that_it_has(lab: Lab) -> None:
@@ -170,7 +171,7 @@ def test_a_run_that_failed_goes_on_with_the_nodes_that_it_has(lab: Lab) -> None:
     assert [row["step"] for row in lines(run / "metrics.jsonl")] == list(range(1, FAILED_STEPS + 1))
     assert job_ids(run) == job_ids(failed)
     assert {site for site, _ in job_ids(run)} == set(SITES)
-    wait_until(lambda: not queued(lab), 60, lambda: queued(lab))
+    until_nothing_is_queued(lab)
 
 
 def draws(home: Path, replica: str, behind: int) -> None:
@@ -311,15 +312,6 @@ def write_pipeline(home: Path) -> None:
 def with_paths(experiment: dict[str, Any]) -> dict[str, Any]:
     """Return an experiment of the checkout for a file beside it."""
     return {**experiment, "topology": in_checkout(experiment["topology"])}
-
-
-def queued(lab: Lab) -> str:
-    """Return the jobs that any of the clusters still has."""
-    return "".join(queued_at(lab, site) for site in SITES)
-
-
-def queued_at(lab: Lab, site: str) -> str:
-    return lab.run(site, ["squeue", "--local", "--noheader", f"--user={JOB_USER}"]).stdout
 
 
 def devices_of(task: dict[str, Any]) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
@@ -101,7 +101,7 @@ def test_the_tasks_of_a_site_and_what_its_scripts_are_given_are_golden(file: Sit
     scripts = {"start": start_script(site), "look": look_script(site), "fetch": fetch_script(site)}
     scripts["stop"] = cancel_script(site.slurm, remove=True)
     given = {name: text[: text.index("# shellcheck")].splitlines() for name, text in scripts.items()}
-    found = {"tasks": dataclasses.asdict(jobs), **given}
+    found = {"tasks": asdict(jobs), **given}
     path = GOLDEN / f"{file.name}.json"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(json.dumps(found, indent=1) + "\n")
@@ -239,7 +239,7 @@ def test_slurm_is_asked_by_submitit_and_the_ids_are_said(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CAPTURED", str(tmp_path / "captured"))
     jobs = remote_jobs(ALPS, SLURM, "probe-1", str(tmp_path), WANTED, sites=2)
-    (tmp_path / "tasks.json").write_text(json.dumps(dataclasses.asdict(jobs)))
+    (tmp_path / "tasks.json").write_text(json.dumps(asdict(jobs)))
     assert main(["remote-task", str(tmp_path / "tasks.json")]) == 0
     assert capsys.readouterr().out == (tmp_path / "jobs").read_text() == "links 41\nnodes 41\ngpu-a100-80gb 41\n"
     lines = (tmp_path / "captured").read_text().splitlines()
@@ -260,7 +260,7 @@ def test_a_refusal_of_sbatch_is_said(tmp_path: Path, monkeypatch, capsys) -> Non
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     jobs = remote_jobs(ALPS, SLURM, "probe-1", str(tmp_path), WANTED, sites=2)
-    (tmp_path / "tasks.json").write_text(json.dumps(dataclasses.asdict(jobs)))
+    (tmp_path / "tasks.json").write_text(json.dumps(asdict(jobs)))
     assert main(["remote-task", str(tmp_path / "tasks.json")]) == 1
     assert "Invalid account" in capsys.readouterr().err
 
@@ -315,7 +315,7 @@ def test_of_a_probe_that_ended_beside_the_one_that_leads_its_log_is_said(monkeyp
         "stop": lambda site: None,
     }.items():
         monkeypatch.setattr(measure_run, asked, answer)
-    found = measure_run.measure([], SLURM, dataclasses.replace(WANTED, nodes=False, gpus=False))
+    found = measure_run.measure([], SLURM, replace(WANTED, nodes=False, gpus=False))
     assert found.skipped == {"bern": "IndexError: list index out of range"}
 
 
