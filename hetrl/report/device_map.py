@@ -47,20 +47,29 @@ class SiteBox:
 def device_map(plan: Plan, gpus: Mapping[str, str]) -> tuple[SiteBox, ...]:
     """Return the sites of `gpus` (device -> catalogue GPU) in its order; without it, those that the plan uses."""
     known = gpus or {device: "" for group in plan.groups for device in group.devices}
-    mark_of = mark_of_device(plan)
+    mark_of, tasks_of = mark_of_device(plan), _tasks_of(plan)
     sites: dict[str, dict[str, list[Box]]] = {}
     for device, gpu in known.items():
         site, node, _ = device.split("/", 2)
-        sites.setdefault(site, {}).setdefault(node, []).append(_box(plan, device, gpu, mark_of.get(device)))
+        sites.setdefault(site, {}).setdefault(node, []).append(
+            _box(device, gpu, mark_of.get(device), tasks_of.get(device, ()), plan.predicted.peak_memory_gb.get(device))
+        )
     return tuple(
         SiteBox(site, tuple(NodeBox(node, known[boxes[0].device], tuple(boxes)) for node, boxes in nodes.items()))
         for site, nodes in sites.items()
     )
 
 
-def _box(plan: Plan, device: str, gpu: str, mark: Mark | None) -> Box:
-    tasks = tuple(name for name, task in plan.tasks.items() if device in task.devices)
-    peak = plan.predicted.peak_memory_gb.get(device)
+def _tasks_of(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Return the tasks of each device that has any, in the plan's order."""
+    tasks: dict[str, tuple[str, ...]] = {}
+    for name, task in plan.tasks.items():
+        for device in dict.fromkeys(task.devices):
+            tasks[device] = (*tasks.get(device, ()), name)
+    return tasks
+
+
+def _box(device: str, gpu: str, mark: Mark | None, tasks: tuple[str, ...], peak: float | None) -> Box:
     parts, memory = [", ".join(map(spoken, tasks)) or "idle"], None
     if peak is not None and gpu in gpu_catalogue():
         usable = gpu_type(gpu).usable_gb

@@ -41,6 +41,7 @@ class Delivery:
         self._run, self._members, self._send = run, members, send
         self._hold_seconds, self._lane_bytes = hold_seconds, lane_bytes
         self._refusals: Counter[str] = Counter()
+        self._behind = set[Seat]()  # those for which something waits
 
     def route(self, header: wire.Header, frames: Sequence[Any], origin: str) -> None:
         """Queue a message once per other site and once per receiver here."""
@@ -59,7 +60,10 @@ class Delivery:
         if strangers or not (site == self._site or site in self.links):
             cause: str | None = f"{', '.join(strangers) or site} is no member of this run"
         elif site == self._site:
-            cause = self.seat(parcel.receivers[0]).offer(parcel)
+            seat = self.seat(parcel.receivers[0])
+            cause = seat.offer(parcel)
+            if seat.waits:
+                self._behind.add(seat)
         else:
             cause = self.links[site].offer(parcel)
         if cause is not None:
@@ -97,8 +101,10 @@ class Delivery:
 
     def pump(self) -> None:
         """Send to the members here what waits for them."""
-        for seat in self.seats.values():
+        for seat in tuple(self._behind):
             seat.pump()
+            if not seat.waits:
+                self._behind.discard(seat)
 
     def tell_members(self, message: wire.Message) -> None:
         """Send every member here a message of the gateway's own."""

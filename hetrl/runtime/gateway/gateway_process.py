@@ -25,6 +25,7 @@ import msgspec
 
 from hetrl.errors import HetrlError, UsageError
 from hetrl.files import read_private
+from hetrl.runtime.garbage import collect_rarely
 from hetrl.runtime.gateway.gateway import Gateway
 from hetrl.runtime.gateway.ways import SiteLinks, Ways, open_ways
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, publish_endpoint
@@ -53,6 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hetrl.runtime.gateway.gateway_process", description=main.__doc__)
     parser.add_argument("--member", type=Path, required=True, help="gateway.json, as the launcher writes it")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    collect_rarely()
     try:
         asyncio.run(_serve_until_terminated(*read_gateway(parser.parse_args().member)))
     except HetrlError as error:

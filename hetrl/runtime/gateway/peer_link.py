@@ -6,7 +6,7 @@ Each stream comes back by itself:
     ends before it is up    something answers that is not the gateway, such as an ssh tunnel without a gateway at its
                             end: the next attempt waits, each time longer
 
-Whether the other gateway is there is told by its answers to an echo every second:
+Whether the other gateway is there is told by its answers to an echo every two seconds:
 
     silent for OUT_SECONDS      the link is out, as members are told; what is sent waits
     silent for REDIAL_SECONDS   its streams are dialled again: TCP knows only the next hop, a relay, proxy or tunnel
@@ -35,7 +35,7 @@ from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_M
 from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
-ECHO_SECONDS, OUT_SECONDS = 1.0, 10.0
+ECHO_SECONDS, OUT_SECONDS = 2.0, 10.0
 REDIAL_SECONDS = 15.0
 STILL_SECONDS = 15.0  # a stream that carries nothing says so, before what lies between takes it for dead
 KNOCK_SECONDS = 10.0  # a link that carries again is noticed within 5 s of pause and some round trips
@@ -143,9 +143,10 @@ class PeerLink:
         `to_gateway` makes the frames of a message to the gateway of a site.
         """
         seconds = now()
-        echo = to_gateway(self.peer, wire.Echo(seconds=seconds))
-        if seconds - self._echo_seconds >= ECHO_SECONDS and self._streams[0].send(echo):
-            self._echo_seconds = seconds
+        if seconds - self._echo_seconds >= ECHO_SECONDS:
+            echo = to_gateway(self.peer, wire.Echo(seconds=seconds))
+            if self._streams[0].send(echo):
+                self._echo_seconds = seconds
         for stream in self._streams[1:]:
             if seconds - stream.sent_seconds >= STILL_SECONDS:
                 stream.send(to_gateway(self.peer, wire.Heartbeat()))

@@ -65,9 +65,14 @@ class Seat:
         return parcels, f"{self.address} has not been connected for {self._patience_seconds:g} s"
 
     @property
+    def waits(self) -> bool:
+        """Whether something waits for the member."""
+        return any(self._lanes.values())
+
+    @property
     def settled(self) -> bool:
         """Whether waiting sends nothing more."""
-        return self._away_since is not None or not any(self._lanes.values())
+        return self._away_since is not None or not self.waits
 
     @property
     def peak_queued_bytes(self) -> int:

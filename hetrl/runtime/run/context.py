@@ -29,6 +29,7 @@ from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.keeper import Keeper, room_of
 from hetrl.runtime.checkpoints.places import places_of
+from hetrl.runtime.garbage import collect_rarely
 from hetrl.runtime.rl.turns import Party
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, wait_for_endpoint
@@ -237,6 +238,7 @@ def exit_with(error: HetrlError) -> int:
 
 def run_members(directory: Path, serve: Callable[[Context], Coroutine[Any, Any, None]]) -> int:
     """Let a process of a site serve to its end, several members side by side or one; return its exit code."""
+    collect_rarely()
     try:
         asyncio.run(serve(read_context(directory)))
     except HetrlError as error:

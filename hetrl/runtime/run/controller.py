@@ -27,6 +27,7 @@ from hetrl.runtime.checkpoints.files import METRICS_BEFORE
 from hetrl.runtime.data.chat import encoder_of
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
+from hetrl.runtime.garbage import collect_rarely
 from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, Position
@@ -302,6 +303,7 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     arguments = parser.parse_args()
     log_to_stderr()
+    collect_rarely()
     try:
         asyncio.run(control(read_context(arguments.directory)))
     except HetrlError as error:

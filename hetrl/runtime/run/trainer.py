@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hetrl.runtime.imports import uncollected
+from hetrl.runtime.garbage import uncollected
 
 with uncollected():
     import torch

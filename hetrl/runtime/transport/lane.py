@@ -59,6 +59,12 @@ class Lane:
     def __init__(self, attempt: Callable[[Parcel], Attempt], limit_bytes: int | None = None) -> None:
         self._attempt, self._limit_bytes = attempt, limit_bytes
         self._queues: tuple[deque[Parcel], ...] = tuple(deque() for _ in Priority)
+        control, data, weights, later, background = self._queues
+        self._orders = (
+            (control, data, weights, later, background),
+            (control, weights, later, data, background),
+            (control, later, weights, data, background),
+        )
         self._turn = 0
         self._busy_since: float | None = None
         self._busy_seconds = 0.0
@@ -105,11 +111,8 @@ class Lane:
         return self._busy_seconds + (0.0 if self._busy_since is None else now() - self._busy_since)
 
     def _next(self) -> deque[Parcel] | None:
-        control, data, weights, later, background = self._queues
-        bulk = [data, weights, later]
-        if self._turn % _WEIGHTS_TURN == 0:
-            bulk = [weights, later, data] if self._turn % _WEIGHTS_TURN**2 else [later, weights, data]
-        return next(filter(None, (control, *bulk, background)), None)
+        order = self._orders[(self._turn % _WEIGHTS_TURN == 0) + (self._turn % _WEIGHTS_TURN**2 == 0)]
+        return next(filter(None, order), None)
 
     def _rest(self) -> None:
         self._busy_seconds, self._busy_since = self.busy_seconds, None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from hetrl.runtime.imports import uncollected
+from hetrl.runtime.garbage import uncollected
 
 with uncollected():
     import vllm.v1.engine.core  # noqa: F401  (the larger part of what `serve` imports in both processes)

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from hetrl.errors import HetrlError
-from hetrl.runtime.imports import uncollected
+from hetrl.runtime.garbage import uncollected
 from hetrl.runtime.megatron.batch import TokenBatch
 from hetrl.runtime.megatron.hf_weights import random_weights
 from hetrl.runtime.megatron.layout import Layout
