@@ -379,6 +379,28 @@ def test_more_samples_than_sequences_are_refused(served: Served) -> None:
         served.generate(samples=17)
 
 
+def test_without_a_gpu_the_engine_is_a_copy_of_its_server_and_ends_with_it(
+    model_directory: Path, tmp_path: Path
+) -> None:
+    server = VllmServer(settings_of(model_directory), tmp_path, tmp_path / "vllm.log")
+    before = family()
+
+    async def killed() -> None:
+        await server.start(START_SECONDS)
+        try:
+            (process,) = (psutil.Process(pid) for pid in family() - before if psutil.Process(pid).ppid() == os.getpid())
+            (engine,) = process.children(recursive=True)  # a spawned one has a tracker of resources beside it
+            process.kill()
+            async with asyncio.timeout(CALL_SECONDS):
+                while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
+                    await asyncio.sleep(0.1)
+        finally:
+            await server.stop()
+
+    asyncio.run(killed())
+    assert family() == before
+
+
 def test_stop_leaves_no_process_and_no_socket(served: Served) -> None:
     assert family()
     served.run(served.server.stop())
