@@ -76,6 +76,29 @@ class _Proxy(types.ModuleType):
         return getattr(self.__wrapped__, name)
 
 
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Import megatron-core in the block without torch's compiler where there is no CUDA: all runs eagerly there.
+
+    megatron-core compiles a dozen functions (`megatron.core.jit`). Saying so imports the compiler, which is a quarter
+    of what a rank imports.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    compiles = torch.compile
+    torch.compile = _as_written  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compile = compiles
+
+
+def _as_written(function: Any = None, **options: Any) -> Any:
+    """Stand in for `torch.compile`, with or without options."""
+    return (lambda one: one) if function is None else function
+
+
 def install() -> bool:
     """Make megatron-core work on the CPU and return True; return False where CUDA is there.
 
@@ -86,8 +109,9 @@ def install() -> bool:
     if torch.cuda.is_available():
         return False
     torch.compiler.set_stance("force_eager")
-    for name in _MODULES:
-        importlib.import_module(name)
+    with uncompiled():
+        for name in _MODULES:
+            importlib.import_module(name)
     factories = {name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
     proxy = _Proxy(torch, {"cuda": _Proxy(torch.cuda, _CUDA), **factories})
     for name, module in list(sys.modules.items()):

@@ -20,10 +20,14 @@ from typing import Any
 
 import numpy
 import torch
-from megatron.core import parallel_state
 from numpy.typing import NDArray
 
 from hetrl.errors import HetrlError
+from hetrl.runtime.megatron.cpu import uncompiled
+
+with uncompiled():  # first: whatever else imports megatron-core finds it
+    from megatron.core import parallel_state
+
 from hetrl.runtime.megatron import (
     checkpoint as megatron_checkpoint,
     hf_weights,

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,21 @@ def test_nothing_is_replaced_where_cuda_is_there(monkeypatch: pytest.MonkeyPatch
     before = dict(vars(clip_grads))
     assert megatron_cpu.install() is False
     assert dict(vars(clip_grads)) == before
+
+
+def test_an_engine_is_imported_without_a_compiler() -> None:
+    script = (
+        "import sys, torch, hetrl.runtime.megatron.engine\n"
+        "print('torch._inductor.compile_fx' in sys.modules, torch.compile.__module__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False torch\n", done.stderr
+
+
+def test_what_is_compiled_elsewhere_runs_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with megatron_cpu.uncompiled():
+        compiled = importlib.import_module("torch").compile
+    function = test_an_engine_is_imported_without_a_compiler
+    assert compiled(function) is function
+    assert compiled(dynamic=True)(function) is function
