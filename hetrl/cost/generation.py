@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
@@ -141,10 +141,9 @@ class _Share:
         """Return the seconds of a step of so many sequences."""
         return step_seconds(self.server, batch, self.context)
 
-    @cached_property
-    def decoding(self) -> Callable[[int], float]:
-        """Return what gives the seconds of decoding so many samples, those of one step after the other."""
-        return cache(lambda count: sum(n * self.step(b) for n, b in batch_profile(self.response, count, self.limit)))
+    def decoding(self, count: int) -> float:
+        """Return the seconds of decoding so many samples, those of one step after the other."""
+        return sum(n * self.step(b) for n, b in batch_profile(self.response, count, self.limit))
 
 
 @lru_cache(maxsize=200_000)
@@ -167,14 +166,17 @@ def replica_seconds(
     With a `staleness` above 0 generation runs ahead of trainings (`_seconds_ahead`).
     """
     share = _Share(server, samples, limit, prompt_tokens, samples_per_prompt, response, total)
-    once = share.decoding(samples) + share.longer * share.step(1.0)
+    decoding = share.decoding(samples)
+    once = decoding + share.longer * share.step(1.0)
     if staleness == 0:
         return ReplicaSeconds(share.before + once, share.prefill + once)
-    return _seconds_ahead(share, once, staleness, renews)
+    return _seconds_ahead(share, decoding, once, staleness, renews)
 
 
-def _seconds_ahead(share: _Share, once: float, staleness: int, renews: bool) -> ReplicaSeconds:
-    """Return the times of a replica of which (1 + s) batches may be under way, whose samples decode in `once` alone.
+def _seconds_ahead(share: _Share, decoding: float, once: float, staleness: int, renews: bool) -> ReplicaSeconds:
+    """Return the times of a replica of which (1 + s) batches may be under way.
+
+    Alone its samples decode in `decoding`, and with the longest of all samples among them in `once`.
 
     busy    = prefill + least of: (1 + s) batches at once, / (1 + s); samples x mean length x step(b) / b
               b = min(limit, (s + 1/2) x samples x mean length / longest of a prompt), s the staleness
@@ -192,12 +194,13 @@ def _seconds_ahead(share: _Share, once: float, staleness: int, renews: bool) -> 
     longest = response.longest_of(share.samples_per_prompt)
     admitted = max((staleness + 0.5) * samples * response.mean / longest, 1.0)
     running = min(limit, admitted)
-    together = share.decoding((1 + staleness) * samples) / (1 + staleness)
-    busy = share.prefill + min(together, samples * response.mean * share.step(running) / running)
+    ahead = share.decoding((1 + staleness) * samples)
+    twice = ahead if staleness == 1 else share.decoding(2 * samples)
+    busy = share.prefill + min(ahead / (1 + staleness), samples * response.mean * share.step(running) / running)
     steps = sum(n for n, _ in batch_profile(response, samples, limit)) + share.longer
     fixed, rise = _linear_step(server, share.context, min(limit, (1 + staleness) * samples * response.mean / steps))
     alone, shared = share.before + steps * fixed, samples * response.mean * rise
-    queued = max(share.decoding(2 * samples) - share.decoding(samples) - shared, 0.0)
+    queued = max(twice - decoding - shared, 0.0)
     held = share.prompt_tokens * share.prompts / samples * longest / response.mean + share.age  # tokens per sample
     renewal = prompts_seconds(server, running, held)
     refill = renewal if response.deviation else prompts_seconds(server, running, held - share.age)
