@@ -6,7 +6,7 @@ Everything here is of one pipeline stage on one of its `tensor_parallel` equal r
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from hetrl.cost.efficiency import Rates
 from hetrl.cost.formulas import overlapped
@@ -38,7 +38,7 @@ class StageShape:
     recompute_layers: int | None = None
     logits_again: bool = True
 
-    @property
+    @cached_property
     def parameters(self) -> float:
         """Return the parameters that one rank holds.
 
@@ -55,14 +55,14 @@ class StageShape:
             count += 0 if self.head else model.hidden
         return count / self.tensor_parallel
 
-    @property
+    @cached_property
     def matrix_parameters(self) -> float:
         """Return the parameters of one rank that every token is multiplied with: no input embedding, with the head."""
         count = self.layers * self.architecture.layer_matrix_parameters
         count += self.architecture.head_parameters if self.last and self.head else 0
         return count / self.tensor_parallel
 
-    @property
+    @cached_property
     def kv_bytes_per_token(self) -> float:
         """Return the key and value bytes of one token on one rank; KV heads replicate once TP exceeds them."""
         model = self.architecture

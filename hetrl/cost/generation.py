@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
@@ -91,7 +91,6 @@ class ReplicaSeconds:
     renewal: float = 0.0
 
 
-@dataclass(frozen=True)
 class _Share:
     """The samples that a replica draws of an iteration's `total`, at most `limit` at a time.
 
@@ -99,38 +98,24 @@ class _Share:
     (2 E[L]). The prompts are those of the samples that are dealt to the replica (`dealt_prompts`).
     """
 
-    server: Server
-    samples: int
-    limit: float
-    prompt_tokens: int
-    samples_per_prompt: int
-    response: Lengths
-    total: int
-
-    @cached_property
-    def age(self) -> float:
-        """Return how many tokens of its response a running sample has, on average over tokens."""
-        return self.response.second_moment / (2 * self.response.mean)
-
-    @cached_property
-    def context(self) -> float:
-        """Return the mean context of a token."""
-        return self.prompt_tokens + self.age
-
-    @cached_property
-    def prompts(self) -> float:
-        """Return of how many prompts the samples are."""
-        return dealt_prompts(self.samples, self.samples_per_prompt)
-
-    @cached_property
-    def prefill(self) -> float:
-        """Return the seconds of prefilling the prompts."""
-        return prompts_seconds(self.server, self.prompts, self.prompt_tokens)
-
-    @property
-    def before(self) -> float:
-        """Return the seconds ahead of the first step: of a call, and of the prefill."""
-        return self.server[0][0].rates.overhead.generation_call + self.prefill
+    def __init__(
+        self,
+        server: Server,
+        samples: int,
+        limit: float,
+        prompt_tokens: int,
+        samples_per_prompt: int,
+        response: Lengths,
+        total: int,
+    ) -> None:
+        """Work out what every question needs: a search asks for hundreds of thousands of shares."""
+        self.server, self.samples, self.limit, self.total = server, samples, limit, total
+        self.prompt_tokens, self.samples_per_prompt, self.response = prompt_tokens, samples_per_prompt, response
+        self.age = response.second_moment / (2 * response.mean)  # tokens that a running sample has, over all tokens
+        self.context = prompt_tokens + self.age  # of a token, on average
+        self.prompts = dealt_prompts(samples, samples_per_prompt)  # that the samples are of
+        self.prefill = prompts_seconds(server, self.prompts, prompt_tokens)
+        self.before = server[0][0].rates.overhead.generation_call + self.prefill  # ahead of the first step
 
     @property
     def longer(self) -> float:
