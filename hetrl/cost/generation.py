@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from hetrl.cost import formulas
 from hetrl.cost.batch_profile import batch_profile
@@ -72,8 +73,7 @@ def prompts_seconds(server: Server, prompts: float, prompt_tokens: float) -> flo
     return max(times)
 
 
-@dataclass(frozen=True)
-class ReplicaSeconds:
+class ReplicaSeconds(NamedTuple):
     """One replica with its samples of an iteration, `whole`: from the call to the last token, alone on the replica.
 
     In asynchronous mode also: `busy`, how long it works per iteration at the steady rate; what the last sample takes
@@ -91,6 +91,7 @@ class ReplicaSeconds:
     renewal: float = 0.0
 
 
+@dataclass
 class _Share:
     """The samples that a replica draws of an iteration's `total`, at most `limit` at a time.
 
@@ -98,24 +99,21 @@ class _Share:
     (2 E[L]). The prompts are those of the samples that are dealt to the replica (`dealt_prompts`).
     """
 
-    def __init__(
-        self,
-        server: Server,
-        samples: int,
-        limit: float,
-        prompt_tokens: int,
-        samples_per_prompt: int,
-        response: Lengths,
-        total: int,
-    ) -> None:
-        """Work out what every question needs: a search asks for hundreds of thousands of shares."""
-        self.server, self.samples, self.limit, self.total = server, samples, limit, total
-        self.prompt_tokens, self.samples_per_prompt, self.response = prompt_tokens, samples_per_prompt, response
-        self.age = response.second_moment / (2 * response.mean)  # tokens that a running sample has, over all tokens
-        self.context = prompt_tokens + self.age  # of a token, on average
-        self.prompts = dealt_prompts(samples, samples_per_prompt)  # that the samples are of
-        self.prefill = prompts_seconds(server, self.prompts, prompt_tokens)
-        self.before = server[0][0].rates.overhead.generation_call + self.prefill  # ahead of the first step
+    server: Server
+    samples: int
+    limit: float
+    prompt_tokens: int
+    samples_per_prompt: int
+    response: Lengths
+    total: int
+
+    def __post_init__(self) -> None:
+        # At once, not when first asked for: a search makes hundreds of thousands of shares.
+        self.age = self.response.second_moment / (2 * self.response.mean)  # tokens of a running sample, over all tokens
+        self.context = self.prompt_tokens + self.age  # of a token, on average
+        self.prompts = dealt_prompts(self.samples, self.samples_per_prompt)  # that the samples are of
+        self.prefill = prompts_seconds(self.server, self.prompts, self.prompt_tokens)
+        self.before = self.server[0][0].rates.overhead.generation_call + self.prefill  # ahead of the first step
 
     @property
     def longer(self) -> float:
@@ -221,7 +219,7 @@ def generation_seconds(replicas: Sequence[tuple[int, ReplicaSeconds]]) -> Replic
     slowest = max((one for _, one in replicas), key=lambda one: one.whole)
     busy = formulas.steady_seconds([samples for samples, _ in replicas], [one.busy for _, one in replicas])
     refill, renewal = (max(getattr(one, name) for _, one in replicas) for name in ("refill", "renewal"))
-    return replace(slowest, busy=busy, refill=refill, renewal=renewal)
+    return slowest._replace(busy=busy, refill=refill, renewal=renewal)
 
 
 def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
@@ -236,4 +234,4 @@ def generation_cost(task: TaskPlan, model: CostModel) -> Cost:
         alone = replica_seconds(server, *load, workload.renews_contexts)
         times.append((replica.samples, alone))
     found = generation_seconds(times)
-    return Cost(found.busy if workload.staleness else found.whole, {}, asdict(found))
+    return Cost(found.busy if workload.staleness else found.whole, {}, found._asdict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from hetrl.cost import cycle, formulas
 from hetrl.cost.charges import held_by_site, price_per_hour
@@ -66,7 +66,7 @@ def iteration_seconds(groups: Sequence[GroupTimes], versions: Versions, workload
         [group.inferences for group in groups],
         [group.trainings for group in groups],
         own,
-        astuple(rollouts) if rollouts else (),
+        rollouts or (),
         versions.actor,
         versions.transfer,
         versions.pause,
@@ -281,7 +281,7 @@ def group_times(tasks: Mapping[str, TaskPlan], costs: Mapping[str, Cost], model:
         return GroupTimes(0.0, inferences, trainings)
     rollouts = ReplicaSeconds(**costs[ACTOR_GENERATION].parts)
     if tasks[ACTOR_GENERATION].idle_state == "resident":
-        rollouts = replace(rollouts, refill=0.0)
+        rollouts = rollouts._replace(refill=0.0)
     return GroupTimes(seconds[ACTOR_GENERATION], inferences, trainings, rollouts)
 
 

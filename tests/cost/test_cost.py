@@ -169,7 +169,7 @@ def test_ahead_of_training_the_batch_stays_full_and_samples_share_the_steps() ->
     assert found.busy < found.alone < found.whole
     assert found.refill > prefill
     assert found.renewal == 0
-    assert _replica(64, 64, spread, staleness=3, renews=True) == replace(found, renewal=found.refill)
+    assert _replica(64, 64, spread, staleness=3, renews=True) == found._replace(renewal=found.refill)
     waves = _replica(64, 64, Lengths(1000, 1000), staleness=3, renews=True)
     assert waves.refill == pytest.approx(prompts_seconds(SERVER, 64, 500 / 8))  # a stop comes when one has ended
     assert waves.renewal == pytest.approx(prompts_seconds(SERVER, 64, 500 / 8 + 500))
@@ -182,7 +182,7 @@ def test_ahead_of_training_the_batch_stays_full_and_samples_share_the_steps() ->
 def test_replicas_work_at_the_sum_of_their_rates() -> None:
     fast, slow = ReplicaSeconds(10, 4, 6, 8, 1, 3, 5), ReplicaSeconds(12, 8, 9, 7, 0, 2, 1)
     found = generation_seconds([(24, fast), (8, slow)])
-    assert replace(found, busy=0) == ReplicaSeconds(12, 0, 9, 7, 0, 3, 5)
+    assert found._replace(busy=0) == ReplicaSeconds(12, 0, 9, 7, 0, 3, 5)
     assert found.busy == pytest.approx(32 / (24 / 4 + 8 / 8))
 
 
@@ -527,9 +527,9 @@ def test_an_asynchronous_iteration_is_what_takes_longest() -> None:
     assert seconds(groups) == 23  # the second group
     assert seconds(groups, transfer=30) == 30
     assert seconds(groups, links=40) == 40
-    busy = replace(rollouts, busy=25)
+    busy = rollouts._replace(busy=25)
     assert seconds([GroupTimes(25, 0, 0, busy), *groups[1:]]) == 26  # with the pause of a version
-    renewed = replace(busy, renewal=3)
+    renewed = busy._replace(renewal=3)
     assert seconds([GroupTimes(25, 0, 0, renewed), *groups[1:]]) == 29  # and contexts that are computed anew
     together = [GroupTimes(10, 3, 20, rollouts), GroupTimes(0, 2, 30)]
     assert seconds(together) == 10 + 3 + 20 + 1 + 2  # one refill: the trainings follow the inferences

@@ -111,6 +111,7 @@ class Lane:
         return self._busy_seconds + (0.0 if self._busy_since is None else now() - self._busy_since)
 
     def _next(self) -> deque[Parcel] | None:
+        # The first order; in every eighth turn the second; in every eighth of those the third.
         order = self._orders[(self._turn % _WEIGHTS_TURN == 0) + (self._turn % _WEIGHTS_TURN**2 == 0)]
         return next(filter(None, order), None)
 

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hetrl.cost.generation import ReplicaSeconds, batch_limit, replica_seconds, server_of
+from hetrl.cost.generation import batch_limit, replica_seconds, server_of
 from hetrl.cost.memory import footprint, least_kv_cache_gb, server_limits
 from hetrl.cost.stages import Placed, model_of, place
 from hetrl.cost.training import forward_pipeline_seconds
@@ -42,7 +40,6 @@ CACHE_STEP, CACHE_LEVELS = 0.82, 24  # KV caps from all that is of use down to a
 # Columns of `ServingTables.seconds`: the fields of `ReplicaSeconds`, in order.
 WHOLE, BUSY, ALONE, SHARED, QUEUED, REFILL, RENEWAL = range(7)
 ROLLOUTS = 7  # how many they are
-_columns = attrgetter(*(column.name for column in fields(ReplicaSeconds)))  # `astuple` takes as long as the formulas
 
 Floats = npt.NDArray[np.float64]
 
@@ -104,8 +101,7 @@ class Rows:
             return (forward_pipeline_seconds(placed, samples, forward_micro_batch(workload), workload),) * ROLLOUTS
         shape = (workload.prompt_tokens, workload.samples_per_prompt, workload.response)
         load = (samples, limit, *shape, workload.staleness, workload.samples)
-        found: tuple[float, ...] = _columns(replica_seconds(server_of(placed), *load, workload.renews_contexts))
-        return found
+        return replica_seconds(server_of(placed), *load, workload.renews_contexts)
 
 
 def forward_micro_batch(workload: Workload) -> int:
