@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from hetrl.describe.algorithm import AlgorithmSection, Decay, scheduled
 from hetrl.describe.launching import Launch
 from hetrl.describe.response_lengths import ResponseLengths
-from hetrl.describe.yaml_file import AtLeastOne, Positive, Strict
+from hetrl.describe.yaml_file import AtLeastOne, Name, Positive, Seed, Strict
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -22,7 +22,7 @@ class Model(Strict):
 
     architecture: str
     weights: str | None = None
-    seed: int = 0
+    seed: Seed = 0
     dtype: Literal["bf16", "fp32"] = "bf16"
 
 
@@ -107,7 +107,7 @@ class Data(Strict):
     kind: Literal["larger-digit", "arithmetic", "gsm8k", "math", "jsonl"]
     path: str | None = None
     split: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "train"
-    seed: int = 0
+    seed: Seed = 0
     template: Literal["auto", "chat", "plain"] = "auto"
     system: str | None = None
     instruction: str | None = None
@@ -202,7 +202,7 @@ class Planner(Strict):
     budget_gpu_hours: Positive | None = None
     budget_seconds: Positive = 30.0
     evaluations: AtLeastOne | None = None
-    seed: int = 0
+    seed: Seed = 0
     processes: AtLeastOne = 1
     robust: Annotated[float, Field(ge=0, lt=1)] = 0.3
 
@@ -233,7 +233,7 @@ class Planner(Strict):
 class Experiment(Strict):
     """A whole experiment file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    name: Name
     model: Model
     algorithm: AlgorithmSection = AlgorithmSection()
     reward: Reward = Reward()
@@ -241,7 +241,7 @@ class Experiment(Strict):
     data: Data
     batch: Batch
     steps: AtLeastOne
-    seed: int = 0
+    seed: Seed = 0
     warm_start: WarmStart | None = None
     checkpoints: Checkpoints = Checkpoints()
     rollouts: RolloutFiles = RolloutFiles()

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hetrl.describe.yaml_file import Positive, Strict
+from hetrl.describe.yaml_file import AtLeastOne, Positive, Seed, Strict
 
 
 def _is_time(value: str) -> str:
@@ -31,8 +31,8 @@ class Emulation(Strict):
     speed: Positive = 1.0
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.1
     bytes_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    tokens_each: Annotated[int, Field(ge=1)] = 1
-    seed: int = 0
+    tokens_each: AtLeastOne = 1
+    seed: Seed = 0
 
 
 class Launch(Strict):

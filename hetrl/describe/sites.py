@@ -14,7 +14,7 @@ from hetrl.describe.container import ContainerEntry
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.describe.links import Links, LinksFile
 from hetrl.describe.slices import refusal
-from hetrl.describe.yaml_file import AtLeastOne, NotNegative, Positive, Strict, read_yaml
+from hetrl.describe.yaml_file import AtLeastOne, Name, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
 from hetrl.gpus import GpuType, gpu_catalogue, gpu_type
 from hetrl.hardware import ENGINES, Node, Site, Topology
@@ -95,7 +95,7 @@ class GpuEntry(Strict):
 class SiteFile(Strict):
     """One cluster as `topology/sites/NAME.yaml` describes it."""
 
-    name: str
+    name: Name
     ssh: str = "local"  # a host of the user's OpenSSH configuration, or local
     cluster: Cluster | None = None  # as Slurm's -M names it; none: the one of the login node
     account: str | None = None

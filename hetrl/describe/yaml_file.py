@@ -11,19 +11,32 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from hetrl.errors import UsageError, nearest
 
 AtLeastOne = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Of what directories, jobs and words of a command are named after.
+Name = Annotated[str, Field(max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Strict(BaseModel):
-    """A section of a file: an unknown key is an error."""
+    """A section of a file: an unknown key is an error, and so is yes or no where a number is asked for."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic would take for 1 or 0."""
+        if isinstance(value, bool):
+            asked = cls.model_fields[str(info.field_name)].annotation
+            if bool not in (asked, *get_args(asked)):
+                raise ValueError(f"found {'yes' if value else 'no'} where another value is asked for")
+        return value
 
     def changed(self, *keys: str) -> list[str]:
         """Return which of these keys have another value than their default."""

@@ -95,6 +95,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown kind": (changed("algorithm", "kind", to="dpo"), "algorithm.kind: "),
     "unknown data": (changed("data", "kind", to="gsm9k"), "data.kind: "),
     "name for a directory": (changed("name", to="../up"), "name: "),
+    "name longer than a file's may be": (changed("name", to="x" * 300), "name: "),
+    "yes for a number": (changed("steps", to=True), "steps: found yes where another value is asked for"),
+    "no for a number": (changed("seed", to=False), "seed: found no where another value is asked for"),
+    "seed below zero": (changed("seed", to=-1), "seed: "),
     "samples and prompts": (
         changed("batch", "samples", to=60),
         "batch.samples (60) must be a multiple of algorithm.samples_per_prompt (8)",

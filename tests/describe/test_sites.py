@@ -101,7 +101,7 @@ def test_a_transfer_takes_delay_plus_bytes_over_bandwidth() -> None:
     [
         ({**ALPS, "nodes": []}, "site alps: no nodes are listed"),
         ({**ALPS, "engines": ["vlm"]}, 'site alps: unknown engine "vlm"'),
-        ({**ALPS, "name": "al/ps"}, 'the name "al/ps"'),
+        ({**ALPS, "nodes": [{**ALPS["nodes"][0], "name": "a/100"}]}, 'the name "a/100-0" in site "alps"'),
         ({**ALPS, "nodes": ALPS["nodes"] * 2}, 'node of site alps "a100-0" is there twice'),
         ({**ALPS, "nodes": [{"name": "n", "gpu": "a100-40", "gpus": 1}]}, 'did you mean "a100-40gb"'),
     ],
@@ -251,6 +251,8 @@ def test_prices_are_of_every_gpu_or_by_type_and_queues_go_to_the_planner() -> No
     [
         ({"egres": "direct"}, 'unknown key "egres"; did you mean "egress"?'),
         ({"gateway_port": 70000}, "gateway_port: "),
+        ({"name": ".."}, "name: "),
+        ({"name": "the alps"}, "name: "),
         ({"allocation": "rack"}, "allocation: "),
         ({"cluster": "all"}, 'cluster: "all" is not the name of one cluster'),
         ({"cluster": "alps,jsc"}, 'cluster: "alps,jsc" is not the name of one cluster'),
