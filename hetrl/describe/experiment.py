@@ -12,6 +12,7 @@ from hetrl.describe.response_lengths import ResponseLengths
 from hetrl.describe.yaml_file import AtLeastOne, Name, Positive, Seed, Strict
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+MOST_SAMPLES = 2**20  # the planner's tables have a row of so many numbers for each kind of replica
 
 
 class Model(Strict):
@@ -117,7 +118,7 @@ class Data(Strict):
 class Batch(Strict):
     """The size of one iteration; `response_lengths` are what the planner expects of the responses."""
 
-    samples: AtLeastOne
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
     prompt_tokens: AtLeastOne
     response_tokens: AtLeastOne
     response_lengths: ResponseLengths = ResponseLengths(kind="fixed")

@@ -98,6 +98,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "name longer than a file's may be": (changed("name", to="x" * 300), "name: "),
     "yes for a number": (changed("steps", to=True), "steps: found yes where another value is asked for"),
     "no for a number": (changed("seed", to=False), "seed: found no where another value is asked for"),
+    "more samples than tables hold": (changed("batch", "samples", to=8 * 10**9), "batch.samples: "),
     "seed below zero": (changed("seed", to=-1), "seed: "),
     "samples and prompts": (
         changed("batch", "samples", to=60),
