@@ -54,6 +54,9 @@ def _unprintable(value: object) -> str | None:
     return next((text for part in parts if (text := _unprintable(part)) is not None), None)
 
 
+MOST_GPUS = 2**17  # of an entry: each is a device of its own to the planner
+
+
 class NodeEntry(Strict):
     """`count` equal nodes; they are named `name-0`, `name-1`, ... where count is above one."""
 
@@ -66,6 +69,12 @@ class NodeEntry(Strict):
     wan_gbps: Positive | None = None
     peer_gbps: Positive | None = None
     gres: str | None = None  # Slurm's type of these GPUs, where the site's `gres` maps several to the same one
+
+    @model_validator(mode="after")
+    def _no_typing_error(self) -> NodeEntry:
+        if self.gpus * self.count > MOST_GPUS:
+            raise ValueError(f"{self.count:,} nodes of {self.gpus:,} GPUs; an entry has at most {MOST_GPUS:,} GPUs")
+        return self
 
     @property
     def node_names(self) -> tuple[str, ...]:

@@ -258,6 +258,8 @@ def test_prices_are_of_every_gpu_or_by_type_and_queues_go_to_the_planner() -> No
         ({"cluster": "alps,jsc"}, 'cluster: "alps,jsc" is not the name of one cluster'),
         ({"nodes": [{"name": "n", "gpu": "l4", "gpu_s": 1}]}, 'unknown key "nodes.0.gpu_s"; did you mean "gpus"?'),
         ({"nodes": [{"name": "n", "gpu": "l4", "gpus": 0}]}, "nodes.0.gpus: "),
+        ({"nodes": [{"name": "n", "gpu": "l4", "gpus": 10**12}]}, "nodes.0: 1 nodes of 1,000,000,000,000 GPUs; "),
+        ({"nodes": [{"name": "n", "gpu": "l4", "gpus": 8, "count": 10**6}]}, "nodes.0: 1,000,000 nodes of 8 GPUs; "),
     ],
 )
 def test_a_site_file_that_is_wrong_names_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
