@@ -35,7 +35,7 @@ class Strict(BaseModel):
         if isinstance(value, bool):
             asked = cls.model_fields[str(info.field_name)].annotation
             if bool not in (asked, *get_args(asked)):
-                raise ValueError(f"found {'yes' if value else 'no'} where another value is asked for")
+                raise ValueError(f"found {str(value).lower()}, which is not what is asked for")
         return value
 
     def changed(self, *keys: str) -> list[str]:

@@ -96,8 +96,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "unknown data": (changed("data", "kind", to="gsm9k"), "data.kind: "),
     "name for a directory": (changed("name", to="../up"), "name: "),
     "name longer than a file's may be": (changed("name", to="x" * 300), "name: "),
-    "yes for a number": (changed("steps", to=True), "steps: found yes where another value is asked for"),
-    "no for a number": (changed("seed", to=False), "seed: found no where another value is asked for"),
+    "yes for a number": (changed("steps", to=True), "steps: found true, "),
+    "no for a number": (changed("seed", to=False), "seed: found false, "),
     "more samples than tables hold": (changed("batch", "samples", to=8 * 10**9), "batch.samples: "),
     "seed below zero": (changed("seed", to=-1), "seed: "),
     "samples and prompts": (
