@@ -12,6 +12,7 @@ import psutil
 from launch.run_directory import Run
 
 FIRST_STEPS = 2  # of which nothing is measured
+SETTLE_SECONDS, IDLE_SECONDS = 10.0, 30.0
 
 
 @dataclass
@@ -50,6 +51,24 @@ class Watch:
         if _came(run, over, "replica_lost", expected):
             self.death_seconds = time.monotonic() - began
         process.send_signal(signal.SIGKILL)  # which ends the run
+
+
+@dataclass
+class Idle:
+    """Measures which share of a core a run's processes take while their engines work on the first samples."""
+
+    share: float = 0.0
+
+    def __call__(self, run: Run, over: threading.Event) -> None:
+        """Wait until all is quiet, measure, and end the run."""
+        if not _came(run, over, "go", 1) or over.wait(SETTLE_SECONDS):
+            return
+        everybody, began = _processes(run), time.monotonic()
+        before = sum(map(_cpu_seconds, everybody))
+        over.wait(IDLE_SECONDS)
+        self.share = (sum(map(_cpu_seconds, everybody)) - before) / (time.monotonic() - began)
+        for process in _processes(run, "s01"):
+            process.send_signal(signal.SIGKILL)
 
 
 def _came(run: Run, over: threading.Event, kind: str, count: int) -> bool:

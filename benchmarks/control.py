@@ -4,6 +4,7 @@ for each size: one site trains, the others draw samples, a replica on each GPU; 
     gather    from the first process to GO; publish: a version to all replicas, its bytes next to none
     messages  through the gateway of the site that leads, and what each of its members takes of memory
     death     a site's processes are stopped: how long until each of its replicas is given up
+    idle      what all processes take while engines work: that everybody lives, said again and again
     end       from the last step to the last process
 with --profile the controller of the largest run is profiled, in a run of its own
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from _emulated_run import Ran, run_emulated, with_experiment
 from _results import write_result
-from _watched_run import Watch
+from _watched_run import Idle, Watch
 
 from hetrl.cost.check import check
 from hetrl.cost.iteration import with_prediction
@@ -43,6 +44,7 @@ LEAST_STEPS, STEPS_OF_RANKS = 8, 2048  # small runs are quick: more steps of the
 GPUS_PER_NODE, TENSOR = 8, 4
 SAMPLES_PER_REPLICA, PROMPT_TOKENS, RESPONSE_TOKENS = 4, 64, 128
 SPEED = 1000.0  # engines take next to no time: the control plane is what is measured
+IDLE_SPEED = 0.01  # the first samples take minutes
 GOAL_GATHER_SECONDS = 60.0
 
 
@@ -65,12 +67,18 @@ class Measured:
     controller_mb: float
     gateway_mb: float
     end_seconds: float
-    death_seconds: float | None = None
+    death_seconds: float | None
+    idle_share: float  # of a core, of all processes
 
     @property
     def replicas(self) -> int:
         """Return how many draw."""
         return self.replicas_per_site * (self.sites - 1)
+
+    @property
+    def replica_seconds(self) -> float:
+        """Return the processor seconds of a replica's step, without what the run takes however little happens."""
+        return (self.cpu_seconds - self.idle_share * self.step_seconds) / self.replicas
 
 
 def problem_of(ranks: int, sites: int) -> Problem:
@@ -133,23 +141,26 @@ def steps_of(ranks: int) -> int:
     return max(LEAST_STEPS, STEPS_OF_RANKS // ranks)
 
 
-def settings(steps: int) -> Settings:
-    """Return how a run is emulated: with next to no seconds and bytes."""
-    return Settings(steps, steps - 1, Emulation(speed=SPEED, noise=0.1, bytes_share=1e-6))
+def settings(steps: int, speed: float = SPEED) -> Settings:
+    """Return how a run is emulated: with next to no bytes and, unless it shall idle, seconds."""
+    return Settings(steps, steps - 1, Emulation(speed=speed, noise=0.1, bytes_share=1e-6))
 
 
 def measure(ranks: int, sites: int) -> Measured:
-    """Run one size to its end, then once more to stop a site."""
+    """Run one size to its end, then once more to stop a site, and once to see it idle."""
     problem = with_experiment(problem_of(ranks, sites), f"control-{ranks}-{sites}")
     plan = plan_of(problem)
     steps = steps_of(ranks)
-    watch, dying = Watch(steps, memory={}), Watch(None, memory={})
+    watch, dying, idle = Watch(steps, memory={}), Watch(None, memory={}), Idle()
     ran = run_emulated(problem, plan, settings(steps), watch)
     run_emulated(problem, plan, settings(10_000), dying, ends=False)
-    return measured_of(ranks, sites, plan, ran, watch, dying.death_seconds)
+    run_emulated(problem, plan, settings(10_000, IDLE_SPEED), idle, ends=False)
+    return measured_of(ranks, sites, plan, ran, watch, dying.death_seconds, idle.share)
 
 
-def measured_of(ranks: int, sites: int, plan: Plan, ran: Ran, watch: Watch, death: float | None) -> Measured:
+def measured_of(
+    ranks: int, sites: int, plan: Plan, ran: Ran, watch: Watch, death: float | None, idle_share: float
+) -> Measured:
     """Return the figures of a run."""
     steps, go = ran.times("step"), ran.times("go")[0]
     links = ran.summary["transport"]["links"].values()
@@ -173,6 +184,7 @@ def measured_of(ranks: int, sites: int, plan: Plan, ran: Ran, watch: Watch, deat
         names["gateway_process"],
         ran.events[-1]["time"] - steps[-1],
         death,
+        idle_share,
     )
 
 
@@ -207,8 +219,8 @@ def table_of(found: list[Measured]) -> str:
     """Return the part of the page."""
     lines = [
         f"| {one.ranks} | {one.sites} | {one.members} | {one.gather_seconds:.1f} s | {one.publish_seconds:.2f} s "
-        f"| {one.step_seconds:.2f} s | {one.cpu_seconds:.1f} s | {one.cpu_seconds / one.replicas * 1e3:.0f} ms "
-        f"| {one.gateway_messages_per_second:.0f} | {one.controller_share:.0%} "
+        f"| {one.step_seconds:.2f} s | {one.cpu_seconds:.1f} s | {one.idle_share:.2f} "
+        f"| {one.replica_seconds * 1e3:.1f} ms | {one.gateway_messages_per_second:.0f} | {one.controller_share:.0%} "
         f"| {one.site_mb:.0f} MB ({one.replicas_per_site}) | {one.controller_mb:.0f}, {one.gateway_mb:.0f} MB "
         f"| {'' if one.death_seconds is None else f'{one.death_seconds:.1f} s'} | {one.end_seconds:.1f} s |"
         for one in found
@@ -220,9 +232,10 @@ def table_of(found: list[Measured]) -> str:
             f"{SAMPLES_PER_REPLICA} samples of {RESPONSE_TOKENS} tokens per replica and step, weights of some "
             "kilobytes. Gather: from the first process to GO, all processes' start on this machine's cores included. "
             "Publish: a version to every replica, and its digest back. Step: samples drawn, judged, trained on, and a "
-            "version published. Cpu: processor seconds of all processes for a step, and of those for each replica; "
-            "a step is longer than that on this machine's cores where each of them has its turn, and what members say "
-            "every few seconds, that they live, comes on top as long as it lasts. "
+            "version published. Cpu: processor seconds of all processes for a step; a step is longer than that on this "
+            "machine's cores where each of them has its turn. Idle: cores of all processes while engines work, since "
+            "members and gateways say every few seconds that they live: of a step as long as it lasts. Per replica: "
+            "processor seconds of a step without that. "
             "Messages: of the leading site's gateway with other sites, per second. Controller: its "
             "share of a core. Memory: of a site's process with so many replicas, of the controller, of the leading "
             f"gateway; {member_mb(found):.2f} MB per replica. Death: until every replica "
@@ -230,9 +243,9 @@ def table_of(found: list[Measured]) -> str:
             "are allowed. "
             f"Goal: gather within {GOAL_GATHER_SECONDS:.0f} s, nothing grows faster than the ranks.",
             "",
-            "| ranks | sites | members | gather | publish | step | cpu of a step | per replica | messages/s "
+            "| ranks | sites | members | gather | publish | step | cpu of a step | idle | per replica | messages/s "
             "| controller | site | controller, gateway | death | end |",
-            "| --- " * 14 + "|",
+            "| --- " * 15 + "|",
             *lines,
         ]
     )
