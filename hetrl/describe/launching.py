@@ -55,7 +55,7 @@ class Launch(Strict):
     walltime: Clock = "08:00:00"
     queue_timeout: Clock = "00:10:00"
     gang_timeout: Clock = "00:10:00"
-    start_with: Literal["all"] | Annotated[int, Field(ge=1)] = "all"
+    start_with: Literal["all"] | AtLeastOne = "all"
     patience: Clock = "00:10:00"
     link_patience: Mapping[str, Clock] = {}
     orphan_timeout: Clock = "00:30:00"

@@ -42,6 +42,7 @@ def _is_one_cluster(name: str) -> str:
 
 Address = Annotated[str, AfterValidator(_is_address)]
 Cluster = Annotated[str, AfterValidator(_is_one_cluster)]
+MOST_GPUS = 2**17  # of an entry of nodes: each is a device of its own to the planner
 Absolute = Annotated[str, Field(pattern=r"^/.*[^/]$")]
 Option = Annotated[str, Field(pattern=r"^--[a-z][a-z0-9-]*(=[^\n]+)?$")]  # of sbatch
 
@@ -52,9 +53,6 @@ def _unprintable(value: object) -> str | None:
         return None if value.isprintable() else value
     parts = (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
     return next((text for part in parts if (text := _unprintable(part)) is not None), None)
-
-
-MOST_GPUS = 2**17  # of an entry: each is a device of its own to the planner
 
 
 class NodeEntry(Strict):
@@ -71,7 +69,7 @@ class NodeEntry(Strict):
     gres: str | None = None  # Slurm's type of these GPUs, where the site's `gres` maps several to the same one
 
     @model_validator(mode="after")
-    def _no_typing_error(self) -> NodeEntry:
+    def _not_too_many(self) -> NodeEntry:
         if self.gpus * self.count > MOST_GPUS:
             raise ValueError(f"{self.count:,} nodes of {self.gpus:,} GPUs; an entry has at most {MOST_GPUS:,} GPUs")
         return self

@@ -30,7 +30,7 @@ class Strict(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _not_taken_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse what pydantic would take for 1 or 0."""
         if isinstance(value, bool):
             asked = cls.model_fields[str(info.field_name)].annotation

@@ -12,9 +12,8 @@ from hetrl.dealing import micro_batches
 from hetrl.lengths import Lengths, empirical
 
 PROMPT_TOKENS, DRAWN_REPLICAS = 100, 600
-LONG_TAILED = Lengths(300.0, 4000, "lognormal")
 LENGTHS = {
-    "lognormal": LONG_TAILED,
+    "lognormal": Lengths(300.0, 4000, "lognormal"),
     "uniform": Lengths(500.0, 1000, "uniform"),
     "empirical": empirical([20, 40, 50, 60, 900], 1000),
 }

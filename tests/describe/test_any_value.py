@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
 from hypothesis import given, settings, strategies as st
-from pydantic import BaseModel
 
 from hetrl.describe.experiment import Experiment
 from hetrl.describe.links import LinksFile
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError
 from hetrl.problem import read_problem
+from tests.describe.described_keys import Key, keys
 
 SITES: dict[str, Any] = {
     name: {"name": name, "nodes": [{"name": "n", "gpu": "a100-40gb", "gpus": 2}]} for name in ("alps", "jsc")
@@ -31,7 +30,6 @@ EXPERIMENT: dict[str, Any] = {
     "topology": {"sites": ["alps.yaml", "jsc.yaml"], "links": "links.yaml"},
 }
 FILES: dict[str, Any] = {"experiment": EXPERIMENT, **SITES, "links": LINKS}
-Key = tuple[str | int, ...]
 
 LIKELY = (
     "ppo",
@@ -59,17 +57,6 @@ SCALARS = st.one_of(
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", max_size=2), inner), max_leaves=4
 )
-
-
-def keys(kind: Any, prefix: Key = ()) -> Iterator[Key]:
-    """Yield every key below a model; 0 stands for the first entry of a list."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        for name, field in kind.model_fields.items():
-            key = (*prefix, field.alias or name)
-            yield key
-            yield from keys(field.annotation, key)
-    for part in get_args(kind):
-        yield from keys(part, (*prefix, 0) if get_origin(kind) in (list, tuple) else prefix)
 
 
 KEYS = sorted(

@@ -251,6 +251,7 @@ def test_prices_are_of_every_gpu_or_by_type_and_queues_go_to_the_planner() -> No
     [
         ({"egres": "direct"}, 'unknown key "egres"; did you mean "egress"?'),
         ({"gateway_port": 70000}, "gateway_port: "),
+        ({"name": "al/ps"}, "name: "),
         ({"name": ".."}, "name: "),
         ({"name": "the alps"}, "name: "),
         ({"allocation": "rack"}, "allocation: "),
