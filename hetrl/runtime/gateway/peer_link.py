@@ -35,7 +35,8 @@ from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_M
 from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
-ECHO_SECONDS, OUT_SECONDS = 2.0, 10.0
+ECHO_SECONDS = 2.0
+OUT_SECONDS = 8.0  # before a rank behind the link counts as silent: it may have spoken last a beat before the link did
 REDIAL_SECONDS = 15.0
 STILL_SECONDS = 15.0  # a stream that carries nothing says so, before what lies between takes it for dead
 KNOCK_SECONDS = 10.0  # a link that carries again is noticed within 5 s of pause and some round trips

@@ -13,6 +13,7 @@ from hetrl.runtime.transport.mailbox import RunAborted
 from hetrl.runtime.transport.notice import ends_soon
 from hetrl.runtime.transport.receiver import Receiver
 
+BEAT_SECONDS = 2.0  # of a rank, whose silence ends a run soonest
 _NOTICE_SECONDS = 1.0  # between two questions whether there is a notice that Slurm ends the job
 _LISTEN_SECONDS = 1.0
 

@@ -20,7 +20,7 @@ from hetrl.runtime.transport.chunks import MESSAGE_BYTES, MOST_FRAMES, Buffer, b
 from hetrl.runtime.transport.connection import Connection
 from hetrl.runtime.transport.exchange import Exchange
 from hetrl.runtime.transport.farewell import farewell
-from hetrl.runtime.transport.heartbeat import beat, silence
+from hetrl.runtime.transport.heartbeat import BEAT_SECONDS, beat, silence
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import DeadlineError, Envelope, Mailbox, RunAborted
 from hetrl.runtime.transport.offences import Offences
@@ -178,7 +178,7 @@ class Member:
         await self.send(envelope.header.source, message, buffers, reply_to=envelope.header.id)
 
     def start_heartbeat(
-        self, to: Callable[[], Iterable[str]], every_seconds: float = 2.0, doing: Callable[[], str] = str
+        self, to: Callable[[], Iterable[str]], every_seconds: float = BEAT_SECONDS, doing: Callable[[], str] = str
     ) -> None:
         """Tell whoever `to` names then, every so often, that this member lives, and what it is `doing`.
 

@@ -10,9 +10,11 @@ import pytest
 
 from hetrl.errors import GangTimeoutError, HetrlError
 from hetrl.runtime import wire
+from hetrl.runtime.gateway.peer_link import OUT_SECONDS
 from hetrl.runtime.run import membership
 from hetrl.runtime.run.deaths import ReleasedError
 from hetrl.runtime.run.membership import Membership
+from hetrl.runtime.transport.heartbeat import BEAT_SECONDS
 from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.member import DeadlineError, Envelope
 
@@ -242,6 +244,11 @@ def test_replicas_of_a_site_that_are_given_back_are_spared_for_that_and_a_traine
     with pytest.raises(ReleasedError, match="beta: its rollouts were given back"):
         asyncio.run(watch())
     assert told == {REPLICA: ReleasedError, other: ReleasedError}
+
+
+def test_a_link_counts_as_out_well_before_a_rank_behind_it_counts_as_silent() -> None:
+    late_seconds = 2.0  # a beat, or the gateway, of a machine that is busy
+    assert BEAT_SECONDS + OUT_SECONDS + late_seconds <= membership.RANK_SILENCE_SECONDS
 
 
 def test_who_is_behind_a_link_that_is_out_is_not_silent_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
