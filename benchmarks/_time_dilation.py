@@ -19,17 +19,21 @@ EXPLAINED = (
 
 @dataclass(frozen=True)
 class Dilated:
-    """Links of a shape, where everything takes `times` as long."""
+    """Links of a shape, where everything takes `times` as long; a share of the delays where what crosses is less."""
 
     shape: Shape
     times: int = 1
+    delay_share: float = 1.0
 
     @property
     def link(self) -> Shape:
         """Return the shape that the lab's links get."""
-        return Shape(self.shape.gbps / self.times, self.shape.delay_ms * self.times, self.shape.loss)
+        delay_ms = self.shape.delay_ms * self.times * self.delay_share
+        return Shape(self.shape.gbps / self.times, delay_ms, self.shape.loss)
 
     def __str__(self) -> str:
         """Return the shape without its losses, as in a table."""
-        aside = f" (dilated {self.times} times)" if self.times > 1 else ""
+        asides = [f"dilated {self.times} times"] if self.times > 1 else []
+        asides += ["delays to scale"] if self.delay_share < 1 else []
+        aside = f" ({', '.join(asides)})" if asides else ""
         return f"{self.shape.gbps:g} Gbps, {self.shape.delay_ms:g} ms{aside}"
