@@ -167,17 +167,17 @@ def ring_gather_bytes(ranks: int, parameters: float, sharded: bool) -> float:
     return (ranks - 1) / ranks * parameters if sharded else 0.0
 
 
-def wan_reduce_bytes(receivers: int, ranks: int, sites: int, following: bool, gradient: float, sharded: bool) -> float:
+def wan_reduce_bytes(receivers: int, ranks: int, sites: int, gradient: float, sharded: bool) -> float:
     """Return the bytes of gradient that a site sends another one, where so many of the ranks are `receivers`.
 
     Each site sums first. A sharded optimiser reduce-scatters: the shares of the receivers go to their site. Else s
-    sites all-reduce: every site sends its sums to the `following` one, the last of which sends the total of its s-th to
-    all; with two sites the whole gradient goes once each way, 33 GB for 8B in fp32. That is what
+    sites all-reduce: every site sends each other one its sum of what that one adds up, an s-th, and the total of its
+    own; with two sites the whole gradient goes once each way, 33 GB for 8B in fp32. That is what
     `hetrl.runtime.wan.reduce_scatter` and `hetrl.runtime.wan.all_reduce` do.
     """
     if sharded:
         return gradient * receivers / ranks
-    return gradient if following else gradient / sites
+    return 2 * gradient / sites
 
 
 def wan_gather_bytes(senders: int, ranks: int, parameters: float, sharded: bool) -> float:
@@ -186,13 +186,13 @@ def wan_gather_bytes(senders: int, ranks: int, parameters: float, sharded: bool)
 
 
 def ring_latency(members: Sequence[int], delays: Sequence[float], between: float) -> float:
-    """Return 2 (n-1) alpha for the ranks of the largest site and again for the sites.
+    """Return 2 (n-1) alpha for the ranks of the largest site, and 2 alpha for sites, which exchange all with all.
 
-    Each site has so many `members` with its delay between them; `between` is the largest delay between neighbouring
-    sites. The unit is that of the delays.
+    Each site has so many `members` with its delay between them; `between` is the largest delay between sites. The unit
+    is that of the delays.
     """
     local = max(2 * (count - 1) * delay for count, delay in zip(members, delays, strict=True))
-    return local + 2 * (len(members) - 1) * between
+    return local + (2 * between if len(members) > 1 else 0.0)
 
 
 def rings_seconds(lanes: float, interfaces: float, links: float, latency: float) -> float:

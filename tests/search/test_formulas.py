@@ -125,7 +125,7 @@ CASES: dict[str, st.SearchStrategy[tuple[Any, ...]]] = {
     "split_layers": stages(),
     "ring_reduce_bytes": st.tuples(counts, moved, flags),
     "ring_gather_bytes": st.tuples(counts, moved, flags),
-    "wan_reduce_bytes": st.tuples(counts, counts, counts, flags, moved, flags),
+    "wan_reduce_bytes": st.tuples(counts, counts, counts, moved, flags),
     "wan_gather_bytes": st.tuples(counts, counts, moved, flags),
     "ring_latency": st.builds(lambda some, between: (*some, between), pairs(counts, seconds), seconds),
     "rings_seconds": st.tuples(seconds, seconds, seconds, seconds),

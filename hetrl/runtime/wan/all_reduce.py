@@ -2,9 +2,10 @@
 
 up        gloo sums each segment onto the leader of its site
 across    two sites, or a small tensor: every leader sends its sum to the others, each adds all in site order
-          more sites: segment i goes round from site to site, each adds its own, until site i mod n has the total and
-          sends it to the others; each uplink carries 2 (n-1)/n of the tensor, as in a ring
-          (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, J. Parallel Distrib. Comput. 69, 2009)
+          more sites: segment i goes from every leader to that of site i mod s, which adds all in site order and sends
+          the total to the others; either way of each link carries 2/s of the tensor, in two trips: a reduce-scatter and
+          an all-gather, each one exchange of all with all (Thakur, Rabenseifner and Gropp, Optimization of Collective
+          Communication Operations in MPICH, Int. J. High Perform. Comput. Appl. 19, 2005)
 down      the leader passes each segment of the total on
 
 The three overlap: while one segment crosses, the next is summed and the one before is passed on. Every element is
@@ -14,7 +15,7 @@ summed in an order that depends on the group and the size only, and once, so tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -26,8 +27,8 @@ from hetrl.runtime.wan.coded import receive_sums, send_sums
 from hetrl.runtime.wan.communicator import Communicator, Operation
 from hetrl.runtime.wan.streams import Arrivals, cuts
 
-# Up to here one trip, in which (s - 1) n bytes leave each of s sites, beats the s trips of 2 (s - 1) / s n bytes: the
-# sizes are even at s / (s - 2) times what a link holds on its way, 1.5 MB of three sites at 100 Mbps and 40 ms.
+# Up to here one trip of n bytes over each link beats the two trips of n / s: they are even at s / (s - 2) times what a
+# link holds on its way, 1.5 MB of three sites at 100 Mbps and 40 ms.
 SMALL_BYTES = 2**20
 _SUM, _TOTAL = 0, 1  # tags of the streams
 
@@ -45,7 +46,7 @@ REDUCTIONS = tuple(COMBINE)
 async def all_reduce(group: Communicator, operation: Operation, total: torch.Tensor, reduction: Any) -> None:
     """Reduce a flat tensor in place over all ranks; `reduction` is one of `REDUCTIONS`."""
     sites = len(group.placement.sites)
-    kind = _Exchange if sites == 2 or total.nbytes <= SMALL_BYTES else _Round
+    kind = _Exchange if sites == 2 or total.nbytes <= SMALL_BYTES else _Shares
     if total.numel():
         await kind(group, operation, total, reduction).run()
 
@@ -62,6 +63,7 @@ class _AllReduce:
         self.inside = dist.ReduceOp.SUM if self.average else reduction  # what gloo does
         self.combine = COMBINE[reduction]
         self.leaders = group.placement.leaders
+        self.others = [leader for leader in self.leaders if leader != group.placement.rank]
         width = total.element_size()
         count = len(cuts(total.nbytes))
         count += -count % self.shares()
@@ -118,6 +120,12 @@ class _AllReduce:
         if self.average:
             self.total[self.segments[number]].div_(len(self.group.addresses))
 
+    def add(self, number: int, sums: Mapping[int, torch.Tensor], out: torch.Tensor) -> None:
+        """Put the total of a segment into `out`: what the leaders of all sites have of it, in the order of these."""
+        here, part = self.group.placement.rank, self.segments[number]
+        *first, last = (self.partial[number] if one == here else sums[one][part] for one in self.leaders)
+        self.combine(reduce(self.combine, first), last, out=out)
+
     async def send(self, to: Sequence[str], tag: int, number: int, segment: torch.Tensor) -> None:
         """Send a segment that nobody changes any more."""
         await send_sums(self.group, to, replace(self.key, tag=tag), number, self.total.nbytes, segment)
@@ -138,9 +146,11 @@ class _Exchange(_AllReduce):
     """Every leader sends its sums to all others."""
 
     def begin(self) -> None:
-        others = [leader for leader in self.leaders if leader != self.group.placement.rank]
         # Of two sites the other's sum lands where the total will be; of more, each in a place of its own.
-        self.sums = {leader: self.total if len(others) == 1 else torch.empty_like(self.total) for leader in others}
+        if len(self.others) == 1:
+            self.sums = {self.others[0]: self.total}
+        else:
+            self.sums = {leader: torch.empty_like(self.total) for leader in self.others}
         self.arrivals = [self.receive(leader, _SUM, place) for leader, place in self.sums.items()]
 
     async def cross(self, number: int) -> None:
@@ -149,44 +159,37 @@ class _Exchange(_AllReduce):
         await self.begun.wait()
         for arrivals in self.arrivals:
             await arrivals.piece(number)
-        here = self.group.placement.rank
-        *sums, last = (mine if leader == here else self.sums[leader][part] for leader in self.leaders)
-        self.combine(reduce(self.combine, sums), last, out=self.total[part])
+        self.add(number, self.sums, self.total[part])
 
     def end(self) -> None:
         self.done(self.arrivals, (self.group.placement.other_leaders, _SUM))
 
 
-class _Round(_AllReduce):
-    """Sums go from each leader to the next; the last of a segment sends the total to all others."""
+class _Shares(_AllReduce):
+    """Every leader gets the sums of the segments that it owns, and sends their totals to all others."""
 
     def shares(self) -> int:
         return len(self.leaders)
 
     def begin(self) -> None:
-        addresses, at = self.group.addresses, self.leaders.index(self.group.placement.local[0])
-        self.position = at
-        self.following = (addresses[self.leaders[(at + 1) % len(self.leaders)]],)
-        self.sums = self.receive(self.leaders[at - 1], _SUM, self.total)
-        self.totals = {
-            owner: self.receive(leader, _TOTAL, self.total) for owner, leader in enumerate(self.leaders) if owner != at
-        }
+        self.sums = {leader: torch.empty_like(self.total) for leader in self.others}  # used where it owns segments
+        self.arrivals = [self.receive(leader, _SUM, place) for leader, place in self.sums.items()]
+        self.totals = {leader: self.receive(leader, _TOTAL, self.total) for leader in self.others}
 
     async def cross(self, number: int) -> None:
-        await self.begun.wait()
-        part, owner = self.segments[number], number % len(self.leaders)
-        segment = self.partial[number]
-        if self.position != (owner + 1) % len(self.leaders):  # the first adds to nothing
-            await self.sums.piece(number)
-            segment = self.combine(self.total[part], segment)
-        if self.position == owner:
-            await self.send(self.group.placement.other_leaders, _TOTAL, number, segment)
-            self.total[part] = segment
-        else:
-            await self.send(self.following, _SUM, number, segment)
+        owner, mine = self.leaders[number % len(self.leaders)], self.partial[number]
+        if owner != self.group.placement.rank:
+            await self.send((self.group.addresses[owner],), _SUM, number, mine)
+            await self.begun.wait()
             await self.totals[owner].piece(number)
+            return
+        await self.begun.wait()
+        for arrivals in self.arrivals:
+            await arrivals.piece(number)
+        self.add(number, self.sums, mine)
+        await self.send(self.group.placement.other_leaders, _TOTAL, number, mine)
+        self.total[self.segments[number]] = mine
 
     def end(self) -> None:
-        self.done(
-            [self.sums, *self.totals.values()], (self.following, _SUM), (self.group.placement.other_leaders, _TOTAL)
-        )
+        others = self.group.placement.other_leaders
+        self.done([*self.arrivals, *self.totals.values()], (others, _SUM), (others, _TOTAL))

@@ -111,11 +111,11 @@ double ring_gather_bytes(Int ranks, double parameters, bool sharded) {
     return sharded ? double(ranks - 1) / double(ranks) * parameters : 0.0;
 }
 
-double wan_reduce_bytes(Int receivers, Int ranks, Int sites, bool following, double gradient, bool sharded) {
+double wan_reduce_bytes(Int receivers, Int ranks, Int sites, double gradient, bool sharded) {
     if (sharded) {
         return gradient * double(receivers) / double(ranks);
     }
-    return following ? gradient : gradient / double(sites);
+    return 2.0 * gradient / double(sites);
 }
 
 double wan_gather_bytes(Int senders, Int ranks, double parameters, bool sharded) {
@@ -127,7 +127,7 @@ double ring_latency(const Ints& members, const Floats& delays, double between) {
     for (Int site = 0; site < members.size(); ++site) {
         local = std::max(local, double(2 * (members[site] - 1)) * delays[site]);
     }
-    return local + double(2 * (members.size() - 1)) * between;
+    return local + (members.size() > 1 ? 2.0 * between : 0.0);
 }
 
 double rings_seconds(double lanes, double interfaces, double links, double latency) {

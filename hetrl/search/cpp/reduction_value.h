@@ -142,8 +142,8 @@ inline Reduction reduction_of(const Training& training, const Cohorts& cohorts, 
             for (Int t = 0; t < ring.sites; ++t) {
                 if (s != t) {
                     const Int direction = sites[s] * places + sites[t];
-                    reduced[direction] += ranks * wan_reduce_bytes(members[sites[t]], replicas, ring.sites,
-                                                                   t == (s + 1) % ring.sites, packed, sharded);
+                    reduced[direction] +=
+                        ranks * wan_reduce_bytes(members[sites[t]], replicas, ring.sites, packed, sharded);
                     gathered[direction] += ranks * wan_gather_bytes(members[sites[s]], replicas, sent, sharded);
                 }
             }
