@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from itertools import permutations
 from pathlib import Path
 from subprocess import Popen
 
@@ -59,10 +60,19 @@ class Faults:
             process.stdin.flush()
         controllers = [(world, world.controller) for world in self._worlds]
         self.until([*self.ranks, *controllers], lambda who: "ready", START_SECONDS)
+        self._until_links_are_up()
         self.sites.shape(SLOW)
         (self._run / GO).touch()
         self.until(self.ranks, lambda who: "begins", START_SECONDS)
         time.sleep(PIECES_SECONDS)
+
+    def _until_links_are_up(self) -> None:
+        """Wait until each gateway knows that the others answer: before that a link counts as one that never was up."""
+        deadline = time.monotonic() + START_SECONDS
+        for site, other in permutations(SITES, 2):
+            while f"{site}: the link to {other} is up" not in (self._run / f"{site}.log").read_text():
+                assert time.monotonic() < deadline, f"the link from {site} to {other} is not up"
+                time.sleep(0.05)
 
     def compute_on(self) -> None:
         """Let the victims that compute be done with it."""

@@ -6,7 +6,7 @@ Each stream comes back by itself:
     ends before it is up    something answers that is not the gateway, such as an ssh tunnel without a gateway at its
                             end: the next attempt waits, each time longer
 
-Whether the other gateway is there is told by its answers to an echo every two seconds:
+Whether the other gateway is there is told by its answers to an echo every two seconds, more often before the first one:
 
     silent for OUT_SECONDS      the link is out, as members are told; what is sent waits
     silent for REDIAL_SECONDS   its streams are dialled again: TCP knows only the next hop, a relay, proxy or tunnel
@@ -35,7 +35,7 @@ from hetrl.runtime.transport.sockets import DOWN, QUEUE_MESSAGES, STREAM_QUEUE_M
 from hetrl.runtime.wire.keys import SiteKeys
 
 STREAMS = 4  # where packets are lost, one stream backs off for seconds and several do not
-ECHO_SECONDS = 2.0
+ECHO_SECONDS, FIRST_ECHO_SECONDS = 2.0, 0.2  # before the first answer nobody knows a link that goes out from one not up
 OUT_SECONDS = 8.0  # before a rank behind the link counts as silent: it may have spoken last a beat before the link did
 REDIAL_SECONDS = 15.0
 STILL_SECONDS = 15.0  # a stream that carries nothing says so, before what lies between takes it for dead
@@ -143,15 +143,15 @@ class PeerLink:
 
         `to_gateway` makes the frames of a message to the gateway of a site.
         """
-        seconds = now()
-        if seconds - self._echo_seconds >= ECHO_SECONDS:
+        seconds, known = now(), self._round_trip_seconds is not None
+        if seconds - self._echo_seconds >= (ECHO_SECONDS if known else FIRST_ECHO_SECONDS):
             echo = to_gateway(self.peer, wire.Echo(seconds=seconds))
             if self._streams[0].send(echo):
                 self._echo_seconds = seconds
         for stream in self._streams[1:]:
             if seconds - stream.sent_seconds >= STILL_SECONDS:
                 stream.send(to_gateway(self.peer, wire.Heartbeat()))
-        known, silent_seconds = self._round_trip_seconds is not None, seconds - self._echoed_seconds
+        silent_seconds = seconds - self._echoed_seconds
         if min(silent_seconds, seconds - self._dialled_seconds) > REDIAL_SECONDS:
             self._dialled_seconds = seconds
             for stream in self._streams:

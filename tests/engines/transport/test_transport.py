@@ -420,6 +420,22 @@ def test_each_stream_of_a_link_says_something_now_and_then(monkeypatch: pytest.M
     asyncio.run(scenario())
 
 
+def test_a_link_is_known_to_be_up_soon_where_the_first_answer_got_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_link, "ECHO_SECONDS", 600.0)
+
+    async def scenario() -> None:
+        async with Cable().carrying() as cable:
+            cable.cut()
+            async with running("alpha", "beta", ways={("beta", "alpha"): cable.endpoint}) as run:
+                cable.target = run.endpoints["alpha"]
+                await until(lambda: run.gateways["beta"].stats().links["alpha"].messages_received > 0)
+                assert not run.is_up("alpha", "beta")
+                cable.mend()
+                await until(lambda: run.is_up("alpha", "beta") and run.is_up("beta", "alpha"))
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.usefixtures("_hasty")
 def test_while_a_link_is_out_members_know_and_no_clock_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_link, "OUT_SECONDS", 0.5)
