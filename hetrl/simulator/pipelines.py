@@ -226,8 +226,8 @@ def ring_phase(setting: Setting, ring: Ring, number: int, share: float, label: s
     """Reduce (0) a share of the gradients round one ring, or gather (1) its parameters: inside sites and between them.
 
     The chunks of a ring follow each other, so that all edges work at once; what is left over is the start-up, k-1
-    delays of k ranks on either level, twice where gradients are gathered, too. Bytes per edge: those of a rank
-    (`formulas.ring_reduce_bytes`, `formulas.ring_gather_bytes`), `wan_phases` between sites.
+    delays of k ranks of a site and one between sites, twice where gradients are gathered, too. Bytes per edge: those of
+    a rank (`formulas.ring_reduce_bytes`, `formulas.ring_gather_bytes`), `wan_phases` between sites.
     Source: ring bounds of Thakur et al., IJHPCA 2005, section 4.
     """
     trips = (1 if ring.sharded else 2, 1 if ring.sharded else 0)[number]
@@ -250,7 +250,7 @@ def ring_phase(setting: Setting, ring: Ring, number: int, share: float, label: s
             ends = gateways(setting.model.topology, sites[source], sites[target])
             transfers.append(setting.network.send(*ends, share * size, label))
             delay = _delay_seconds(setting.model.topology, *ends)
-            far_delays = max(far_delays, (trips * (len(sites) - 1) - 1) * delay)
+            far_delays = max(far_delays, (trips - 1) * delay)
     yield from [transfer.arrived for transfer in transfers]
     yield local_delays + far_delays
 
