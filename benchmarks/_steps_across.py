@@ -17,7 +17,8 @@ from lab.worlds.gateways import SITES, Shape
 
 SHAPES = (Shape(1.0, 25.0, 0.0), Shape(0.4, 10.0, 0.0), Shape(0.1, 40.0, 0.0))
 EIGHT_B = architecture("qwen3-8b")
-PARAMETERS = 256_000_000
+PARAMETERS = 256_000_000  # of the model that stands for 8B
+RATIO = EIGHT_B.parameters / PARAMETERS  # how many times smaller it is
 STEP_SECONDS = 300.0  # of 8B
 TOKENS = 2**20  # of a step of 8B: what a pipeline sends grows with them
 MICRO_BATCHES = 8
@@ -51,33 +52,19 @@ LAYOUTS = (
 SIX_DIRECTIONS = LAYOUTS[1:2]  # full at once
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A model of so many parameters that stands for 8B."""
-
-    parameters: int
-
-    @property
-    def ratio(self) -> float:
-        """Return how many times smaller it is."""
-        return EIGHT_B.parameters / self.parameters
-
-    def step(self, layout: Layout, replica: int, stage: int, dilation: int) -> Step:
-        """Return what the rank of a stage of a replica does."""
-        busy = dilation * STEP_SECONDS / self.ratio / MICRO_BATCHES  # of any layout: more ranks stand for slower ones
-        activation = TOKENS * EIGHT_B.hidden * 2 / self.ratio / MICRO_BATCHES / len(layout.replicas)
-        return Step(
-            replicas=tuple(ranks[stage] for ranks in layout.replicas),
-            stages=layout.replicas[replica],
-            parameters=self.parameters // layout.stages,
-            activation_bytes=int(activation) if layout.stages > 1 else 0,
-            micro_batches=MICRO_BATCHES,
-            micro_batch_seconds=busy,
-            changed=CHANGED,
-        )
-
-
-STAND_IN = Scale(PARAMETERS)
+def step_of(layout: Layout, replica: int, stage: int, dilation: int) -> Step:
+    """Return what the rank of a stage of a replica does."""
+    busy = dilation * STEP_SECONDS / RATIO / MICRO_BATCHES  # of any layout: more ranks stand for slower ones
+    activation = TOKENS * EIGHT_B.hidden * 2 / RATIO / MICRO_BATCHES / len(layout.replicas)
+    return Step(
+        replicas=tuple(ranks[stage] for ranks in layout.replicas),
+        stages=layout.replicas[replica],
+        parameters=PARAMETERS // layout.stages,
+        activation_bytes=int(activation) if layout.stages > 1 else 0,
+        micro_batches=MICRO_BATCHES,
+        micro_batch_seconds=busy,
+        changed=CHANGED,
+    )
 
 
 @dataclass(frozen=True)
@@ -89,8 +76,8 @@ class Case:
 
 
 def to_scale(shape: Shape, times: int) -> Dilated:
-    """Return links whose delays are as many times shorter as the model that stands for 8B is smaller."""
-    return Dilated(shape, times, 1 / STAND_IN.ratio)
+    """Return links whose delays are RATIO times shorter."""
+    return Dilated(shape, times, 1 / RATIO)
 
 
 CASES = (

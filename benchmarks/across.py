@@ -36,13 +36,14 @@ from _steps_across import (
     MICRO_BATCHES,
     PARAMETERS,
     RANKS,
+    RATIO,
     SHAPES,
-    STAND_IN,
     STEP_SECONDS,
     TOKENS,
     Case,
     Layout,
     predicted_seconds,
+    step_of,
 )
 from _time_dilation import EXPLAINED, Dilated
 
@@ -121,7 +122,7 @@ def measure(cases: Sequence[Case]) -> Iterator[Row]:
 def measured(world: World, layout: Layout, links: Dilated, link_gbps: float) -> Row:
     """Measure one layout; bytes are of the busiest direction, in multiples of the gradient's of one stage."""
     places = {rank: (r, s) for r, ranks in enumerate(layout.replicas) for s, rank in enumerate(ranks)}
-    asked = [STAND_IN.step(layout, *places[rank], links.times) for rank in sorted(places)]
+    asked = [step_of(layout, *places[rank], links.times) for rank in sorted(places)]
     step = asked[layout.replicas[0][0]]
     seconds, sent = world.steps(asked)
     gradient = 2 * step.parameters
@@ -135,7 +136,7 @@ def measured(world: World, layout: Layout, links: Dilated, link_gbps: float) -> 
         "dilation": links.times,
         "delay_share": links.delay_share,
         "layout": layout.name,
-        "ratio": STAND_IN.ratio,
+        "ratio": RATIO,
         "measured_gbps": link_gbps * links.times,
         "gradient_mb": gradient / 1e6 if data else None,
         "busiest_mb": busiest / 1e6,
@@ -166,8 +167,8 @@ def page(rows: Sequence[Row]) -> str:
     scaled = [row for row in rows if row["delay_share"] < 1]
     unscaled = [row for row in rows if row not in scaled]
     share = f", {' and '.join(shares)} of one site (to reach: {SHARE_GOAL:.0%})" if shares else ""
-    per_gradient = max((row["per_gradient"] for row in data), default=0.0)
-    two = f" Two sites, data: {per_gradient:.2f} n (to reach: {BYTES_GOAL:g} n){share}." if data else ""
+    per_gradient = [row["per_gradient"] for row in data]
+    two = f" Two sites, data: {max(per_gradient):.2f} n (to reach: {BYTES_GOAL:g} n){share}." if data else ""
     lines = [
         f"One optimiser step of a training over sites. Compute is a sleep, {STEP_SECONDS:g} s of 8B over the ratio; "
         f"what crosses has the real bytes of a model {rows[0]['ratio']:.0f} times smaller, in bf16, so that both are "

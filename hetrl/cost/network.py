@@ -106,9 +106,9 @@ def reduction_of(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Dir
       inside a node  2 (n-1)/n bytes of a ring of n over `peer_gbps`, for each ring (they have separate lanes)
       between nodes  the same, over the node's NIC, summed over all rings that leave the node
       between sites  `wan_phases` of all rings, each over the link from site to site
-    plus 2 (n-1) alpha of the slowest kind of edge on its level, 2 alpha between sites. With a sharded
-    optimiser the gradients are only scattered, and the (smaller) parameters gathered in a phase of their own, which has
-    half of the delays.
+    plus 2 (n-1) alpha of the slowest kind of edge on its level, 2 alpha between sites. With a sharded optimiser the
+    gradients are only scattered, and the (smaller) parameters gathered in a phase of their own, which has half of the
+    delays.
     """
     lanes, latency = [0.0, 0.0], 0.0
     uplinks: tuple[defaultdict[str, float], ...] = (defaultdict(float), defaultdict(float))
