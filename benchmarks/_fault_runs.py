@@ -20,6 +20,7 @@ from _results import ROOT
 from hetrl.files import read_lines
 from lab.lab import Lab
 from lab.launcher import signal_controller
+from lab.planned.copies import Copies
 from lab.planned.runs import make_weights, samples_of
 from lab.shape import RUN_SITES
 from lab.submission import CHECKOUT, HETRL, LAUNCHER, SITE_FILES, in_checkout, log_in
@@ -198,7 +199,10 @@ class Clusters(Place):
 def sometimes_right(work: Path) -> dict[str, Any]:
     """Train a start whose samples are sometimes right, unless it is there; return what makes an experiment begin so."""
     trained = work / "start" / "weights"
-    weights = str(trained if trained.exists() else make_weights(work / "start"))
+    if not trained.exists():
+        with Copies() as copies:
+            make_weights(copies, work / "start")
+    weights = str(trained)
     return {"model": {"architecture": weights, "weights": weights, "dtype": "fp32"}, "warm_start": None}
 
 

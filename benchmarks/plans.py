@@ -17,6 +17,7 @@ from typing import Any
 
 from _results import RESULTS, write_result
 
+from lab.planned.copies import Copies
 from lab.planned.runs import PlannedRuns, digests, make_weights, summary
 
 PLANS = 60
@@ -81,12 +82,12 @@ def main() -> None:
     modes = ("sync", "async")
     kept = RESULTS / f"{NAMES[arguments.kind]}.json"
     rows = json.loads(kept.read_text())["runs"] if arguments.only else [{} for _ in range(arguments.plans)]
-    with tempfile.TemporaryDirectory() as work:
-        weights = make_weights(Path(work) / "weights")
-        sync = PlannedRuns(Path(work) / "sync", "sync", weights, arguments.kind)
+    with tempfile.TemporaryDirectory() as work, Copies() as copies:
+        weights = make_weights(copies, Path(work) / "weights")
+        sync = PlannedRuns(copies, Path(work) / "sync", "sync", weights, arguments.kind)
         runs = {
             "sync": sync,
-            "async": PlannedRuns(Path(work) / "async", "async", weights, arguments.kind, sync.reference),
+            "async": PlannedRuns(copies, Path(work) / "async", "async", weights, arguments.kind, sync.reference),
         }
         for seed in arguments.only or range(arguments.plans):
             mode = modes[seed % 2]

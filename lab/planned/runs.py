@@ -14,7 +14,6 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from typing import Any
 from hetrl.files import read_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, read_problem
-from lab.lab import ROOT
+from lab.planned.copies import Copies
 from lab.planned.random_plans import plan_on_one_device, random_plan, write_experiment
 
 ROUNDING = 1e-4  # relative, after two steps
@@ -32,7 +31,8 @@ SAME_POLICY = 1e-3  # mean difference of log-probs that two engines compute in f
 COMPARED = ("loss", "grad_norm", "kl", "kl_penalty", "reward_model", "value", "return", "value_loss", "value_grad_norm")
 RUN_SECONDS = 900.0
 FIRST_VERSION = 1
-KILL_SECONDS = 60.0
+LOOK_SECONDS = 0.2
+_OUTPUT = "launcher.log"
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,12 @@ class PlannedRuns:
     there are the samples of the first version, which are the same in both.
     """
 
-    def __init__(self, work: Path, mode: str, weights: Path, kind: str = "grpo", reference: Ran | None = None) -> None:
+    def __init__(
+        self, copies: Copies, work: Path, mode: str, weights: Path, kind: str = "grpo", reference: Ran | None = None
+    ) -> None:
         """Write the experiment into `work`, and run the plan on one device where no such run is given."""
         self._sync = mode == "sync"
-        self._work, self._config = work, write_experiment(work, mode, weights, kind)
+        self._copies, self._work, self._config = copies, work, write_experiment(work, mode, weights, kind)
         self.problem: Problem = read_problem(self._config)
         self.reference = reference or self.run(plan_on_one_device(self.problem))
 
@@ -65,23 +67,17 @@ class PlannedRuns:
 
     def run(self, plan: Plan) -> Ran:
         """Run a plan to its end; raises CalledProcessError, with what the command said, where it fails."""
-        return _run(self._config, plan, self._work)
+        return _run(self._copies, self._config, plan, self._work)
 
     def break_off(self, plan: Plan) -> None:
         """Start a run of a plan and kill its launcher after the first step; raises where it ends before."""
         earlier = _newest(self._work)
-        output = subprocess.DEVNULL
-        command, environment = _command(self._config, plan, self._work), _environment(self._work)
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
-        try:
-            deadline = time.monotonic() + RUN_SECONDS
-            while (newest := _newest(self._work)) == earlier or not _rows(newest):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise AssertionError("the run ended before its first step did")
-                time.sleep(0.2)
-        finally:
-            process.terminate()  # it ends the processes of every site
-            process.wait(KILL_SECONDS)
+        _launch(self._copies, self._config, plan, self._work)
+        deadline = time.monotonic() + RUN_SECONDS
+        while (newest := _newest(self._work)) == earlier or not _rows(newest):
+            ended = self._copies.wait(LOOK_SECONDS) is not None
+            assert not ended and time.monotonic() < deadline, "the run ended before its first step did"
+        self._copies.end()
 
     def disagreement(self, ran: Ran) -> str:
         """Say in what a run differs from that on one device; "" where they agree."""
@@ -98,10 +94,10 @@ class PlannedRuns:
         return ""
 
 
-def make_weights(work: Path) -> Path:
+def make_weights(copies: Copies, work: Path) -> Path:
     """Train a tiny model until it is sometimes right; return its Hugging Face directory."""
     config = write_experiment(work, "sync")
-    ran = _run(config, plan_on_one_device(read_problem(config)), work)
+    ran = _run(copies, config, plan_on_one_device(read_problem(config)), work)
     checkpoint = max((ran.directory / "checkpoints").glob("step-*"))
     return as_weights(checkpoint, work / "model", work / "weights")
 
@@ -114,29 +110,24 @@ def as_weights(checkpoint: Path, model: Path, weights: Path) -> Path:
     return weights
 
 
-def _run(config: Path, plan: Plan, work: Path) -> Ran:
-    command, start = _command(config, plan, work), time.monotonic()
-    subprocess.run(
-        command,
-        cwd=ROOT,
-        env=_environment(work),
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-    )
+def _run(copies: Copies, config: Path, plan: Plan, work: Path) -> Ran:
+    start = time.monotonic()
+    _launch(copies, config, plan, work)
+    if (code := copies.wait(RUN_SECONDS)) != 0:
+        said = (work / _OUTPUT).read_text()
+        if code is not None:
+            raise subprocess.CalledProcessError(code, "hetrl submit", stderr=said)
+        copies.end()
+        raise subprocess.TimeoutExpired("hetrl submit", RUN_SECONDS, stderr=said.encode())
     directory = _newest(work)
     return Ran(plan, _rows(directory), time.monotonic() - start, directory)
 
 
-def _command(config: Path, plan: Plan, work: Path) -> list[str]:
+def _launch(copies: Copies, config: Path, plan: Plan, work: Path) -> None:
     file = work / "plan.json"
     file.write_text(json.dumps(plan.to_json()))
-    return [sys.executable, "-m", "launch.cli", "submit", str(config), "--plan", str(file), "--yes"]
-
-
-def _environment(work: Path) -> dict[str, str]:
-    return {**os.environ, "HETRL_RUNS": str(work / "runs")}
+    environment = {**os.environ, "HETRL_RUNS": str(work / "runs")}
+    copies.launch(["submit", str(config), "--plan", str(file), "--yes"], environment, work / _OUTPUT)
 
 
 def _newest(work: Path) -> Path:
