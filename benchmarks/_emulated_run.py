@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ def run_emulated(
     *,
     ends: bool = True,
 ) -> Ran:
-    """Run a plan to its end with emulated engines and return what it left; nothing of it stays.
+    """Run a plan to its end with emulated engines and return what it left; nothing of it stays, unless it fails.
 
     `beside` is called in a thread of its own once the run is there, with what is set when it is over. Raises HetrlError
     where the run fails, unless it need not come to an end.
@@ -109,7 +110,8 @@ def run_emulated(
         over.set()
         thread.join()
         if outcome.phase != "finished" and ends:
-            raise HetrlError(f"the emulated run is {outcome.phase}: {outcome.cause}")
+            kept = shutil.move(prepared.run.path, tempfile.mkdtemp(prefix="hetrl-failed-"))
+            raise HetrlError(f"the emulated run is {outcome.phase}: {outcome.cause}; it is kept in {kept}")
         run = prepared.run
         events, rows = (
             [*parse_lines(path.read_bytes())] if path.exists() else [] for path in (run.events, run.metrics)
