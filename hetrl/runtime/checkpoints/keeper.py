@@ -68,7 +68,7 @@ class Keeper:
                 answers.create_task(self._answer(await self._member.receive()))
 
     async def _answer(self, envelope: Envelope) -> None:
-        """Answer one message; what fails is an answer."""
+        """Answer one message; what fails is an answer, whatever was asked for: others ask here, too."""
         buffers: list[bytes] = []
         try:
             match envelope.message:
@@ -87,8 +87,8 @@ class Keeper:
                         answer = await self._take(asked)
                 case _:
                     return
-        except (HetrlError, OSError) as error:
-            log.warning("%s: %s", self._member.address, error)
+        except Exception as error:
+            log.warning("%s: %s", self._member.address, error, exc_info=not isinstance(error, HetrlError | OSError))
             answer = wire.Failed(cause=str(error), exit_code=1)
         with suppress(HetrlError):  # who asked is gone, or the run is over
             await self._member.reply(envelope, answer)
@@ -196,4 +196,5 @@ class Keeper:
 
 def _plain(name: str) -> bool:
     """Whether a name is that of a file in the directory itself."""
-    return Path(name).name == name and not name.startswith(".") and not name.endswith((files.PARTIAL, writing.BESIDE))
+    inside = name.isprintable() and Path(name).name == name and not name.startswith(".")
+    return inside and not name.endswith((files.PARTIAL, writing.BESIDE))

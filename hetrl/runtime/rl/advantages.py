@@ -100,12 +100,13 @@ def whitened(
 ) -> NDArray[np.float64]:
     """Return (x - mean) / sqrt(variance + epsilon) over the masked tokens [n, s], elsewhere 0; not `centred`: x / it.
 
-    The variance is unbiased. One token, or none, has nothing to be compared with: 0, or not `centred` the value itself.
+    The variance is unbiased. Tokens that are all alike, one, or none, have nothing to be compared with: 0, or not
+    `centred` the values themselves.
     Source, centred: `masked_whiten` of TRL and verl; not centred theirs adds the mean, which would pay every token.
     """
     chosen = values[mask]
     mean = float(chosen.mean()) if len(chosen) and centred else 0.0
-    scale = np.sqrt(chosen.var(ddof=1) + epsilon) if len(chosen) > 1 else 1.0
+    scale = np.sqrt(chosen.var(ddof=1) + epsilon) if len(chosen) > 1 and np.ptp(chosen) > 0 else 1.0
     return np.where(mask, (values - mean) / scale, 0.0)
 
 

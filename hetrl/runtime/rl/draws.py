@@ -66,6 +66,7 @@ class Draws:
         self._asked: dict[Begun, tuple[asyncio.Task[None], int]] = {}
         self._farewells: set[asyncio.Task[None]] = set()
         self._missed: set[str] = set()  # replicas without the newest weights
+        self._none_left: HetrlError | None = None  # what the last replica was lost by, if all ever were
         self._changed = asyncio.Event()
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -92,6 +93,8 @@ class Draws:
         With a `number` what it has is found under that (`under_way`) until it is forgotten. Raises HetrlError when no
         replica is left, or several failed at the same stretch, and RunAborted.
         """
+        if self._none_left is not None and not self._dispatch.replicas:
+            raise self._none_left
         loop, prompt = asyncio.get_running_loop(), next(self._prompts)
         opened = {(prompt, k): _Open(one, loop.create_future(), one.have) for k, one in enumerate(requests)}
         self._open |= opened
@@ -128,7 +131,8 @@ class Draws:
             self._withdraw(self._dispatch.lost(name))
             self._on_lost(name, error)
         if not self._dispatch.replicas:
-            self._fail(HetrlError(f"no replica is left to draw samples; the last one: {error}"))
+            self._none_left = HetrlError(f"no replica is left to draw samples; the last one: {error}")
+            self._fail(self._none_left)
             return
         self._go_on()
 

@@ -43,10 +43,12 @@ class Serving:
         self._actor, self._draws, self._versions, self._told = actor, draws, versions, told
         self._patience_seconds = max(PATIENCE * planned_seconds, LEAST_PATIENCE_SECONDS)
         self._tries = Counter[str]()  # replicas that were started again: how often they may fail to take a version
+        self._lives = Counter[str]()  # of each replica, how often it was started again
         self._coming: set[str] = set()  # replicas that are being brought to the newest version
 
     def back(self, replica: str) -> None:
         """Let a replica take part that was started again; what was on its way to its life before may still fail."""
+        self._lives[replica] += 1
         self._tries[replica] = RETURN_TRIES
         self._draws.back(replica)
 
@@ -56,13 +58,13 @@ class Serving:
         Called with the actor's lock, in its trainer's turn until it has set `left`.
         """
         self._versions.actor += 1
-        version, to = self._versions.actor, self._draws.in_step
+        version, to, lives = self._versions.actor, self._draws.in_step, self._lives.copy()
         quorum = min(1, len(to))
         await self._actor.export(version, to, quorum=quorum, patience_seconds=self._patience_seconds)
         if left is not None:
             left.set()
         published = await self._actor.published(version, quorum=quorum)
-        self._note(published)
+        self._note(published, lives)
         if published.left_out:
             self._told.replicas_behind(version, published.left_out)
         self._told.published(published)
@@ -99,18 +101,24 @@ class Serving:
 
     async def _bring(self, replicas: Sequence[str]) -> None:
         self._coming |= {*replicas}
+        lives = self._lives.copy()
         try:
             published = await self._actor.catch_up(self._versions.actor, replicas)
         finally:
             self._coming -= {*replicas}
-        self._note(published)
+        self._note(published, lives)
         if published.version == self._versions.actor:
             self._told.replicas_caught_up(published)
 
-    def _note(self, published: wire.Published) -> None:
-        """Let those draw that have the newest version; who could not take a version is lost."""
+    def _note(self, published: wire.Published, lives: Mapping[str, int]) -> None:
+        """Let those draw that have the newest version; who could not take a version is lost.
+
+        What was sent to another of the `lives` of a replica says nothing of it: it stays behind until it is brought.
+        """
         for replica, cause in published.failed.items():
-            if self._tries[replica] > 0:  # it may be its life before that failed, and what was on its way there
+            if self._lives[replica] != lives.get(replica, 0):
+                continue
+            if self._tries[replica] > 0:  # what was on its way to its life before may have come between
                 self._tries[replica] -= 1
                 self._draws.missed(replica)
             else:
@@ -118,6 +126,7 @@ class Serving:
         for replica in published.left_out:
             self._draws.missed(replica)
         for replica in published.apply_seconds:
-            self._tries[replica] = 0
-            if published.version == self._versions.actor:
-                self._draws.served(replica)
+            if self._lives[replica] == lives.get(replica, 0):
+                self._tries[replica] = 0
+                if published.version == self._versions.actor:
+                    self._draws.served(replica)

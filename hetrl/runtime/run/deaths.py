@@ -47,10 +47,11 @@ def killed_at(directory: Path, site: str) -> dict[str, str]:
     found = {}
     for path in (directory / LOGS).glob(f"*{_KILLED}"):
         task, _, number = path.name.removesuffix(_KILLED).rpartition("-")
-        if task in TASKS and number.isdigit() and (name := path.read_text()):
+        if task in TASKS and number.isdigit():
             role = task if task == ACTOR_GENERATION else task + wire.RANK
-            found[wire.address(site, role, int(number))] = name
-    return found
+            with suppress(FileNotFoundError):  # it is started again just now
+                found[wire.address(site, role, int(number))] = path.read_text()
+    return {address: name for address, name in found.items() if name}
 
 
 def _name_of(number: int) -> str:

@@ -80,7 +80,8 @@ class Iterations:
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
         self.first_version, self.last = versions.actor, experiment.steps
-        self.ending = ""  # the site whose job ends before the run
+        self.noticed = self.ending = ""  # the site whose job Slurm ends, and that for which the steps end
+        self.begun = False
         self.generated = 0.0  # when the last sample of the newest batch was back
         self.works = set[asyncio.Future[Any]]()  # that go on side by side
         self.failure: asyncio.Future[None]  # has what the first of them raised
@@ -92,6 +93,7 @@ class Iterations:
         critic, kept = self.tasks.critic, (record, settings, steps, copies)
         self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
         self.critic_checkpoints = None if critic is None else CheckpointSchedule(critic, *kept)
+        self.schedules = [one for one in (self.checkpoints, self.critic_checkpoints) if one is not None]
 
     async def prepare(self, step: int, feed: Feed, first: int) -> Prepared:
         """Take the batch of a step, send it to the actor's trainer, and ask all others what they say of it.
@@ -123,6 +125,10 @@ class Iterations:
         counts already are those of a run that this one goes on from; the first one was trained from version `first`.
         """
         self.first_version, self.failure, step = first, future(), feed.position.batches
+        for one in self.schedules:
+            one.reached = step
+        self.begun = True
+        self._end_after_notice()
         coming = self.begin(self.prepare(step + 1, feed, first))
         serving: asyncio.Future[None] | None = None
         start = time.monotonic()
@@ -149,16 +155,18 @@ class Iterations:
             )
 
     def end_soon(self, site: str) -> None:
-        """Take the step that is trained now for the last one, since Slurm ends the job of a site."""
-        if self.ending:
-            return
-        schedules = [one for one in (self.checkpoints, self.critic_checkpoints) if one is not None]
-        step = max(one.reached for one in schedules) + 1
-        if step < self.last:
-            self.last, self.ending = step, site
-            for one in schedules:
+        """Take the step that is trained now, or else the first, for the last one: Slurm ends the job of a site."""
+        self.noticed = self.noticed or site
+        if self.begun:
+            self._end_after_notice()
+
+    def _end_after_notice(self) -> None:
+        step = max(one.reached for one in self.schedules) + 1
+        if self.noticed and not self.ending and step < self.last:
+            self.last, self.ending = step, self.noticed
+            for one in self.schedules:
                 one.end_with(step)
-            self.record.events.append("ending", site=site, step=step)
+            self.record.events.append("ending", site=self.ending, step=step)
 
     def begin(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
         """Let work go on beside the rest, until it ends or the steps do."""

@@ -87,7 +87,8 @@ class Record:
         self.events.append("replica_back", member=replica)
 
     def replica_joined(self, replica: str) -> None:
-        """Note a replica of generation that the run has begun without."""
+        """Note that a replica of generation has come that the run has begun without."""
+        self._open.pop(replica, None)
         self.events.append("replica_joined", member=replica)
 
     def link_changed(self, site: str, *, out: bool) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, pairwise
 
 from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Assembly, Chunk
 from hetrl.runtime.wire import Acknowledged, Place, Priority, Probe
@@ -26,6 +27,7 @@ STALL_SECONDS, LONGEST_STALL_SECONDS = 1.0, 8.0
 STALL_ROUND_TRIPS = 4.0
 _SMOOTHING = 1 / 8  # RFC 6298, section 2
 MOST_WAITING = 2**16  # messages that the application has not taken out; small ones cost more than their bytes
+MOST_EARLY = 2**14  # chunks that came before one that is missing
 _MOST_RANGES = 64  # of a report, which stays small; what it leaves out is only sent again
 
 
@@ -104,12 +106,10 @@ class Outbound:
         return place
 
     def acknowledge(self, report: Acknowledged, now: float) -> list[tuple[Place, Chunk]]:
-        """Let go what arrived and return what must be sent again; raises ValueError for a report of what never went."""
+        """Let go what arrived and return what must be sent again; raises ValueError for a report that cannot be."""
         if report.stream != self.stream:
             return []
-        ends = [report.cumulative, *(end for _, end in report.ranges)]
-        if max(ends) > self._sequence or report.taken_bytes > self._reserved_bytes:
-            raise ValueError(f"acknowledged {max(ends)} of {self._sequence} chunks, {report.taken_bytes} bytes taken")
+        self._check(report)
         arrived = list(self._arrived(report))
         for sequence in arrived:
             sent = self._sent.pop(sequence)
@@ -121,6 +121,14 @@ class Outbound:
             self._moved_seconds, self._stall_seconds = now, self._patience_seconds
         return self._again(now) if report.answers == self._probes > 0 else []
 
+    def _check(self, report: Acknowledged) -> None:
+        """Raise ValueError for ranges that no receiver makes, and for what never went."""
+        bounds = [report.cumulative, *chain.from_iterable(report.ranges)]
+        if bounds[0] < 0 or len(report.ranges) > _MOST_RANGES or any(one >= other for one, other in pairwise(bounds)):
+            raise ValueError(f"acknowledged {report.cumulative} chunks and {len(report.ranges)} ranges out of order")
+        if bounds[-1] > self._sequence or not 0 <= report.taken_bytes <= self._reserved_bytes:
+            raise ValueError(f"acknowledged {bounds[-1]} of {self._sequence} chunks, {report.taken_bytes} bytes taken")
+
     def _arrived(self, report: Acknowledged) -> Iterator[int]:
         """Yield the kept sequence numbers that a report names."""
         for sequence in self._sent:
@@ -128,7 +136,7 @@ class Outbound:
                 break
             yield sequence
         for start, end in report.ranges:
-            yield from (sequence for sequence in range(max(start, report.cumulative), end) if sequence in self._sent)
+            yield from (sequence for sequence in range(start, end) if sequence in self._sent)
 
     def _again(self, now: float) -> list[tuple[Place, Chunk]]:
         """Return the chunks that were ahead of the probe and are not there."""
@@ -198,8 +206,9 @@ class Inbound:
         if place.stream < self.stream or place.sequence < self._expected or place.sequence in self._early:
             self.chunks_duplicate += 1
             return []
-        # Only a message larger than the window has chunks beyond it under way.
-        if place.sequence > self._expected and self.early_bytes + chunk.bytes > self._window_bytes:
+        # Only a message larger than the window has chunks beyond it under way; what is dropped is sent again.
+        full = self.early_bytes + chunk.bytes > self._window_bytes or len(self._early) >= MOST_EARLY
+        if place.sequence > self._expected and full:
             return []
         self._early[place.sequence] = chunk
         self.early_bytes += chunk.bytes

@@ -28,7 +28,8 @@ class Staged:
         check_carried(tensor)
         self.tensor = tensor.detach()
         self.on_device = tensor.device.type != "cpu"
-        self._copied = self.on_device or not tensor.is_contiguous()
+        # torch negates and conjugates some tensors when they are read: their memory holds other values.
+        self._copied = self.on_device or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj()
         if not self._copied:
             self.host = self.tensor.view(-1)
             return

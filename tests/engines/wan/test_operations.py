@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hetrl.runtime.wan.work import Staged
 from tests.engines.megatron.megatron_worlds import Worlds
 from tests.engines.wan.wan_worlds import LAYOUTS, run_sites
 
@@ -212,3 +213,12 @@ def _at_once(rank: int, size: int) -> list[str]:
 @pytest.mark.parametrize(("layout", "backend"), [("2x2", "gloo"), ("2x2", "wan"), ("2+1+1", "wan")])
 def test_handles_groups_and_point_to_point(worlds: Worlds, layout: str, backend: str) -> None:
     assert run_sites(worlds, layout, backend, _other_calls) == [[]] * len(LAYOUTS[layout])
+
+
+def test_what_torch_negates_or_conjugates_when_it_is_read_crosses_as_it_reads() -> None:
+    for tensor in (torch.tensor([1.0 + 2.0j]).conj(), torch.tensor([1.0 + 2.0j]).conj().imag):
+        staged = Staged(tensor)
+        assert torch.equal(staged.host, tensor.resolve_conj().resolve_neg())
+        staged.host.fill_(3.0)
+        staged.write_back()
+        assert torch.equal(tensor, torch.full_like(tensor, 3.0))

@@ -220,10 +220,17 @@ def test_a_part_of_what_was_not_listed_or_lies_elsewhere_is_not_read(tmp_path: P
         return wire.ReadCheckpoint(task=ACTOR_TRAINING, step=4, file=file, offset=offset, bytes=count)
 
     listing = wire.ListCheckpoint(task=ACTOR_TRAINING, step=4)
-    refused = [read("../../keys.json"), read("COMPLETE", keeping.PART_BYTES + 1), read("COMPLETE", offset=-1)]
-    first, _, fine, *others, lost = asked(tmp_path, read("COMPLETE"), listing, read("COMPLETE"), *refused, read("x"))
+    refused = [
+        *(read(name) for name in ("../../keys.json", "keys\0.json", "keys\n.json")),
+        *(read("COMPLETE", keeping.PART_BYTES + 1), read("COMPLETE", offset=-1)),
+    ]
+    beyond = read("COMPLETE", offset=2**63)  # no file system has it: one that asks so ends nothing
+    first, _, fine, *others, far, lost = asked(
+        tmp_path, read("COMPLETE"), listing, read("COMPLETE"), *refused, beyond, read("x")
+    )
     assert isinstance(fine, wire.CheckpointRead)
     assert all("not of a checkpoint that was listed" in str(answer) for answer in (first, *others))
+    assert "int" in str(far)
     assert "No such file" in str(lost)
 
 

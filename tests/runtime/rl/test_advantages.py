@@ -12,6 +12,7 @@ from hetrl.runtime.rl.advantages import (
     generalised_advantages,
     group_advantages,
     leave_one_out_advantages,
+    whitened,
 )
 
 REWARDS = arrays(np.float64, (3, 5), elements=st.floats(-10, 10))
@@ -101,6 +102,12 @@ def test_a_batch_whose_rewards_are_equal_says_nothing(baseline: bool) -> None:
     advantages = batch_advantages([[0.1, 0.1, 0.1], [0.1]], np.array([1, 2, 3, 4]), baseline=baseline)
     assert advantages.values.tolist() == [0.0] * 4
     assert (advantages.equal, advantages.single) == (1, 1)
+
+
+def test_tokens_that_are_all_alike_have_no_deviation_to_be_divided_by() -> None:
+    values, mask = np.full((2, 2), 0.5), np.array([[True, False], [True, True]])
+    assert whitened(values, mask).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert whitened(values, mask, centred=False).tolist() == [[0.5, 0.0], [0.5, 0.5]]
 
 
 def test_gae_by_hand_passes_over_what_is_not_a_target() -> None:

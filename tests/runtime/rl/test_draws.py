@@ -400,6 +400,25 @@ def test_the_run_ends_with_the_last_replica() -> None:
         drawn(Members({"a": dies, "b": dies}), ["a", "b"])
 
 
+def test_the_run_ends_with_the_last_replica_though_nothing_is_drawn_when_it_is_lost() -> None:
+    """As in mode sync, while a batch is trained; unless one is back by the time that the next one is drawn."""
+
+    async def run(*, back: bool) -> None:
+        dispatch = Dispatch({name: Capacity(2, 2) for name in "ab"}, LONGEST, STRETCH)
+        members = Members(dict.fromkeys("ab", at_once))
+        draws = Draws(cast(Member, members), dispatch, lambda name, error: None, Timeline())
+        for name in "ab":
+            draws.lost(name, HetrlError("its node is down"))
+        if back:
+            draws.back("a")
+            draws.served("a")
+        await asyncio.wait_for(draws.group([request_of(k) for k in range(6)], 0), 20.0)
+
+    asyncio.run(run(back=True))
+    with pytest.raises(HetrlError, match="no replica is left to draw samples; the last one: its node is down"):
+        asyncio.run(run(back=False))
+
+
 def test_a_stretch_that_every_replica_refuses_ends_the_run_before_all_are_lost() -> None:
     async def refuses(request: wire.Generate) -> wire.Message:
         if request.sampling.seed == request_of(1).seed(0):

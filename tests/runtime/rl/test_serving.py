@@ -206,3 +206,31 @@ def test_what_goes_wrong_at_the_trainer_ends_it() -> None:
             await catching_up
 
     asyncio.run(run())
+
+
+def test_what_a_replica_took_before_it_was_started_again_is_not_what_it_has() -> None:
+    """It answers, is ended and is back while another one still loads; and so once more while it is brought."""
+    scene = Scene()
+
+    class Late(Actor):
+        async def published(self, version: int, *, quorum: int) -> wire.Published:
+            scene.serving.back(B)
+            return await super().published(version, quorum=quorum)
+
+    scene.serving._actor = cast(Trainer, late := Late())
+
+    async def play() -> None:
+        await scene.serving.publish()
+        assert scene.draws.behind == (B,) and scene.draws.in_step == (A, C)
+        await scene.moment()
+        assert late.asked == [(1, (B,))]
+        scene.serving.back(B)
+        late.bring(1, B)
+        await scene.moment()
+        assert scene.draws.behind == (B,)
+        assert late.asked == [(1, (B,)), (1, (B,))]
+        late.bring(1, B)
+        await scene.moment()
+        assert {*scene.draws.in_step} == {A, B, C} and not scene.lost
+
+    played(scene, play)

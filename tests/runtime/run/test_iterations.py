@@ -24,7 +24,7 @@ from hetrl.errors import HetrlError, TimeUpError
 from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.rl.feed import Feed
+from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.stretches import Stretch
@@ -202,9 +202,9 @@ def tasks_of(member: Member) -> Tasks:
 
 
 async def run(
-    world: World, staleness: int | None, warmup: int, samples: Any = None, kl_in: str = "loss"
+    world: World, staleness: int | None, warmup: int, samples: Any = None, kl_in: str = "loss", taken: int = 0
 ) -> list[Mapping[str, Any]]:
-    """Take all steps; return the rows."""
+    """Take all steps behind those that were `taken` by another run; return the rows."""
     experiment, member = experiment_of(staleness, warmup, kl_in), cast(Member, world)
     shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
     turns = Turns(member, shared, new_weights=staleness is None)
@@ -218,7 +218,9 @@ async def run(
         experiment.critic,
         judged_text=lambda prompt, tokens, response: (*response,),
     )
-    versions, record = Versions(actor=1), Rows()
+    versions, record = Versions(actor=1 + taken, critic=taken), Rows()
+    world.critic_version, world.served = versions.critic, versions.actor
+    turns.begin_with(taken + 1)
 
     async def publish(left: asyncio.Event) -> wire.Published:
         versions.actor = version = versions.actor + 1
@@ -239,14 +241,14 @@ async def run(
             prompt = Prompt(str(number), "")
             return PromptGroup(prompt, (5,), (drawn,), (1.0,), rule_rewards=(1.0,), stretches=stretches)
 
-    feed = Feed(draw, BATCH, staleness or 0, STEPS, versions.actor)
+    feed = Feed(draw, BATCH, staleness or 0, STEPS, versions.actor, start=Position(taken, taken * BATCH))
     nothing: Any = Nothing()
     try:
         groups = [Group(tuple(group), ()) for group in world.groups]
         files = samples or nothing
         iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), files, nothing, groups)
         world.begins(iterations, record)
-        await iterations.run(feed, versions.actor)
+        await iterations.run(feed, 1)
     finally:
         await feed.close()
     return record.rows
@@ -475,6 +477,35 @@ def test_a_job_that_slurm_ends_keeps_the_step_under_way(
         assert told == [{"kind": "ending", "site": "beta", "step": last}]
     else:
         assert not said and not told
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_run_that_goes_on_and_is_ended_by_slurm_in_its_first_step_keeps_that(before: bool) -> None:
+    """Also where that is said before it takes up its steps."""
+
+    class Ending(World):
+        def begins(self, iterations: Iterations, record: Rows) -> None:
+            self.iterations, self.record, self.kept = iterations, record, list[tuple[str, int]]()
+            if before:
+                iterations.end_soon("beta")
+
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            if task == ACTOR_TRAINING and isinstance(message, wire.Train):
+                self.iterations.end_soon("beta")
+            elif isinstance(message, wire.FinishSave) and message.wait:
+                self.kept.append((task, message.step))
+            return await super()._work(task, message, buffers)
+
+    async def scenario(world: Ending) -> None:
+        async with asyncio.timeout(20.0):
+            await run(world, 1, 0, taken=2)
+
+    world = Ending(groups_of(range(6)), 0)
+    with pytest.raises(TimeUpError, match=f"beta: Slurm ends its job; kept up to step 3 of {STEPS}"):
+        asyncio.run(scenario(world))
+    assert [row["step"] for row in world.record.rows] == [3]
+    assert sorted(world.kept) == [(ACTOR_TRAINING, 3), (CRITIC_TRAINING, 3)]
+    assert [event["step"] for event in world.record.told if event["kind"] == "ending"] == [3]
 
 
 @pytest.mark.parametrize("task", [ACTOR_TRAINING, CRITIC_TRAINING])

@@ -158,6 +158,16 @@ def test_a_step_names_the_faults_that_touched_it(tmp_path: Path) -> None:
     assert last["faults"] == ["taken up behind step 6", "lost beta/actor_generation/0, time 3"]
 
 
+def test_a_replica_that_was_lost_before_it_came_is_a_fault_until_it_comes(tmp_path: Path) -> None:
+    record, row = Record(tmp_path, "alpha"), {"reward": 0.5, "seconds": {"iteration": 2.0}}
+    record.replica_lost("beta/actor_generation/0", HetrlError("its job failed"))
+    record.replica_joined("beta/actor_generation/0")
+    for step in (1, 2):
+        record.step({"step": step, **row}, 9)
+    faults = [line.get("faults", []) for line in read_lines(tmp_path / "metrics.jsonl")]
+    assert faults == [["lost beta/actor_generation/0"], []]
+
+
 def test_a_replica_that_is_given_back_is_no_fault(tmp_path: Path) -> None:
     record = Record(tmp_path, "alpha")
     record.replica_released("beta/actor_generation/0")

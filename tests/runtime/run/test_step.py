@@ -205,6 +205,7 @@ def test_a_process_that_a_signal_ended_is_known_to_the_controller_until_it_start
     assert released_at(directory) == {"beta"}
     for name in ("actor_generation-3", "gateway", "no-task-4"):
         (directory / "logs" / f"{name}.killed").write_text("SIGSEGV")
+    (directory / "logs" / "actor_training-7.killed").symlink_to("gone")  # started again between two looks
     found = {"alpha/actor_training.rank/0": "SIGKILL", "alpha/actor_generation/3": "SIGSEGV"}
     assert killed_at(directory, "alpha") == found
     rows.write_text(rows.read_text().replace("number or", "None and"))
