@@ -79,11 +79,11 @@ def newest_step(found: Mapping[str, Collection[int]]) -> int | None:
     return max(steps, default=None)
 
 
-def keep_last(root: Path, count: int, most_gb: float | None = None, spared: int | None = None) -> list[Path]:
+def keep_last(root: Path, count: int, most_gb: float | None = None, spared: Collection[int] = ()) -> list[Path]:
     """Remove all but the `count` newest whole checkpoints under `root`, and what was left half-written; return them.
 
     Of these, the older ones go where all would take more than `most_gb` (1e9 bytes). That of step 0 stays, which has
-    the weights that the run began with, and that of the step `spared`. Not while one is being written. Raises
+    the weights that the run began with, and those of the steps `spared`. Not while one is being written. Raises
     HetrlError for a count below one.
     """
     if count < 1:
@@ -93,7 +93,7 @@ def keep_last(root: Path, count: int, most_gb: float | None = None, spared: int 
     whole = [directory for directory in directories if step_of(directory) and _cause(directory) is None]
     while count > 1 and most_gb is not None and sum(map(bytes_of, whole[:count])) > most_gb * 1e9:
         count -= 1
-    kept = {*whole[:count], *(directory for directory in whole if step_of(directory) == spared)}
+    kept = {*whole[:count], *(directory for directory in whole if step_of(directory) in spared)}
     surplus = [directory for directory in whole if directory not in kept]
     removed = [*surplus, *unfinished, *sorted(root.glob(f"step-*{PARTIAL}"))]
     for directory in removed:

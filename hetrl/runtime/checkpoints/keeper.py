@@ -134,7 +134,7 @@ class Keeper:
         except BaseException:
             writing.discard(target)
             raise
-        await asyncio.to_thread(files.keep_last, places.own, self._room.keep, self._room.keep_gb)
+        await asyncio.to_thread(files.keep_last, places.own, self._room.keep, self._room.keep_gb, asked.spared)
         seconds = time.monotonic() - start
         return wire.CheckpointTaken(step=asked.step, bytes=sum(sizes.values()), seconds=seconds)
 

@@ -5,17 +5,19 @@ when one is due, and after the last step:   the one under way is waited for, the
 after the last step:   that one is waited for too; it may be another one than the run was to have (`end_with`)
 
 Each that is whole is wanted at other sites, too, as `Copies` sees to; the one that is copied is not removed meanwhile.
+Nor is the last one of which every model that is trained has its own: a run goes on from no other.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from hetrl.describe.experiment import Checkpoints
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.files import newest_step
 from hetrl.runtime.rl.tasks import Trainer
 from hetrl.runtime.run.record import Record
 
@@ -26,19 +28,50 @@ class Copies(Protocol):
     def wanted(self, task: str, step: int) -> None:
         """Note that the checkpoint of a step is whole."""
 
-    def under_way(self, task: str) -> int | None:
-        """Return the step whose checkpoint is being copied."""
+    def under_way(self) -> int | None:
+        """Return the step whose checkpoints are being copied."""
 
 
 class _NoCopies:
     def wanted(self, task: str, step: int) -> None:
         """Copy nothing."""
 
-    def under_way(self, task: str) -> int | None:
+    def under_way(self) -> int | None:
         """Return that nothing is copied."""
 
 
 NO_COPIES = _NoCopies()
+
+
+class WholeSteps:
+    """Of which steps each of some tasks has a whole checkpoint, as far as is known: the disk has more, if any."""
+
+    def __init__(self, tasks: Iterable[str]) -> None:
+        """Begin with none."""
+        self._steps = {task: set[int]() for task in tasks}
+        self._going: dict[str, set[int]] = {}  # by each task of which older ones go, what it spares
+
+    def add(self, task: str, step: int) -> None:
+        """Note one that is there from before."""
+        self._steps[task].add(step)
+
+    def spared(self, task: str, step: int) -> set[int]:
+        """Return which steps of a task must stay when older ones go as that of `step` is whole, until `settled`.
+
+        That is the last step of which every task has one then, and those which others count on that remove theirs
+        meanwhile; where others have none of `step` yet, also the one before it, of which they may have theirs by then.
+        """
+        last = newest_step({**self._steps, task: {*self._steps[task], step}})
+        before = max(self._steps[task], default=None) if last != step else None
+        found = set[int]().union(*self._going.values(), [one for one in (last, before) if one is not None])
+        self._going[task] = found
+        return found
+
+    def settled(self, task: str, step: int, *, whole: bool) -> None:
+        """Note what became of it: of older ones only those that were spared are certain to be left."""
+        spared = self._going.pop(task)
+        if whole:
+            self._steps[task] = {step, *(self._steps[task] & spared)}
 
 
 @dataclass
@@ -52,12 +85,23 @@ class CheckpointSchedule:
     """The checkpoints of a run of `steps` steps; `after` each step it asks the trainer for what is due."""
 
     def __init__(
-        self, trainer: Trainer, record: Record, settings: Checkpoints, steps: int, copies: Copies = NO_COPIES
+        self,
+        trainer: Trainer,
+        record: Record,
+        settings: Checkpoints,
+        steps: int,
+        whole: WholeSteps,
+        copies: Copies = NO_COPIES,
     ) -> None:
         self._trainer, self._record, self._settings, self._steps = trainer, record, settings, steps
-        self._copies = copies
+        self._whole, self._copies = whole, copies
         self.reached = 0  # the last step that it was told of
         self._under_way: _UnderWay | None = None
+
+    def goes_on(self, step: int) -> None:
+        """Begin behind the steps of an earlier run, with its checkpoint of the last one."""
+        self.reached = step
+        self._whole.add(self._trainer.task, step)
 
     def end_with(self, step: int) -> None:
         """Take a step that is not reached yet for the last one."""
@@ -91,9 +135,12 @@ class CheckpointSchedule:
         ours = self._under_way
         if ours is None:
             return
-        keep, keep_gb, copied = self._settings.keep, self._settings.keep_gb, self._copies.under_way(self._trainer.task)
-        request = wire.FinishSave(step=ours.step, keep=keep, keep_gb=keep_gb, spared=copied, wait=wait)
+        keep, keep_gb = self._settings.keep, self._settings.keep_gb
+        spared, copied = self._whole.spared(self._trainer.task, ours.step), self._copies.under_way()
+        steps = tuple(sorted(spared | ({copied} if copied is not None else set())))
+        request = wire.FinishSave(step=ours.step, keep=keep, keep_gb=keep_gb, spared=steps, wait=wait)
         saved = await self._trainer.finish_save(request)
+        self._whole.settled(self._trainer.task, ours.step, whole=saved.whole)
         ours.waited_seconds += saved.seconds
         if saved.whole:
             self._record.saved(saved, time.monotonic() - ours.begun, ours.waited_seconds)

@@ -5,7 +5,8 @@
     wanted(task, step)  a whole one is to be copied: to the first site of checkpoints.copy_to that is another one
     serve()             copies one after another, beside the steps; what cannot be copied is an event, and no end
 
-Of those that wait, the newest of a task and that of step 0, with the weights that the run began with, are copied.
+Those of a step are copied once every model has its own, all before those of another step: a run goes on from no single
+one. Of the steps that wait, the newest and step 0, with the weights that the run began with, are copied.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class KeptCheckpoints:
         self._keepers = keepers_of(context.plan)
         self._trained = [task for task in TRAININGS if task in context.plan.tasks]
         self._found: dict[str, dict[int, str]] = {}
-        self._waiting: dict[tuple[str, int], None] = {}
-        self._current: tuple[str, int] | None = None
+        self._whole = dict[int, set[str]]()  # of which models, of steps that not all have yet
+        self._waiting: list[int] = []  # steps
+        self._current: int | None = None
+        self._copied: int | None = None  # the last step of which all are at the other site
         self._more, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
@@ -90,15 +93,21 @@ class KeptCheckpoints:
         """Note that the checkpoint of a step is whole, and to be copied where the experiment says so."""
         if not self._context.experiment.checkpoints.copy_to:
             return
-        for older in [one for one in self._waiting if one[0] == task and one[1] > 0]:
-            del self._waiting[older]
-        self._waiting[task, step] = None
-        self._idle.clear()
-        self._more.set()
+        whole = self._whole.setdefault(step, set())
+        whole.add(task)
+        if whole >= {*self._of(step)}:
+            self._whole = {one: tasks for one, tasks in self._whole.items() if one > step}
+            self._waiting = [*(one for one in self._waiting if one == 0), step]
+            self._idle.clear()
+            self._more.set()
 
-    def under_way(self, task: str) -> int | None:
-        """Return the step whose checkpoint is being copied."""
-        return self._current[1] if self._current is not None and self._current[0] == task else None
+    def _of(self, step: int) -> Sequence[str]:
+        """Return the models that have a checkpoint of a step: before the first one only the actor has."""
+        return self._trained if step > 0 else [ACTOR_TRAINING]
+
+    def under_way(self) -> int | None:
+        """Return the step whose checkpoints are being copied."""
+        return self._current
 
     async def serve(self) -> None:
         """Copy what is wanted, for as long as the run lasts."""
@@ -106,9 +115,9 @@ class KeptCheckpoints:
             await self._more.wait()
             self._more.clear()
             while self._waiting:
-                self._current = next(iter(self._waiting))
-                del self._waiting[self._current]
-                await self._copy(*self._current)
+                self._current = step = self._waiting.pop(0)
+                if await self._copy_all(step) and step > 0:
+                    self._copied = step
                 self._current = None
             self._idle.set()
 
@@ -116,26 +125,39 @@ class KeptCheckpoints:
         """Wait until nothing is to be copied any more."""
         await self._idle.wait()
 
-    async def _copy(self, task: str, step: int) -> None:
+    async def _copy_all(self, step: int) -> bool:
+        """Copy those of a step; those that they follow go with the last one."""
+        before = () if self._copied is None else (self._copied,)
+        *others, last = self._of(step)
+        for task in others:
+            if not await self._copy(task, step, spared=before):
+                return False
+        return await self._copy(last, step)
+
+    async def _copy(self, task: str, step: int, spared: tuple[int, ...] = ()) -> bool:
+        """Copy one; return whether it is at the other site."""
         trainer = self._trainer(task)
         own, preferred = wire.site_of(trainer), self._context.experiment.checkpoints.copy_to
         targets = [keeper for site in preferred if site != own and (keeper := self._keeper_at(site)) is not None]
         if not targets:
             self._record.not_copied(task, step, f"none of {', '.join(preferred)} takes part beside {own}")
-            return
+            return False
         try:
-            taken = await self._take(targets[0], task, step, self._keepers[trainer])
+            taken = await self._take(targets[0], task, step, self._keepers[trainer], spared)
         except RunAborted:
             raise
         except HetrlError as error:
             self._record.not_copied(task, step, str(error))
-        else:
-            self._record.copied(task, taken, wire.site_of(targets[0]))
+            return False
+        self._record.copied(task, taken, wire.site_of(targets[0]))
+        return True
 
-    async def _take(self, keeper: str, task: str, step: int, source: str) -> wire.CheckpointTaken:
+    async def _take(
+        self, keeper: str, task: str, step: int, source: str, spared: tuple[int, ...] = ()
+    ) -> wire.CheckpointTaken:
         reply = await self._member.request(
             keeper,
-            wire.TakeCheckpoint(task=task, step=step, source=source),
+            wire.TakeCheckpoint(task=task, step=step, source=source, spared=spared),
             timeout_seconds=self._context.experiment.launch.walltime_seconds,
             doing=f"copy the checkpoint of {task} after step {step} to {wire.site_of(keeper)}",
         )

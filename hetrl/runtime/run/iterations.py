@@ -31,7 +31,7 @@ from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.timeline import waits
 from hetrl.runtime.rl.under_way import pack
-from hetrl.runtime.run.checkpoints import NO_COPIES, CheckpointSchedule, Copies
+from hetrl.runtime.run.checkpoints import NO_COPIES, CheckpointSchedule, Copies, WholeSteps
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.progress import Progress
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics, weight_metrics
@@ -90,7 +90,9 @@ class Iterations:
         algorithm = experiment.algorithm
         self.beside = scores_beside_inferences(algorithm.scores_batch, algorithm.max_staleness, trains)
         settings, steps = experiment.checkpoints, experiment.steps
-        critic, kept = self.tasks.critic, (record, settings, steps, copies)
+        critic = self.tasks.critic
+        whole = WholeSteps([ACTOR_TRAINING, *([] if critic is None else [CRITIC_TRAINING])])
+        kept = (record, settings, steps, whole, copies)
         self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
         self.critic_checkpoints = None if critic is None else CheckpointSchedule(critic, *kept)
         self.schedules = [one for one in (self.checkpoints, self.critic_checkpoints) if one is not None]
@@ -126,7 +128,7 @@ class Iterations:
         """
         self.first_version, self.failure, step = first, future(), feed.position.batches
         for one in self.schedules:
-            one.reached = step
+            one.goes_on(step)
         self.begun = True
         self._end_after_notice()
         coming = self.begin(self.prepare(step + 1, feed, first))

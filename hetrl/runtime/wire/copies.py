@@ -18,11 +18,15 @@ class FoundCheckpoints(Tagged, frozen=True, tag=True):
 
 
 class TakeCheckpoint(Tagged, frozen=True, tag=True):
-    """To a keeper: bring the checkpoint of a task from another keeper here, and keep it; answered once it is proven."""
+    """To a keeper: bring the checkpoint of a task from another keeper here, and keep it; answered once it is proven.
+
+    Older ones go then, but for those of the steps `spared`.
+    """
 
     task: str
     step: int
     source: str
+    spared: tuple[int, ...] = ()
 
 
 class CheckpointTaken(Tagged, frozen=True, tag=True):

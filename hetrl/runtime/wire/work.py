@@ -131,7 +131,7 @@ class Save(Tagged, frozen=True, tag=True):
 class FinishSave(Tagged, frozen=True, tag=True):
     """To a trainer: complete the checkpoint of this step, then keep the newest `keep`; answered by `Saved`.
 
-    Fewer are kept where they would take more than `keep_gb`; that of the step `spared` is, too. Without `wait` only
+    Fewer are kept where they would take more than `keep_gb`; those of the steps `spared` are, too. Without `wait` only
     when all ranks have written their files already.
     """
 
@@ -139,7 +139,7 @@ class FinishSave(Tagged, frozen=True, tag=True):
     keep: int
     wait: bool
     keep_gb: float | None = None
-    spared: int | None = None
+    spared: tuple[int, ...] = ()
 
 
 class Saved(Tagged, frozen=True, tag=True):

@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_does_not_count_among_the_kept(tmp_path: Path) -> N
 def test_fewer_are_kept_where_they_take_too_much_and_one_that_is_in_use(tmp_path: Path) -> None:
     directories = [small_checkpoint(tmp_path, step) for step in (0, 1, 2, 3, 4)]
     gb = checkpoint.bytes_of(directories[-1]) / 1e9
-    checkpoint.keep_last(tmp_path, 3, 2.5 * gb, spared=1)
+    checkpoint.keep_last(tmp_path, 3, 2.5 * gb, spared=[1])
     assert sorted(checkpoint.whole(tmp_path)) == [0, 1, 3, 4]
     checkpoint.keep_last(tmp_path, 3, 0.1 * gb)
     assert sorted(checkpoint.whole(tmp_path)) == [0, 4]

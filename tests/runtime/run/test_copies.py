@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.run.copies import KeptCheckpoints
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.wire.members import addresses_of, keepers_of
-from hetrl.workload import ACTOR_TRAINING
+from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING
 from lab.quick import quick_plan
 from tests.launch.launch_cases import quick_experiment
 
@@ -43,9 +44,11 @@ class Keepers:
         return SimpleNamespace(message=wire.CheckpointTaken(step=message.step, bytes=8, seconds=0.5))
 
 
-def kept(keepers: Keepers, directory: Path, *copy_to: str, lost: tuple[str, ...] = ()) -> KeptCheckpoints:
+def kept(
+    keepers: Keepers, directory: Path, *copy_to: str, lost: tuple[str, ...] = (), plan: Plan = PLAN
+) -> KeptCheckpoints:
     experiment = quick_experiment(checkpoints={"copy_to": copy_to})
-    context = SimpleNamespace(plan=PLAN, experiment=experiment, addresses=lambda task: addresses_of(PLAN, task))
+    context = SimpleNamespace(plan=plan, experiment=experiment, addresses=lambda task: addresses_of(plan, task))
     living = {member for member in MEMBERS if wire.site_of(member) not in lost}
     return KeptCheckpoints(cast(Any, context), cast(Any, keepers), Record(directory, "alpha"), lambda: living)
 
@@ -101,16 +104,53 @@ def test_of_those_that_wait_the_newest_and_the_first_are_copied(tmp_path: Path) 
         ours.wanted(ACTOR_TRAINING, 0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert ours.under_way(ACTOR_TRAINING) == 0
+        assert ours.under_way() == 0
         for step in (2, 4, 6):
             ours.wanted(ACTOR_TRAINING, step)
         keepers.go_on.set()
         await asyncio.wait_for(ours.settle(), 20)
-        assert ours.under_way(ACTOR_TRAINING) is None
+        assert ours.under_way() is None
         serving.cancel()
 
     asyncio.run(scenario())
     assert [step for _, step, _ in keepers.heard] == [0, 6]
+
+
+SPARED: dict[int, tuple[int, ...]] = {2: (), 4: (2,), 6: (4,), 8: (6,)}
+
+
+def test_actor_and_critic_of_a_step_are_copied_before_those_of_another(tmp_path: Path) -> None:
+    """A copy takes longer than the next checkpoint, and the actor's is whole first each time."""
+    plan = replace(PLAN, tasks={**PLAN.tasks, CRITIC_TRAINING: PLAN.tasks[ACTOR_TRAINING]})
+
+    class Slow(Keepers):
+        async def request(self, to: str, message: wire.Message, **more: Any) -> Any:
+            assert isinstance(message, wire.TakeCheckpoint)
+            asked.append((message.task, message.step, message.spared))
+            await self.go_on.wait()
+            return SimpleNamespace(message=wire.CheckpointTaken(step=message.step, bytes=8, seconds=0.5))
+
+    asked = list[tuple[str, int, tuple[int, ...]]]()
+    keepers = Slow()
+
+    async def scenario() -> None:
+        ours = kept(keepers, tmp_path, "beta", plan=plan)
+        serving = asyncio.create_task(ours.serve())
+        for step in (2, 4, 6, 8):
+            keepers.go_on.clear()
+            for task in (ACTOR_TRAINING, CRITIC_TRAINING):
+                ours.wanted(task, step)
+                await asyncio.sleep(0.01)  # the actor's is not copied before there is the critic's
+            if step != 4:  # of which a copy takes longer than the next checkpoint
+                keepers.go_on.set()
+                await asyncio.wait_for(ours.settle(), 20)
+        ours.wanted(ACTOR_TRAINING, 10)
+        await asyncio.wait_for(ours.settle(), 20)
+        serving.cancel()
+
+    asyncio.run(scenario())
+    pairs = [((ACTOR_TRAINING, step, before), (CRITIC_TRAINING, step, ())) for step, before in SPARED.items()]
+    assert asked == [one for pair in pairs for one in pair]
 
 
 def test_what_lies_elsewhere_is_brought_to_where_the_model_is_trained(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +23,7 @@ from hetrl.describe.experiment import Experiment
 from hetrl.errors import HetrlError, TimeUpError
 from hetrl.plan.plan import Group
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.files import newest_step
 from hetrl.runtime.data.prompts import Prompt
 from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
@@ -173,7 +174,7 @@ class Nothing:
         return {}
 
 
-def experiment_of(staleness: int | None, warmup: int, kl_in: str) -> Experiment:
+def experiment_of(staleness: int | None, warmup: int, kl_in: str, checkpoints: Mapping[str, int]) -> Experiment:
     mode = {"mode": "sync"} if staleness is None else {"mode": "async", "max_staleness": staleness}
     loss = {"kl_coefficient": 0.1, "kl_in": kl_in, "minibatches": 2}
     algorithm = {"kind": "ppo", "samples_per_prompt": 1, **loss, **mode}
@@ -185,7 +186,7 @@ def experiment_of(staleness: int | None, warmup: int, kl_in: str) -> Experiment:
             "critic": {"warmup_steps": warmup},
             "batch": {"samples": BATCH, "prompt_tokens": 4, "response_tokens": 3},
             "steps": STEPS,
-            "checkpoints": {"every_steps": 2},
+            "checkpoints": checkpoints,
         }
     )
 
@@ -202,10 +203,16 @@ def tasks_of(member: Member) -> Tasks:
 
 
 async def run(
-    world: World, staleness: int | None, warmup: int, samples: Any = None, kl_in: str = "loss", taken: int = 0
+    world: World,
+    staleness: int | None,
+    warmup: int,
+    samples: Any = None,
+    kl_in: str = "loss",
+    taken: int = 0,
+    checkpoints: Mapping[str, int] = MappingProxyType({"every_steps": 2}),
 ) -> list[Mapping[str, Any]]:
     """Take all steps behind those that were `taken` by another run; return the rows."""
-    experiment, member = experiment_of(staleness, warmup, kl_in), cast(Member, world)
+    experiment, member = experiment_of(staleness, warmup, kl_in, checkpoints), cast(Member, world)
     shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
     turns = Turns(member, shared, new_weights=staleness is None)
     tasks = tasks_of(member)
@@ -260,6 +267,7 @@ def groups_of(owners: Sequence[int]) -> list[list[str]]:
     return [group for group in found if group]
 
 
+SEEDS = st.integers(0, 99)
 GROUPINGS = st.lists(st.integers(0, 5), min_size=6, max_size=6).map(groups_of)
 
 
@@ -477,6 +485,41 @@ def test_a_job_that_slurm_ends_keeps_the_step_under_way(
         assert told == [{"kind": "ending", "site": "beta", "step": last}]
     else:
         assert not said and not told
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    GROUPINGS, st.one_of(st.none(), st.integers(0, 4)), st.integers(1, 2), st.integers(1, 3), st.integers(0, 9), SEEDS
+)
+def test_there_is_a_step_that_actor_and_critic_both_have_a_checkpoint_of(
+    groups: list[list[str]], staleness: int | None, keep: int, every: int, slow: int, seed: int
+) -> None:
+    """From the first one on, at any moment, whoever is slow to write; at most two more lie there than are kept."""
+
+    class Disk(World):
+        kept: Mapping[str, set[int]]
+
+        async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
+            answer, sent = await super()._work(task, message, buffers)
+            if isinstance(message, wire.FinishSave):
+                if not message.wait and self.random.randrange(10) < slow:
+                    return wire.Saved(step=message.step, directory="", seconds=0.0, whole=False), ()
+                kept = self.kept[task] | {message.step}
+                newest = sorted(kept)[-message.keep :]
+                had = newest_step(self.kept)
+                self.kept = {**self.kept, task: {step for step in kept if step in newest or step in message.spared}}
+                assert had is None or newest_step(self.kept) is not None
+                assert all(len(steps) <= message.keep + 2 for steps in self.kept.values())
+            return answer, sent
+
+    async def scenario() -> Disk:
+        world = Disk(groups, seed)
+        world.kept = {ACTOR_TRAINING: set(), CRITIC_TRAINING: set()}
+        async with asyncio.timeout(20.0):
+            await run(world, staleness, 0, checkpoints={"every_steps": every, "keep": keep})
+        return world
+
+    assert newest_step(asyncio.run(scenario()).kept) == STEPS
 
 
 @pytest.mark.parametrize("before", [True, False])
