@@ -28,6 +28,7 @@ from hetrl.errors import HetrlError
 from hetrl.files import EventLog
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.runtime.emulated.costs import write_costs
 from hetrl.runtime.temporary import make_private, remove_private, remove_unheld
 from hetrl.runtime.wire import GATEWAY
@@ -52,7 +53,7 @@ def prepare_local(
     plan: Plan,
     config: Path,
     *,
-    continues: Mapping[str, Sequence[str]] = {},
+    continues: Mapping[str, Sequence[EarlierRun]] = {},
     dry_run: bool = False,
 ) -> Prepared:
     """Make the run directory with all that its sites read; nothing is started, of a dry run never.

@@ -26,6 +26,7 @@ from hetrl.errors import HetrlError, UsageError, nearest
 from hetrl.files import replace_json
 from hetrl.plan.plan import Plan
 from hetrl.problem import with_places
+from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.runtime.gateway.ways import SiteLinks
 from hetrl.runtime.wire.keys import SiteKeys, write_keys
 from hetrl.runtime.wire.members import everyone
@@ -184,15 +185,15 @@ def stage(
     links: Mapping[str, SiteLinks],
     relay_secrets: Mapping[str, str],
     listen: Mapping[str, Mapping[str, Any]] = {},
-    continues: Mapping[str, Sequence[str]] = {},
+    continues: Mapping[str, Sequence[EarlierRun]] = {},
 ) -> None:
     """Put into every site's directory what its processes read.
 
     `experiments` are the experiment as each site reads it, with paths of its own. `held` counts the devices that the
     jobs hold at each site. `gateways` are the endpoints (tcp://host:port); one that is None is found by the gateway
     itself, which `listen` tells interface and port. `links` are the ways of each site; of `relay_secrets` (by relay) a
-    site gets the keys of this run alone, for the relays that it uses. `continues` are, by site, its directories of the
-    runs that this one goes on from, the latest first.
+    site gets the keys of this run alone, for the relays that it uses. `continues` are, by site, the runs
+    that this one goes on from with their directories there, the latest first.
     """
     members = everyone(plan)
     for site in plan.site_order:
@@ -202,7 +203,8 @@ def stage(
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
         described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device), "held": dict(held)}
-        going_on = {"goes_on": bool(continues), "continues": [*continues.get(site, ())]}
+        earlier = [{"directory": str(one.directory), "left_at": one.left_at} for one in continues.get(site, ())]
+        going_on = {"goes_on": bool(continues), "continues": earlier}
         replace_json(directory / "site.json", {**described, **going_on})
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.
         hold_seconds = experiment.launch.start_seconds + HOLD_MARGIN_SECONDS

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.runtime.checkpoints.places import EarlierRun
 from launch.executor import Prepared
 from launch.reports import write_plan_page
 from launch.run_directory import Run
@@ -28,7 +29,7 @@ def prepare_slurm(
     problem: Problem,
     plan: Plan,
     config: Path,
-    continues: Mapping[str, Sequence[str]] = {},
+    continues: Mapping[str, Sequence[EarlierRun]] = {},
     holding: Run | None = None,
 ) -> Prepared:
     """Make the run directory with all that its sites read (`continues`: see `stage`); nothing is copied or submitted.

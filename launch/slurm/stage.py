@@ -16,6 +16,7 @@ from hetrl.errors import UsageError
 from hetrl.files import replace_text
 from hetrl.plan.plan import Plan, site_of
 from hetrl.problem import Problem, with_places
+from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.runtime.emulated.costs import write_costs
 from hetrl.runtime.gateway.ways import SiteLinks, Way
 from hetrl.runtime.transport.rendezvous import GATEWAY_ENDPOINT, peer_endpoint
@@ -47,7 +48,7 @@ def stage_slurm(
     plan: Plan,
     config: Path,
     *,
-    continues: Mapping[str, Sequence[str]] = {},
+    continues: Mapping[str, Sequence[EarlierRun]] = {},
     dry_run: bool = False,
 ) -> Staged:
     """Make the run directory with all that its sites read (`continues`: see `stage`); nothing is copied or submitted.

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from hetrl.errors import HetrlError, UsageError
+from hetrl.files import read_lines
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan, site_of
 from hetrl.report.text import byte_figure
+from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.workload import TRAININGS
 from launch.run_directory import Run, find_run
 from launch.shell import LOCAL, Shell
@@ -75,7 +77,7 @@ def places_of(run: Run, without: Collection[str] = ()) -> list[Place]:
     slurm = read_slurm_run(run)
     known = sorted(path.name for path in (run.path / "sites").iterdir() if (path / "site.json").is_file())
     sites = [site for site in known if site not in without]
-    found = directories_of(run, slurm, sites)
+    found = history_of(run, slurm, sites)
     shells = {site: slurm.site(site).shell if slurm is not None else Shell(site, LOCAL) for site in sites}
     return [Place(site, shells[site], tuple(found[site])) for site in sites]
 
@@ -92,14 +94,18 @@ def trained_at(plan: Plan) -> dict[str, str]:
     return {name: site_of(task.rank_order()[0]) for name, task in trainings.items()}
 
 
-def directories_of(run: Run, slurm: SlurmRun | None, sites: Sequence[str]) -> dict[str, list[str]]:
+def history_of(run: Run, slurm: SlurmRun | None, sites: Sequence[str]) -> dict[str, list[EarlierRun]]:
     """Return, by site, its directories of a run and of those that this one went on from, the latest first."""
     found = {}
+    taken_up = next((event["step"] for event in read_lines(run.events) if event["kind"] == "resumed"), None)
     for site in sites:
         here = run.site(site)
         if (here / "site.json").is_file():
             directory = str(here) if slurm is None else slurm.site(site).directory
-            found[site] = [directory, *json.loads((here / "site.json").read_text())["continues"]]
+            found[site] = [EarlierRun(Path(directory))]
+            for one in json.loads((here / "site.json").read_text())["continues"]:
+                left_at = min((step for step in (one["left_at"], taken_up) if step is not None), default=None)
+                found[site].append(EarlierRun(Path(one["directory"]), left_at))
     return found
 
 

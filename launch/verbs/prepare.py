@@ -9,6 +9,7 @@ from rich.console import Console
 
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.runtime.checkpoints.places import EarlierRun
 from launch.collect import log_planned
 from launch.executor import SLURM, Prepared
 from launch.local import prepare_local
@@ -25,7 +26,7 @@ def prepare(
     executor: str,
     console: Console,
     *,
-    continues: Mapping[str, Sequence[str]] = {},
+    continues: Mapping[str, Sequence[EarlierRun]] = {},
     holding: Run | None = None,
     dry_run: bool = False,
 ) -> Prepared:

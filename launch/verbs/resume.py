@@ -40,7 +40,7 @@ from launch.slurm.handing_on import not_taken
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere, refresh
 from launch.state import FINISHED, State
-from launch.verbs.checkpoints import directories_of, everywhere, trained_at
+from launch.verbs.checkpoints import everywhere, history_of, trained_at
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
 from launch.verbs.prepare import prepare
 from launch.verbs.runs import current_state
@@ -238,7 +238,7 @@ def _go_on(
     check_startable(plan, problem.experiment.launch.start_with)
     say(console, f"going on from {run.id}{taken}")
     sites = [site for site in plan.site_order if site not in wanted.without]
-    continues = directories_of(run, slurm, sites)
+    continues = history_of(run, slurm, sites)
     prepared = prepare(problem, plan, config, executor, console, continues=continues, holding=holding)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, prepared.run.site(plan.lead_site) / METRICS_BEFORE)

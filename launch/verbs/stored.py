@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, PIECES_INDEX, SAMPLES, STATE, newest_step
+from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.workload import ACTOR_TRAINING
 from launch.remote import parse, script
 from launch.shell import Shell
@@ -25,7 +26,7 @@ class Place:
 
     name: str
     shell: Shell
-    directories: tuple[str, ...]
+    runs: tuple[EarlierRun, ...]
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,16 @@ class Stored:
 
 def stored_at(place: Place) -> list[Stored]:
     """Return the checkpoints of a site, those of later runs first; raises HetrlError where it cannot be asked."""
-    argv = ["bash", "-c", script("checkpoints", directories=place.directories)]
+    argv = ["bash", "-c", script("checkpoints", directories=[str(one.directory) for one in place.runs])]
     text = place.shell.check(argv, timeout_seconds=ASK_SECONDS, doing="list the checkpoints")
     return parse_stored(text, place)
 
 
 def parse_stored(text: str, place: Place) -> list[Stored]:
-    """Read what checkpoints.sh printed."""
+    """Read what checkpoints.sh printed; what an earlier run wrote behind the step where it was left is passed over."""
     parts, found = parse(text), []
-    for directory in place.directories:
+    for run in place.runs:
+        directory = run.directory
         listed = parts.get(f"files {directory}")
         by_place: dict[PurePosixPath, dict[str, tuple[int, float]]] = {}
         for line in listed.text.splitlines() if listed is not None else ():
@@ -74,7 +76,8 @@ def parse_stored(text: str, place: Place) -> list[Stored]:
                 step = int(below.name.removeprefix("step-").split(".")[0])
                 task = below.parts[1] if len(below.parts) > 2 else ACTOR_TRAINING
                 whole = not below.name.endswith(PARTIAL) and said is not None and _has_all(sizes, said.text)
-                found.append(Stored(place.name, task, step, f"{directory}/{below}", sizes, written, whole))
+                if run.has(step):
+                    found.append(Stored(place.name, task, step, f"{directory}/{below}", sizes, written, whole))
     return found
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from hetrl.files import replace_json
+from hetrl.files import EventLog, replace_json
 from hetrl.runtime.checkpoints import files, writing
+from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.workload import ACTOR_TRAINING, CRITIC_TRAINING
 from launch.cli import main
 from launch.run_directory import Run
 from launch.shell import Shell
+from launch.verbs.checkpoints import history_of
 from launch.verbs.stored import Place, Stored, newest_of, parse_stored
 from tests.launch.launch_cases import quick_run
 from tests.launch.remote_cases import part
@@ -27,8 +29,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("HETRL_RUNS", str(tmp_path / "runs"))
     made = quick_run()
     for site in ("alpha", "beta", "gamma"):
-        replace_json(made.site(site) / "site.json", {"continues": [str(tmp_path / "earlier" / site)]})
+        replace_json(made.site(site) / "site.json", {"continues": [earlier_run(tmp_path / "earlier" / site)]})
     return made
+
+
+def earlier_run(directory: Path, left_at: int | None = None) -> dict[str, Any]:
+    return {"directory": str(directory), "left_at": left_at}
 
 
 def checkpoint(site: Path, step: int, task: str = ACTOR_TRAINING, *, whole: bool = True) -> Path:
@@ -87,11 +93,28 @@ def test_a_resume_takes_the_last_step_that_all_models_have() -> None:
     assert newest_of([*actor, copy], {ACTOR_TRAINING: "alpha"}, sites) == {ACTOR_TRAINING: copy}
 
 
+def test_what_an_earlier_run_wrote_behind_where_it_was_left_is_not_taken_up(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its actor of step 6 is not the one to which the critic of step 6 belongs that the later run has."""
+    for site in ("alpha", "beta", "gamma"):
+        replace_json(run.site(site) / "site.json", {"continues": [earlier_run(tmp_path / "earlier" / site, 5)]})
+    for task in (ACTOR_TRAINING, CRITIC_TRAINING):
+        for step in (2, 4, 6):
+            checkpoint(tmp_path / "earlier" / "alpha", step, task)
+    checkpoint(run.site("alpha"), 6, CRITIC_TRAINING)
+    steps = [(row["task"], row["step"]) for row in listed(capsys)]
+    assert steps.count((ACTOR_TRAINING, 6)) == 0 and steps.count((CRITIC_TRAINING, 6)) == 1
+    EventLog(run.events, "alpha/controller/0").append("resumed", step=3, version=4)
+    assert sorted({row["step"] for row in listed(capsys)}) == [2, 6]
+    assert history_of(run, None, ["beta"])["beta"][1] == EarlierRun(tmp_path / "earlier" / "beta", 3)
+
+
 @pytest.mark.parametrize("complete", ["", "{", "[1]", '{"config.json": 3}', '{"state.json": 2}'])
 def test_what_a_site_says_is_not_believed_where_it_does_not_fit(complete: str) -> None:
     text = part("files /run", "2 10.5 checkpoints/step-00000004/config.json\n")
     text += part("complete /run/checkpoints/step-00000004/COMPLETE", complete)
-    (found,) = parse_stored(text, Place("alpha", Shell("alpha"), ("/run",)))
+    (found,) = parse_stored(text, Place("alpha", Shell("alpha"), (EarlierRun(Path("/run")),)))
     assert (found.step, found.whole, found.bytes, found.written) == (4, False, 2, 10.5)
 
 

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetrl.runtime.checkpoints import files
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """A directory that an earlier run had at this site; of its checkpoints those up to the step `left_at` count.
+
+    There a later run took it up: what it wrote behind that is of another history than what the later one wrote, and an
+    actor of the one does not belong to a critic of the other. None: it was taken up where it ended.
+    """
+
+    directory: Path
+    left_at: int | None = None
+
+    def has(self, step: int) -> bool:
+        """Whether a checkpoint of a step counts."""
+        return self.left_at is None or step <= self.left_at
 
 
 @dataclass(frozen=True)
@@ -14,7 +30,7 @@ class CheckpointPlaces:
     """Directories with checkpoints of a task: `own`, where it writes, and those of earlier runs, the latest first."""
 
     own: Path
-    earlier: tuple[Path, ...] = ()
+    earlier: tuple[EarlierRun, ...] = ()
 
     def written(self, step: int) -> Path:
         """Return where the checkpoint of a step is written."""
@@ -22,9 +38,9 @@ class CheckpointPlaces:
 
     def find(self) -> dict[int, Path]:
         """Return the whole checkpoints by their step, each from the latest run that has it."""
-        found: dict[int, Path] = {}
-        for root in (self.own, *self.earlier):
-            found = {**files.whole(root), **found}
+        found = files.whole(self.own)
+        for run in self.earlier:
+            found = {**{step: path for step, path in files.whole(run.directory).items() if run.has(step)}, **found}
         return found
 
     def read(self, step: int, name: str) -> bytes:
@@ -33,10 +49,10 @@ class CheckpointPlaces:
         return path.read_bytes() if path.is_file() else b""
 
 
-def places_of(task: str, earlier: Sequence[Path] = ()) -> CheckpointPlaces:
-    """Return the places of a task; `earlier` are the directories that earlier runs had at this site.
+def places_of(task: str, earlier: Sequence[EarlierRun] = ()) -> CheckpointPlaces:
+    """Return the places of a task; `earlier` are the runs before, with their directories at this site.
 
     Its own is in the site's directory, where its processes start.
     """
     below = files.root_of(task)
-    return CheckpointPlaces(below, tuple(directory / below for directory in earlier))
+    return CheckpointPlaces(below, tuple(replace(run, directory=run.directory / below) for run in earlier))

@@ -28,7 +28,7 @@ from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.keeper import Keeper, room_of
-from hetrl.runtime.checkpoints.places import places_of
+from hetrl.runtime.checkpoints.places import EarlierRun, places_of
 from hetrl.runtime.garbage import collect_rarely
 from hetrl.runtime.rl.turns import Party
 from hetrl.runtime.transport.member import Envelope, Member, RunAborted
@@ -55,7 +55,7 @@ class Context:
     held: Mapping[str, int]  # site -> devices that the jobs hold there, the idle ones of granted nodes too
     experiment: Experiment
     plan: Plan
-    continues: tuple[Path, ...] = ()
+    continues: tuple[EarlierRun, ...] = ()
     goes_on: bool = False
 
     @property
@@ -219,7 +219,7 @@ def read_context(directory: Path) -> Context:
         held=site["held"],
         experiment=experiment,
         plan=read_plan(directory / "plan.json"),
-        continues=tuple(map(Path, site["continues"])),
+        continues=tuple(EarlierRun(Path(one["directory"]), one["left_at"]) for one in site["continues"]),
         goes_on=site["goes_on"],
     )
 

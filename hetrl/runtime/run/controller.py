@@ -221,7 +221,7 @@ class Run:
                 await critic.publish(step)
                 await self.versions.critic_arrived(step)
         self.turns.begin_with(step + 1)
-        earlier = [directory / "metrics.jsonl" for directory in self.context.continues]
+        earlier = [one.directory / "metrics.jsonl" for one in self.context.continues]
         rows, spent_seconds = rows_until([*earlier, self.context.directory / METRICS_BEFORE], step, self.record.began)
         most = self.experiment.batch.response_tokens
         self.begun = unpack(samples, self.experiment.algorithm.samples_per_prompt, most)

@@ -7,7 +7,7 @@ from typing import Any
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints import files
-from hetrl.runtime.checkpoints.places import CheckpointPlaces
+from hetrl.runtime.checkpoints.places import CheckpointPlaces, EarlierRun
 from hetrl.runtime.run.checkpoint_places import bring
 from hetrl.runtime.wan.torch_world import start_world
 from tests.engines.megatron.megatron_worlds import Worlds, store_at
@@ -20,7 +20,7 @@ def brought(rank: int, port: int, work: Path) -> Any:
     """Return what a rank finds at its site, and which files were written there."""
     start_world(rank, RANKS, store_at(rank, port), 60.0, "cpu")  # it is left when the job ends
     site = work / ("alpha" if rank < 2 else "beta")
-    places = CheckpointPlaces(site / "checkpoints", (site / "earlier",))
+    places = CheckpointPlaces(site / "checkpoints", (EarlierRun(site / "earlier"),))
     try:
         found = bring(places.find().get(3), places.written(3))
     except HetrlError as error:
@@ -56,8 +56,9 @@ def test_a_disk_that_fails_is_named_by_all(worlds: Worlds, tmp_path: Path) -> No
 
 
 def test_the_latest_run_that_has_a_step_counts(tmp_path: Path) -> None:
-    places = CheckpointPlaces(tmp_path / "own", (tmp_path / "later", tmp_path / "first"))
-    for root, steps in (("first", (0, 2)), ("later", (2, 4)), ("own", ())):
+    earlier = EarlierRun(tmp_path / "later"), EarlierRun(tmp_path / "first", left_at=3)
+    places = CheckpointPlaces(tmp_path / "own", earlier)
+    for root, steps in (("first", (0, 2, 4, 6)), ("later", (2, 4)), ("own", ())):
         for step in steps:
             small_checkpoint(tmp_path / root, step)
     found = {step: path.parent.name for step, path in places.find().items()}

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from hetrl.errors import GangTimeoutError
 from hetrl.files import EventLog, read_lines, replace_json
+from hetrl.runtime.checkpoints.places import EarlierRun
 from launch import follow
 from launch.cli import main
 from launch.run_directory import Run
@@ -22,7 +24,7 @@ from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import read_slurm_run
 from launch.slurm.watch import carry, look_at, refresh
 from launch.state import fold
-from launch.verbs.resume import directories_of
+from launch.verbs.checkpoints import history_of
 from tests.launch.launch_cases import ROOT, until
 from tests.launch.slurm.slurm_cases import SITES, kinds
 
@@ -242,11 +244,11 @@ def test_cancel_says_what_it_could_not_reach_and_comes_back_for_it(clusters, run
 def test_a_run_that_goes_on_finds_the_directories_of_those_before_it(clusters, run):
     slurm = read_slurm_run(run)
     assert slurm is not None
-    here = {site: str(clusters.directory(run, site)) for site in SITES}
-    assert directories_of(run, slurm, [*SITES, "delta"]) == {site: [path] for site, path in here.items()}
+    here = {site: EarlierRun(Path(clusters.directory(run, site))) for site in SITES}
+    assert history_of(run, slurm, [*SITES, "delta"]) == {site: [one] for site, one in here.items()}
     site = run.site("beta") / "site.json"
-    replace_json(site, {**json.loads(site.read_text()), "continues": ["/scratch/first"]})
-    assert directories_of(run, slurm, ["beta"]) == {"beta": [here["beta"], "/scratch/first"]}
+    replace_json(site, {**json.loads(site.read_text()), "continues": [{"directory": "/scratch/first", "left_at": 7}]})
+    assert history_of(run, slurm, ["beta"]) == {"beta": [here["beta"], EarlierRun(Path("/scratch/first"), 7)]}
 
 
 def test_a_run_that_finished_goes_on_only_with_another_experiment(clusters, run, capsys):

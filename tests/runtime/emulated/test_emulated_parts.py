@@ -15,7 +15,7 @@ import pytest
 from hetrl.describe.launching import Emulation
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.checkpoints.places import CheckpointPlaces
+from hetrl.runtime.checkpoints.places import CheckpointPlaces, EarlierRun
 from hetrl.runtime.emulated import checkpoints
 from hetrl.runtime.emulated.pace import Pace
 from hetrl.runtime.emulated.ranks import EmulatedRank
@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_finds_the_checkpoints_of_the_one_before(tmp_path: Pa
     first = CheckpointPlaces(tmp_path / "one")
     for step in (0, 2, 4, 6):
         kept(first, step, step + 1, f"after {step}")
-    then = CheckpointPlaces(tmp_path / "two", (tmp_path / "one",))
+    then = CheckpointPlaces(tmp_path / "two", (EarlierRun(tmp_path / "one"),))
     assert sorted(then.find()) == [0, 4, 6], "those that are kept, and what the run began with"
     assert checkpoints.restore(then, 6) == (wire.Restored(step=6, version=7, progress="after 6"), b"samples")
     checkpoints.save(then, wire.Save(step=6, version=9, progress="again"), [])
