@@ -52,7 +52,7 @@ class AlgorithmSection(Strict):
     ratio: Literal["token", "sequence"] = "token"
     clip_low: Positive = 0.2
     clip_high: Positive = 0.2
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     entropy_coefficient: NotNegative = 0.0
     temperature: Positive = 1.0
     on_update: Literal["recompute", "continue"] = "recompute"
@@ -68,7 +68,7 @@ class AlgorithmSection(Strict):
     normalisation_tokens: AtLeastOne | None = None
     objective: Literal["decoupled", "coupled"] = "decoupled"
     correction: Literal["none", "truncate", "mask"] | None = None
-    correction_cap: Annotated[float, Field(ge=1)] = 2.0
+    correction_cap: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 2.0
     correction_bounds: tuple[NotNegative, NotNegative] = (0.5, 5.0)
 
     @model_validator(mode="after")

@@ -204,7 +204,7 @@ class Planner(Strict):
     budget_seconds: Positive = 30.0
     evaluations: AtLeastOne | None = None
     seed: Seed = 0
-    processes: AtLeastOne = 1
+    processes: Annotated[int, Field(ge=1, le=256)] = 1
     robust: Annotated[float, Field(ge=0, lt=1)] = 0.3
 
     @model_validator(mode="before")

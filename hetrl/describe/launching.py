@@ -17,6 +17,12 @@ def _is_time(value: str) -> str:
     return value
 
 
+def _some_time(value: str) -> str:
+    if not seconds_of(value):
+        raise ValueError(f'"{value}" is no time at all, and Slurm would take it for one without end')
+    return value
+
+
 Clock = Annotated[str, AfterValidator(_is_time)]
 
 
@@ -52,7 +58,7 @@ class Launch(Strict):
     executor: Literal["auto", "local", "slurm"] = "auto"
     engines: Literal["real", "emulated"] = "real"
     emulation: Emulation = Emulation()
-    walltime: Clock = "08:00:00"
+    walltime: Annotated[Clock, AfterValidator(_some_time)] = "08:00:00"
     queue_timeout: Clock = "00:10:00"
     gang_timeout: Clock = "00:10:00"
     start_with: Literal["all"] | AtLeastOne = "all"
@@ -62,7 +68,7 @@ class Launch(Strict):
     hang_timeout: Clock = "00:30:00"
     restarts: Annotated[int, Field(ge=0)] = 0
     templates: str | None = None
-    poll_seconds: Annotated[float, Field(ge=1)] = 30.0
+    poll_seconds: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 30.0
 
     @property
     def begins_without(self) -> bool:

@@ -73,8 +73,10 @@ def read_mapping(path: Path | Traversable, expected: str = "keys and values") ->
         raise UsageError(f"{path}: {error.strerror}") from None
     except _TwiceError as error:
         raise UsageError(f"{path}: {error}; which of them counts?") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:  # a date that no calendar has, bytes that are no text
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: lists or mappings lie deeper in one another than can be read") from None
     if not isinstance(document, dict):
         raise UsageError(f"{path}: expected {expected}, found {type(document).__name__}")
     return document

@@ -97,7 +97,7 @@ def _grids(sites: tuple[Site, ...], like: TaskPlan, model: CostModel) -> Iterato
     actor = model.workload.actor
     widest = max(node.gpus for site in sites for node in site.nodes)
     for tensor in powers_of_two(widest):
-        if actor.heads % tensor:
+        if actor.heads % tensor or actor.kv_heads % tensor:
             continue
         for blocks in product(*(_block_sets(site, tensor, model) for site in sites)):
             for stages in powers_of_two(min(MAX_STAGES, actor.layers)):

@@ -258,8 +258,8 @@ def _tensor_parallel(name: str, task: TaskPlan, model: Architecture) -> Iterator
             yield f"{where}: tensor parallelism spans the nodes {', '.join(nodes)}; it stays inside one"
         if model.heads % degree:
             yield f"{where}: {degree} devices do not divide the {model.heads} attention heads of {model.name}"
-        elif task.engine == "megatron" and model.kv_heads % degree:
-            # vLLM replicates key-value heads; Megatron splits them.
+        elif model.kv_heads % degree and (task.engine == "megatron" or degree % model.kv_heads):
+            # Both split key-value heads; vLLM also copies each to as many devices.
             yield f"{where}: {degree} devices do not divide the {model.kv_heads} key-value heads of {model.name}"
 
 

@@ -115,5 +115,7 @@ def read_plan(path: Path) -> Plan:
         raise UsageError(f"{path}: {error.strerror}; make one with `hetrl plan CONFIG -o {path}`") from None
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}: not JSON (line {error.lineno}: {error.msg})") from None
+    except RecursionError:
+        raise UsageError(f"{path}: its lists or objects lie deeper in one another than can be read") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None

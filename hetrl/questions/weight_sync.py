@@ -40,6 +40,9 @@ def weight_sync(
         if name not in topology.site_by_name:
             known = topology.site_by_name
             raise UsageError(f'the topology has no site "{name}"{nearest(name, known)}; known: {", ".join(known)}')
+    for source in sources:
+        if lone := [target for target in targets if target != source and not topology.linked(source, target)]:
+            raise UsageError(f"{source} and {lone[0]} have no link; add the file that has it to --topology")
     # Of a job, a version's way depends on the actor and the bytes of a weight alone.
     workload = Workload("grpo", "sync", 0, 1, 1, 1, Lengths(1, 1), 1, actor=model)
     costs = CostModel(topology, workload, (efficiencies or calibrated()).with_types(topology.described))

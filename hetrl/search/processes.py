@@ -45,14 +45,14 @@ def search_apart(
     context = multiprocessing.get_context("spawn")  # threads of the caller may hold locks that a fork would copy
     stop, running, ears = context.Event(), [], []
     try:
-        with _deaf_to_interrupts():
-            for number in range(processes):
-                ear, mouth = context.Pipe(duplex=False)
-                one = context.Process(target=_search, args=(mouth, stop, seed + number * SEEDS_APART, *asked))
+        for number in range(processes):
+            ear, mouth = context.Pipe(duplex=False)
+            one = context.Process(target=_search, args=(mouth, stop, seed + number * SEEDS_APART, *asked))
+            with _deaf_to_interrupts():
                 one.start()
-                mouth.close()
                 running.append(one)
-                ears.append(ear)
+            mouth.close()
+            ears.append(ear)
         found, interrupted = _followed(ears, stop, report)
     finally:
         for one in running:
@@ -64,7 +64,7 @@ def search_apart(
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """Let processes that start here inherit that Ctrl-C is not for them."""
+    """Let a process that starts here inherit that Ctrl-C is not for it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -191,6 +191,8 @@ def test_every_mistake_has_a_line(tmp_path: Path) -> None:
         ("", "expected keys and values, found NoneType"),
         ("- a", "expected keys and values, found list"),
         ("a: [", "not YAML"),
+        ("name: 2020-99-99", "not YAML: month must be"),
+        ("a: " + "[" * 5000, "deeper in one another than can be read"),
     ],
 )
 def test_a_file_that_is_no_experiment(tmp_path: Path, text: str, message: str) -> None:

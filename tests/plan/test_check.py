@@ -306,6 +306,15 @@ def test_training_over_sites_needs_each_pair_linked() -> None:
     ]
 
 
+def test_vllm_has_each_key_value_head_on_as_many_devices() -> None:
+    """It asserts that their number divides the tensor parallelism, or is divided by it."""
+    on_two = replicas(GENERATION, lambda old: (replace(old[0], stages=(Stage(FIRST, (0, 28)),)),))(plan())
+    for heads, legal in ((4, True), (2, True), (1, True), (3, False)):
+        job = replace(workload(), actor=replace(workload().actor, heads=12, kv_heads=heads))
+        lines = [line for line in violations(on_two, topology(), job) if line.startswith(GENERATION)]
+        assert any("2 devices do not divide the" in line for line in lines) != legal
+
+
 def test_megatron_splits_key_value_heads_and_vllm_replicates_them() -> None:
     one_head = replace(workload(), actor=replace(workload().actor, kv_heads=1))
     lines = [line for line in violations(plan(), topology(), one_head) if "heads" in line]

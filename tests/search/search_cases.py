@@ -69,7 +69,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 jobs = st.builds(
     job,
-    st.sampled_from(["qwen3-0.6b", "qwen3-1.7b"]),
+    st.sampled_from(["qwen3-0.6b", "qwen3-1.7b", "qwen2.5-1.5b"]),  # 8 key-value heads, and 2
     st.sampled_from(["ppo", "grpo"]),
     st.sampled_from([0, 1, 3]),
     st.sampled_from(["fixed", "uniform"]),

@@ -54,6 +54,16 @@ def _timeless(plan: Plan) -> Plan:
     return replace(plan, solver=replace(plan.solver, seconds=0.0))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_inferences_on_megatron_split_few_key_value_heads_no_further(seed: int) -> None:
+    """Of qwen2.5-3b there are two, and generation may have each of them on several devices."""
+    node = Topology((Site("a", (Node("n0", "l4", 8),)),))
+    job = _workload("qwen2.5-3b", samples=8)
+    workload = replace(job, prompt_tokens=2000, response=Lengths(256, 768, "lognormal"))
+    plan = solve(Problem(node, workload), "sha-ea", 60.0, seed, evaluations=3000)  # checks the plan
+    assert plan.tasks["reference_inference"].tensor_parallel <= 2
+
+
 def test_set_partitions_are_counted_by_bell() -> None:
     counts = [len({frozenset(map(frozenset, p)) for p in set_partitions(TASKS[:size])}) for size in range(7)]
     assert counts == [1, 1, 2, 5, 15, 52, 203]

@@ -212,7 +212,7 @@ def _options(space: Space, name: str, kind: int) -> list[tuple[Placed, ...]]:
     workload, nodes = space.problem.workload, space.nodes[kind]
     model = model_of(name, workload)
     size = space.joined(kind)
-    degrees = [tensor for tensor in powers_of_two(size) if _divides(tensor, model)]
+    degrees = [tensor for tensor in powers_of_two(size) if _divides(name, tensor, model)]
     lone = [(tensor, 1) for tensor in degrees]
     inside = [(tensor, stages) for stages in PIPELINES for tensor in degrees if tensor * stages <= size]
     across = [(degrees[-1], stages) for stages in PIPELINES if stages <= len(nodes) and not space.sliced(kind)]
@@ -227,8 +227,9 @@ def _options(space: Space, name: str, kind: int) -> list[tuple[Placed, ...]]:
     return []
 
 
-def _divides(tensor: int, model: Architecture) -> bool:
-    return model.heads % tensor == 0 and (model.kv_heads % tensor == 0 or tensor % model.kv_heads == 0)
+def _divides(name: str, tensor: int, model: Architecture) -> bool:
+    copied = name == ACTOR_GENERATION and tensor % model.kv_heads == 0  # vLLM copies key-value heads, Megatron does not
+    return model.heads % tensor == 0 and (model.kv_heads % tensor == 0 or copied)
 
 
 def _placed(space: Space, name: str, kind: int, tensor: int, stages: int, across: bool) -> tuple[Placed, ...]:
