@@ -6,7 +6,8 @@ a run has learnt where the mean of its last steps reaches the goal
 the curves of an algorithm agree where every other one's mean over seeds stays within one standard deviation of that of
 mode sync at one site, on average over the steps
 
-Runs that the result has already are kept, so that it may be made in several goes: `--fresh` begins anew.
+Runs of the same settings that the result has already are kept, so that it may be made in several goes: `--fresh` begins
+anew.
 """
 
 from __future__ import annotations
@@ -28,15 +29,23 @@ from _results import RESULTS, ROOT, write_result
 
 from lab.models import addition_start
 
-GOAL, LAST_STEPS, STEPS, SAMPLES = 0.9, 10, 100, 512
+GOAL, LAST_STEPS, STEPS, SAMPLES = 0.9, 10, 300, 128
 PLACES = ("one site", "three sites")
 MODES = {"sync": 0, "async 1": 1, "async 4": 4}  # staleness
-_RATE = {"minibatches": 2, "learning_rate": 6e-4, "learning_rate_warmup": 20}
+_RATE = {"minibatches": 2, "learning_rate": 2.5e-4, "learning_rate_warmup": 20, "learning_rate_decay": "cosine"}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"kind": "grpo", "samples_per_prompt": 4, **_RATE},
     "ppo": {"kind": "ppo", "samples_per_prompt": 1, "discount": 1.0, "trace": 0.95, **_RATE},
 }
 CRITIC = {"start": "actor", "learning_rate": 1e-3, "learning_rate_warmup": 10, "warmup_steps": 5}
+# of what a kept run must be
+SETTINGS: dict[str, Any] = {
+    "steps": STEPS,
+    "samples": SAMPLES,
+    "start": [addition_start.RIGHT_STEPS, addition_start.MIXED_STEPS, addition_start.WRONG],
+    "critic": CRITIC,
+    "algorithms": ALGORITHMS,
+}
 
 Run = dict[str, Any]
 
@@ -117,6 +126,13 @@ def key(found: Mapping[str, Any]) -> tuple[str, str, str, int]:
     return found["algorithm"], found["place"], found["mode"], found["seed"]
 
 
+def kept() -> list[Run]:
+    """Return the runs of the last result, if they are of these settings."""
+    path = RESULTS / "learn.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    return result["runs"] if result.get("settings") == SETTINGS else []
+
+
 def table_of(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]) -> str:
     """Return the part of the page."""
     lines = []
@@ -155,9 +171,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--fresh", action="store_true", help="run all, whatever the result has")
     arguments = parser.parse_args()
-    path = RESULTS / "learn.json"
-    known = [] if arguments.fresh or not path.exists() else json.loads(path.read_text())["runs"]
-    runs = {key(one): one for one in known}
+    runs = {} if arguments.fresh else {key(one): one for one in kept()}
     with tempfile.TemporaryDirectory() as work:
         starts = {seed: Path(work) / f"start-{seed}" for seed in arguments.seeds}
         for seed, algorithm, mode, place in product(arguments.seeds, ALGORITHMS, MODES, PLACES):
@@ -168,7 +182,8 @@ def main() -> None:
             found = runs[algorithm, place, mode, seed] = run(algorithm, place, mode, seed, starts[seed])
             print(algorithm, place, mode, seed, f"{last(found):.3f} in {found['seconds']:.0f} s", flush=True)
             table = table_of(runs, arguments.seeds)
-            write_result("learn", {"seeds": arguments.seeds, "goal": GOAL, "runs": [*runs.values()]}, table)
+            result = {"seeds": arguments.seeds, "goal": GOAL, "settings": SETTINGS, "runs": [*runs.values()]}
+            write_result("learn", result, table)
     print(table_of(runs, arguments.seeds))
 
 
