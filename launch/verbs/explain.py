@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from hetrl.explanation import Explanation
     from hetrl.problem import Problem
 
-_DIFFERS = 0.01  # a plan's prediction that is off by more was made by other rates
-
 
 def explain_command(arguments: argparse.Namespace) -> int:
     """Print the explanation of a plan file; write its page where one is asked for."""
@@ -31,9 +29,6 @@ def explain_command(arguments: argparse.Namespace) -> int:
     talk = Console(stderr=True)
     with talk.status("asking the cost model"):
         found = hetrl.explain(plan, problem)
-    before, after = plan.predicted.iteration_seconds, found.plan.predicted.iteration_seconds
-    if abs(before - after) > _DIFFERS * after:
-        print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
     if plan.solver.objective != problem.objective.kind:
         print(
             f"notice: the plan was made for objective {plan.solver.objective}, the experiment asks for "

@@ -29,6 +29,8 @@ from launch.show import charges_line, from_here, progress_line
 if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
     from hetrl.search import Progress
 
+_DIFFERS = 0.01  # a prediction that is off by more is of other numbers: an edited plan, other rates, other links
+
 
 def problem_at(path: Path) -> Problem:
     """Read an experiment file; warns of measured files that are older than a week."""
@@ -135,9 +137,11 @@ def tell_solver(plan: Plan, planner: Planner) -> None:
 def given_plan(path: Path, problem: Problem) -> Plan:
     """Read a plan file and check it against the experiment; warns where it was made for other inputs.
 
-    Raises UsageError where it is not a plan or breaks a constraint.
+    So it does where now something else is predicted of it, which it has then. Raises UsageError where it is not a plan
+    or breaks a constraint.
     """
     from hetrl.cost.check import check
+    from hetrl.cost.iteration import with_prediction
     from hetrl.plan.document import read_plan
 
     plan = read_plan(path)
@@ -145,7 +149,12 @@ def given_plan(path: Path, problem: Problem) -> Plan:
     changed = [name for name, digest in problem.digests.items() if plan.inputs.get(name) != digest]
     if changed:
         print(f"warning: {path} was made for another {' and another '.join(changed)}", file=sys.stderr)
-    return plan
+    anew = with_prediction(plan, problem.model)
+    before, after = plan.predicted.iteration_seconds, anew.predicted.iteration_seconds
+    if abs(before - after) <= _DIFFERS * after:
+        return plan
+    print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
+    return anew
 
 
 def print_sites(console: Console, problem: Problem) -> None:

@@ -255,7 +255,8 @@ def test_dry_run_writes_the_run_directory_and_starts_nothing(hetrl, tmp_path):
     run = only_run(tmp_path)
     assert "nothing was started" in done.stdout
     assert (run / "config.yaml").read_text() == QUICKSTART.read_text()
-    assert json.loads((run / "plan.json").read_text()) == quickstart_plan().to_json()
+    written = json.loads((run / "plan.json").read_text())
+    assert written == {**quickstart_plan().to_json(), "predicted": written["predicted"]}
     scripts = sorted(str(path.relative_to(run / "scripts")) for path in (run / "scripts").rglob("*.json"))
     assert scripts == [
         "alpha/gang.json",
@@ -280,6 +281,17 @@ def test_plan_made_for_other_inputs_is_a_warning_and_one_that_breaks_a_constrain
     done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")
     assert done.returncode == 2
     assert "site_order: lacks the site gamma" in done.stderr
+
+
+def test_a_plan_of_which_something_else_is_predicted_now_says_so_and_has_that(hetrl, tmp_path):
+    whole = quickstart_plan()
+    wrong = replace(whole, predicted=replace(whole.predicted, iteration_seconds=0.001))
+    plan = write_plan(tmp_path / "plan.json", wrong)
+    found = [hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run"), hetrl("simulate", plan, "--config", QUICKSTART)]
+    assert all("warning: the plan was made when 0.001 s were predicted; " in done.stderr for done in found)
+    predicted = json.loads((only_run(tmp_path) / "plan.json").read_text())["predicted"]["iteration_seconds"]
+    assert predicted > 0.01
+    assert f" {predicted:.3g} " in found[1].stdout
 
 
 def test_slurm_needs_a_directory_that_nodes_share(hetrl, tmp_path):
