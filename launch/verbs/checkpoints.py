@@ -95,9 +95,13 @@ def trained_at(plan: Plan) -> dict[str, str]:
 
 
 def history_of(run: Run, slurm: SlurmRun | None, sites: Sequence[str]) -> dict[str, list[EarlierRun]]:
-    """Return, by site, its directories of a run and of those that this one went on from, the latest first."""
-    found = {}
-    taken_up = next((event["step"] for event in read_lines(run.events) if event["kind"] == "resumed"), None)
+    """Return, by site, its directories of a run and of those that this one went on from, the latest first.
+
+    One that has written no checkpoint has no history of its own: what the runs before it have counts as it did for it.
+    """
+    found, events = {}, [*read_lines(run.events)]
+    wrote = any(event["kind"] == "checkpoint" for event in events)
+    taken_up = next((event["step"] for event in events if event["kind"] == "resumed" and wrote), None)
     for site in sites:
         here = run.site(site)
         if (here / "site.json").is_file():

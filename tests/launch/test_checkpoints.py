@@ -105,7 +105,10 @@ def test_what_an_earlier_run_wrote_behind_where_it_was_left_is_not_taken_up(
     checkpoint(run.site("alpha"), 6, CRITIC_TRAINING)
     steps = [(row["task"], row["step"]) for row in listed(capsys)]
     assert steps.count((ACTOR_TRAINING, 6)) == 0 and steps.count((CRITIC_TRAINING, 6)) == 1
-    EventLog(run.events, "alpha/controller/0").append("resumed", step=3, version=4)
+    log = EventLog(run.events, "alpha/controller/0")
+    log.append("resumed", step=3, version=4)
+    assert sorted({row["step"] for row in listed(capsys)}) == [2, 4, 6]  # it has written nothing yet
+    log.append("checkpoint", step=6)
     assert sorted({row["step"] for row in listed(capsys)}) == [2, 6]
     assert history_of(run, None, ["beta"])["beta"][1] == EarlierRun(tmp_path / "earlier" / "beta", 3)
 
