@@ -18,11 +18,13 @@ from hetrl.workload import ACTOR_GENERATION, ACTOR_TRAINING, ENGINE_OF_TASK, TRA
 def refuse_impossible(space: Space) -> None:
     """Raise InfeasibleError for what no search can mend.
 
-    That is a missing engine, slices of GPUs where whole ones are needed, too little memory, too long sequences.
+    That is a missing engine, slices of GPUs where whole ones are needed, sites that weights cannot reach, too little
+    memory, too long sequences.
     """
     for task in space.problem.workload.tasks:
         if not _kinds(space, task):
             raise InfeasibleError(f"{task} needs {_missing(space, ENGINE_OF_TASK[task])}")
+    _refuse_unreachable(space)
     for task in space.problem.workload.tasks:
         _refuse_too_little_memory(space, task)
         _refuse_too_long_sequences(space, task)
@@ -40,6 +42,19 @@ def _missing(space: Space, engine: str) -> str:
         f"whole GPUs: slices (MIG) work alone, and where {engine} is there are no others ({slices}); add nodes with "
         f"whole GPUs, or install {engine} where they are and list it under `engines`"
     )
+
+
+def _refuse_unreachable(space: Space) -> None:
+    """Refuse sites of which none that generates has a link to one that trains."""
+    trains, generates = (
+        list(dict.fromkeys(space.classes[kind].site for kind in _kinds(space, task)))
+        for task in (ACTOR_TRAINING, ACTOR_GENERATION)
+    )
+    if not any(space.problem.topology.linked(one, other) for one in trains for other in generates):
+        raise InfeasibleError(
+            f"{ACTOR_GENERATION} can be at {', '.join(generates)}, which no link joins with {', '.join(trains)}, where "
+            f"{ACTOR_TRAINING} can be: weights cannot cross; write a file of links and name it under topology.links"
+        )
 
 
 def _kinds(space: Space, task: str) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -43,12 +44,15 @@ def problem_at(path: Path) -> Problem:
 def plan_command(arguments: argparse.Namespace) -> int:
     """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
     problem = problem_at(arguments.config)
+    if arguments.output is not None:
+        _see_that_it_can_be_written(arguments.output)
     plan = solve_problem(problem, planner_of(arguments, problem.experiment.planner), narrow=arguments.space == "ilp")
     document = json.dumps(plan.to_json(), indent=2)
     if arguments.output is not None:
         try:
             arguments.output.write_text(document + "\n")
         except OSError as error:
+            print(document)  # it took a search
             raise HetrlError(f"{arguments.output}: cannot write the plan ({error.strerror})") from None
         print(f"the plan is in {arguments.output}", file=sys.stderr)
     if arguments.json:
@@ -60,6 +64,19 @@ def plan_command(arguments: argparse.Namespace) -> int:
         print_plan(console, plan, problem)
         console.print(asked_table(plan, problem.topology))
     return 0
+
+
+def _see_that_it_can_be_written(path: Path) -> None:
+    """Raise HetrlError for what is known before a search: a directory, one that is not there, no permission."""
+    place, cause = path if path.exists() else path.absolute().parent, ""
+    if path.is_dir():
+        cause = "Is a directory"
+    elif not place.exists():
+        cause = f"there is no directory {place}"
+    elif not os.access(place, os.W_OK):
+        cause = "Permission denied"
+    if cause:
+        raise HetrlError(f"{path}: cannot write the plan ({cause})")
 
 
 def planner_of(arguments: argparse.Namespace, planner: Planner) -> Planner:

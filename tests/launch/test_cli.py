@@ -248,6 +248,21 @@ def test_plan_prints_a_table_of_80_columns(hetrl):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(("place", "cause"), [(".", "Is a directory"), ("absent/plan.json", "there is no directory")])
+def test_where_a_plan_cannot_be_written_is_said_before_the_search(hetrl, tmp_path, place, cause):
+    done = hetrl("plan", QUICKSTART, "-o", tmp_path / place)
+    assert done.returncode == 1
+    assert f"{tmp_path / place}: cannot write the plan ({cause}" in done.stderr
+    assert "planned with" not in done.stderr
+
+
+def test_a_plan_that_cannot_be_written_is_printed(hetrl):
+    done = hetrl("plan", QUICKSTART, "--budget", 1, "-o", "/dev/full")
+    assert done.returncode == 1
+    assert "/dev/full: cannot write the plan (No space left on device)" in done.stderr
+    assert json.loads(done.stdout)["format"] == "hetrl-plan/1"
+
+
 def test_dry_run_writes_the_run_directory_and_starts_nothing(hetrl, tmp_path):
     plan = write_plan(tmp_path / "plan.json", quickstart_plan())
     done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")

@@ -64,6 +64,17 @@ def test_inferences_on_megatron_split_few_key_value_heads_no_further(seed: int) 
     assert plan.tasks["reference_inference"].tensor_parallel <= 2
 
 
+@pytest.mark.parametrize("solver", ["sha-ea", "ilp", "random"])
+def test_sites_that_weights_cannot_reach_are_named_before_a_search(solver: str) -> None:
+    apart = tuple(
+        Site(name, (Node("n0", gpu, 4),), engines=(engine,))
+        for name, gpu, engine in (("fast", "a100-80gb", "megatron"), ("slow", "l40s", "vllm"))
+    )
+    for links in ((), (Link(("fast", "slow"), 10.0, 0.0),)):
+        with pytest.raises(InfeasibleError, match="actor_generation can be at slow, which no link joins with fast"):
+            solve(Problem(Topology(apart, links), _workload()), solver, 600.0, 0)
+
+
 def test_set_partitions_are_counted_by_bell() -> None:
     counts = [len({frozenset(map(frozenset, p)) for p in set_partitions(TASKS[:size])}) for size in range(7)]
     assert counts == [1, 1, 2, 5, 15, 52, 203]
