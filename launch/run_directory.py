@@ -203,7 +203,7 @@ def stage(
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
         described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device), "held": dict(held)}
-        earlier = [{"directory": str(one.directory), "left_at": one.left_at} for one in continues.get(site, ())]
+        earlier = [one.to_json() for one in continues.get(site, ())]
         going_on = {"goes_on": bool(continues), "continues": earlier}
         replace_json(directory / "site.json", {**described, **going_on})
         # Members start in any order: what is sent to one that is not up yet waits as long as the gang does.

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -107,9 +107,9 @@ def history_of(run: Run, slurm: SlurmRun | None, sites: Sequence[str]) -> dict[s
         if (here / "site.json").is_file():
             directory = str(here) if slurm is None else slurm.site(site).directory
             found[site] = [EarlierRun(Path(directory))]
-            for one in json.loads((here / "site.json").read_text())["continues"]:
-                left_at = min((step for step in (one["left_at"], taken_up) if step is not None), default=None)
-                found[site].append(EarlierRun(Path(one["directory"]), left_at))
+            for earlier in map(EarlierRun.from_json, json.loads((here / "site.json").read_text())["continues"]):
+                left_at = min((step for step in (earlier.left_at, taken_up) if step is not None), default=None)
+                found[site].append(replace(earlier, left_at=left_at))
     return found
 
 

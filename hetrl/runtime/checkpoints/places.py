@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hetrl.runtime.checkpoints import files
 
@@ -19,6 +20,15 @@ class EarlierRun:
 
     directory: Path
     left_at: int | None = None
+
+    @classmethod
+    def from_json(cls, read: Mapping[str, Any]) -> EarlierRun:
+        """Return what `to_json` gave."""
+        return cls(Path(read["directory"]), read["left_at"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as site.json has it."""
+        return {"directory": str(self.directory), "left_at": self.left_at}
 
     def has(self, step: int) -> bool:
         """Whether a checkpoint of a step counts."""

@@ -219,7 +219,7 @@ def read_context(directory: Path) -> Context:
         held=site["held"],
         experiment=experiment,
         plan=read_plan(directory / "plan.json"),
-        continues=tuple(EarlierRun(Path(one["directory"]), one["left_at"]) for one in site["continues"]),
+        continues=tuple(map(EarlierRun.from_json, site["continues"])),
         goes_on=site["goes_on"],
     )
 
