@@ -2,7 +2,7 @@
 
 Imports are half of what a short run of many ranks takes. Here one process makes them, once for many runs:
 
-    python -m lab.planned.copies            imports, then reads requests, a line of JSON each
+    python -m lab.planned.copies            imports, then waits for requests
       fork: python -m launch.cli ...        the launcher, with its own directory, environment and output
         fork: python -m hetrl.runtime...    what the local executor starts: a session, log and environment of its own
 

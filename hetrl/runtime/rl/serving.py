@@ -110,14 +110,15 @@ class Serving:
         if published.version == self._versions.actor:
             self._told.replicas_caught_up(published)
 
-    def _note(self, published: wire.Published, lives: Mapping[str, int]) -> None:
+    def _note(self, published: wire.Published, lives: Counter[str]) -> None:
         """Let those draw that have the newest version; who could not take a version is lost.
 
         What was sent to another of the `lives` of a replica says nothing of it: it stays behind until it is brought.
         """
-        for replica, cause in published.failed.items():
-            if self._lives[replica] != lives.get(replica, 0):
-                continue
+        restarted = {replica for replica, life in self._lives.items() if life != lives[replica]}
+        failed = {replica: cause for replica, cause in published.failed.items() if replica not in restarted}
+        applied = [replica for replica in published.apply_seconds if replica not in restarted]
+        for replica, cause in failed.items():
             if self._tries[replica] > 0:  # what was on its way to its life before may have come between
                 self._tries[replica] -= 1
                 self._draws.missed(replica)
@@ -125,8 +126,7 @@ class Serving:
                 self._draws.lost(replica, HetrlError(cause))
         for replica in published.left_out:
             self._draws.missed(replica)
-        for replica in published.apply_seconds:
-            if self._lives[replica] == lives.get(replica, 0):
-                self._tries[replica] = 0
-                if published.version == self._versions.actor:
-                    self._draws.served(replica)
+        for replica in applied:
+            self._tries[replica] = 0
+            if published.version == self._versions.actor:
+                self._draws.served(replica)
