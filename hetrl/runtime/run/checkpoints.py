@@ -2,7 +2,7 @@
 
 after a step:   a checkpoint under way that all ranks have written is completed
 when one is due, and after the last step:   the one under way is waited for, then the next begins
-after the last step:   that one is waited for too; it may be another one than the run was to have (`end_with`)
+after the last step:   that one is waited for too; it may be another one than the run was to have (`LastStep`)
 
 Each that is whole is wanted at other sites, too, as `Copies` sees to; the one that is copied is not removed meanwhile.
 Nor is the last one of which every model that is trained has its own: a run goes on from no other.
@@ -51,9 +51,9 @@ class WholeSteps:
         self._steps = {task: set[int]() for task in tasks}
         self._going: dict[str, set[int]] = {}  # by each task of which older ones go, what it spares
 
-    def add(self, task: str, step: int) -> None:
-        """Note one that is there from before."""
-        self._steps[task].add(step)
+    def begin_with(self, step: int) -> None:
+        """Note that there are those from which the run goes on."""
+        self._steps = {task: {step} for task in self._steps}
 
     def spared(self, task: str, step: int) -> set[int]:
         """Return which steps of a task must stay when older ones go as that of `step` is whole, until `settled`.
@@ -74,6 +74,31 @@ class WholeSteps:
             self._steps[task] = {step, *(self._steps[task] & spared)}
 
 
+class LastStep:
+    """Which step is the last: the one that a run was to have, or is trained when Slurm ends the job of a `site`."""
+
+    def __init__(self, number: int, record: Record) -> None:
+        """Begin with that of the experiment."""
+        self.number, self.site = number, ""
+        self._record = record
+        self._reached: int | None = None
+
+    def reach(self, step: int) -> None:
+        """Note that a step is trained, or that the run goes on behind it."""
+        self._reached = max(step, self._reached or 0)
+        self._choose()
+
+    def end_soon(self, site: str) -> None:
+        """Take the step that is trained now, or else the first one, for the last: Slurm ends the job of a site."""
+        self.site = self.site or site
+        self._choose()
+
+    def _choose(self) -> None:
+        if self.site and self._reached is not None and self._reached + 1 < self.number:
+            self.number = self._reached + 1
+            self._record.events.append("ending", site=self.site, step=self.number)
+
+
 @dataclass
 class _UnderWay:
     step: int
@@ -82,30 +107,20 @@ class _UnderWay:
 
 
 class CheckpointSchedule:
-    """The checkpoints of a run of `steps` steps; `after` each step it asks the trainer for what is due."""
+    """The checkpoints of a model up to the `last` step; `after` each step it asks the trainer for what is due."""
 
     def __init__(
         self,
         trainer: Trainer,
         record: Record,
         settings: Checkpoints,
-        steps: int,
+        last: LastStep,
         whole: WholeSteps,
         copies: Copies = NO_COPIES,
     ) -> None:
-        self._trainer, self._record, self._settings, self._steps = trainer, record, settings, steps
-        self._whole, self._copies = whole, copies
-        self.reached = 0  # the last step that it was told of
+        self._trainer, self._record, self._settings = trainer, record, settings
+        self._last, self._whole, self._copies = last, whole, copies
         self._under_way: _UnderWay | None = None
-
-    def goes_on(self, step: int) -> None:
-        """Begin behind the steps of an earlier run, with its checkpoint of the last one."""
-        self.reached = step
-        self._whole.add(self._trainer.task, step)
-
-    def end_with(self, step: int) -> None:
-        """Take a step that is not reached yet for the last one."""
-        self._steps = step
 
     async def first(self, version: int, progress: str) -> None:
         """Write one before the first step."""
@@ -117,7 +132,8 @@ class CheckpointSchedule:
 
         `progress` is what the controller needs to go on from there, `samples` returns those that are under way.
         """
-        self.reached, last = step, step == self._steps
+        self._last.reach(step)
+        last = step == self._last.number
         due = last or step % self._settings.every_steps == 0
         await self._finish(wait=due)
         if due:
@@ -137,8 +153,9 @@ class CheckpointSchedule:
             return
         keep, keep_gb = self._settings.keep, self._settings.keep_gb
         spared, copied = self._whole.spared(self._trainer.task, ours.step), self._copies.under_way()
-        steps = tuple(sorted(spared | ({copied} if copied is not None else set())))
-        request = wire.FinishSave(step=ours.step, keep=keep, keep_gb=keep_gb, spared=steps, wait=wait)
+        if copied is not None:
+            spared = spared | {copied}
+        request = wire.FinishSave(step=ours.step, keep=keep, keep_gb=keep_gb, spared=tuple(sorted(spared)), wait=wait)
         saved = await self._trainer.finish_save(request)
         self._whole.settled(self._trainer.task, ours.step, whole=saved.whole)
         ours.waited_seconds += saved.seconds

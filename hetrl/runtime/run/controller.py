@@ -285,7 +285,7 @@ async def control(context: Context) -> None:
             record.events.append("go", members=[*membership.joined], absent=absent)
             async with open_scorer(context.experiment.reward, context.experiment.data) as scorer:
                 run = Run(context, member, turns, record, scorer, absent)
-                watching = membership.watch(run.spare, run.back, run.iterations.end_soon)
+                watching = membership.watch(run.spare, run.back, run.iterations.last.end_soon)
                 with member.links.told(run.link_changed):
                     await first_to_end(run.train(), watching, run.serving.catch_up(), run.kept.serve())
             await member.send(context.members, finish := wire.Finish())

@@ -20,22 +20,23 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from hetrl.describe.experiment import Experiment
 from hetrl.errors import TimeUpError
 from hetrl.plan.plan import Group
 from hetrl.runtime import wire
-from hetrl.runtime.rl.batch import Actor, Batch, Prepared, Trained, future
+from hetrl.runtime.rl.batch import Actor, Batch, Prepared, Trained
 from hetrl.runtime.rl.feed import Feed, oldest_version
 from hetrl.runtime.rl.learner import Learner, Versions
 from hetrl.runtime.rl.timeline import waits
 from hetrl.runtime.rl.under_way import pack
-from hetrl.runtime.run.checkpoints import NO_COPIES, CheckpointSchedule, Copies, WholeSteps
+from hetrl.runtime.run.checkpoints import NO_COPIES, CheckpointSchedule, Copies, LastStep, WholeSteps
 from hetrl.runtime.run.link_metrics import LinkMeter
 from hetrl.runtime.run.progress import Progress
 from hetrl.runtime.run.record import Record, generation_seconds, sample_metrics, weight_metrics
 from hetrl.runtime.run.samples import SampleFiles
+from hetrl.runtime.side_by_side import Works
 from hetrl.workload import (
     ACTOR_GENERATION,
     ACTOR_TRAINING,
@@ -48,7 +49,6 @@ from hetrl.workload import (
     scores_beside_inferences,
 )
 
-_Result = TypeVar("_Result")
 PublishVersion = Callable[[asyncio.Event], Coroutine[Any, Any, wire.Published]]
 
 
@@ -79,23 +79,19 @@ class Iterations:
         self.groups, self.under_way = groups, under_way
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
-        self.first_version, self.last = versions.actor, experiment.steps
-        self.noticed = self.ending = ""  # the site whose job Slurm ends, and that for which the steps end
-        self.begun = False
+        self.first_version = versions.actor
+        self.last = LastStep(experiment.steps, record)
         self.generated = 0.0  # when the last sample of the newest batch was back
-        self.works = set[asyncio.Future[Any]]()  # that go on side by side
-        self.failure: asyncio.Future[None]  # has what the first of them raised
+        self.works: Works  # that go on side by side, while steps are taken
         self.trainer = asyncio.Lock()  # one batch after the other
         trains = {name for group in groups if ACTOR_TRAINING in group.tasks for name in group.tasks}
         algorithm = experiment.algorithm
         self.beside = scores_beside_inferences(algorithm.scores_batch, algorithm.max_staleness, trains)
-        settings, steps = experiment.checkpoints, experiment.steps
         critic = self.tasks.critic
-        whole = WholeSteps([ACTOR_TRAINING, *([] if critic is None else [CRITIC_TRAINING])])
-        kept = (record, settings, steps, whole, copies)
+        self.whole = WholeSteps([ACTOR_TRAINING, *([] if critic is None else [CRITIC_TRAINING])])
+        kept = (record, experiment.checkpoints, self.last, self.whole, copies)
         self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
         self.critic_checkpoints = None if critic is None else CheckpointSchedule(critic, *kept)
-        self.schedules = [one for one in (self.checkpoints, self.critic_checkpoints) if one is not None]
 
     async def prepare(self, step: int, feed: Feed, first: int) -> Prepared:
         """Take the batch of a step, send it to the actor's trainer, and ask all others what they say of it.
@@ -112,7 +108,7 @@ class Iterations:
         self.generated = max(self.generated, *(group.back for group in groups))
         lost = {"dropped_groups": feed.dropped - dropped, "groups_rejected": feed.rejected - rejected}
         batch = Batch(step, self.learner.experience(groups), step <= warmup, seconds)
-        actor = self.begin(self.train_actor(batch, feed))
+        actor = self.works.begin(self.train_actor(batch, feed))
         rewarded, arrays, valued = await self.learner.scored(batch.arrays, groups, step, self.versions, seconds)
         batch.scored.set_result((rewarded, arrays))
         if not self.experiment.algorithm.kl_in_reward:
@@ -126,70 +122,30 @@ class Iterations:
         In mode sync that is not before the step's weights are served, as there are no samples. The steps that the feed
         counts already are those of a run that this one goes on from; the first one was trained from version `first`.
         """
-        self.first_version, self.failure, step = first, future(), feed.position.batches
-        for one in self.schedules:
-            one.goes_on(step)
-        self.begun = True
-        self._end_after_notice()
-        coming = self.begin(self.prepare(step + 1, feed, first))
+        self.first_version, self.works, step = first, Works(), feed.position.batches
+        self.whole.begin_with(step)
+        self.last.reach(step)
+        coming = self.works.begin(self.prepare(step + 1, feed, first))
         serving: asyncio.Future[None] | None = None
         start = time.monotonic()
         try:
-            while (step := step + 1) <= self.last:
-                ours = await self.result(coming)
-                if step < self.last:
-                    coming = self.begin(self.prepare(step + 1, feed, first))
-                trained = await self.result(self.begin(self.train(ours, start)))
-                serving = self.begin(self.serve(trained, serving))
-                if not self.experiment.algorithm.max_staleness or step >= self.last:
-                    await self.result(serving)
+            while (step := step + 1) <= self.last.number:
+                ours = await self.works.result(coming)
+                if step < self.last.number:
+                    coming = self.works.begin(self.prepare(step + 1, feed, first))
+                trained = await self.works.result(self.works.begin(self.train(ours, start)))
+                serving = self.works.begin(self.serve(trained, serving))
+                if not self.experiment.algorithm.max_staleness or step >= self.last.number:
+                    await self.works.result(serving)
                 # One begins where the one before ended: samples are drawn while that is written down.
                 start += ours.batch.seconds[ITERATION]
         finally:
-            works = [*self.works]
-            for work in works:
-                work.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
-        if self.last < self.experiment.steps:
+            await self.works.end()
+        if self.last.number < self.experiment.steps:
             raise TimeUpError(
-                f"{self.ending}: Slurm ends its job; kept up to step {self.last} of {self.experiment.steps}, "
+                f"{self.last.site}: Slurm ends its job; kept up to step {self.last.number} of {self.experiment.steps}, "
                 "from where `hetrl resume` goes on"
             )
-
-    def end_soon(self, site: str) -> None:
-        """Take the step that is trained now, or else the first, for the last one: Slurm ends the job of a site."""
-        self.noticed = self.noticed or site
-        if self.begun:
-            self._end_after_notice()
-
-    def _end_after_notice(self) -> None:
-        step = max(one.reached for one in self.schedules) + 1
-        if self.noticed and not self.ending and step < self.last:
-            self.last, self.ending = step, self.noticed
-            for one in self.schedules:
-                one.end_with(step)
-            self.record.events.append("ending", site=self.ending, step=step)
-
-    def begin(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
-        """Let work go on beside the rest, until it ends or the steps do."""
-        begun = asyncio.ensure_future(work)
-        self.works.add(begun)
-        begun.add_done_callback(self._ended)
-        return begun
-
-    def _ended(self, work: asyncio.Future[Any]) -> None:
-        self.works.discard(work)
-        if not work.cancelled() and (error := work.exception()) and not self.failure.done():
-            self.failure.set_exception(error)
-            self.failure.exception()  # asyncio would log what nobody asks for
-
-    async def result(self, work: asyncio.Future[_Result]) -> _Result:
-        """Return what work does; raise what it, or any that goes on beside it, raises, as soon as it does."""
-        watched: list[asyncio.Future[Any]] = [work, self.failure]
-        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        if self.failure.done():
-            self.failure.result()
-        return work.result()
 
     async def train(self, ours: Prepared, start: float) -> Trained:
         """Train all models on a batch, side by side, and begin to publish them; `start` is when the step was due."""
@@ -258,7 +214,7 @@ class Iterations:
             if not batch.warms_up:
                 published = await self.exported(partial(self.publish_actor, seconds))
             feed.trained()
-            served, progress = self.begin(self.served(feed, version, published)), self.progress(feed).to_text()
+            served, progress = self.works.begin(self.served(feed, version, published)), self.progress(feed).to_text()
             await self.checkpoints.after(step, self.versions.actor, progress, partial(self.samples_of, feed))
         return measured, version, served
 
@@ -273,7 +229,7 @@ class Iterations:
     async def exported(self, publish: PublishVersion) -> asyncio.Future[wire.Published]:
         """Begin to publish; return once the weights have left the devices, raise what fails before."""
         left = asyncio.Event()
-        published = self.begin(publish(left))
+        published = self.works.begin(publish(left))
         published.add_done_callback(lambda _: left.set())
         await left.wait()
         if published.done():

@@ -14,7 +14,7 @@ from hetrl.describe.experiment import Checkpoints
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.rl.tasks import Trainer
-from hetrl.runtime.run.checkpoints import CheckpointSchedule, WholeSteps
+from hetrl.runtime.run.checkpoints import CheckpointSchedule, LastStep, WholeSteps
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.transport.member import Member
 from hetrl.workload import ACTOR_TRAINING
@@ -45,9 +45,8 @@ def events_of(trainer: Any, directory: Path, steps: int) -> list[dict[str, Any]]
     """Return what a run with a checkpoint after every third step noted."""
     asked = Trainer(cast(Member, trainer), "actor_training", "trainer", ())
     record = Record(directory, "alpha")
-    schedule = CheckpointSchedule(
-        asked, record, Checkpoints(every_steps=3, keep=2), steps, WholeSteps([ACTOR_TRAINING])
-    )
+    settings, last = Checkpoints(every_steps=3, keep=2), LastStep(steps, record)
+    schedule = CheckpointSchedule(asked, record, settings, last, WholeSteps([ACTOR_TRAINING]))
 
     async def run() -> None:
         for step in range(1, steps + 1):

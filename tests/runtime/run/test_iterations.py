@@ -25,14 +25,14 @@ from hetrl.plan.plan import Group
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.files import newest_step
 from hetrl.runtime.data.prompts import Prompt
-from hetrl.runtime.rl.feed import Feed, Position
+from hetrl.runtime.rl.feed import Draw, Feed, Position
 from hetrl.runtime.rl.learner import Learner, Tasks, Versions
 from hetrl.runtime.rl.sampling import PromptGroup
 from hetrl.runtime.rl.stretches import Stretch
 from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.timeline import Span
 from hetrl.runtime.rl.turns import Party, Turns
-from hetrl.runtime.run.iterations import Iterations
+from hetrl.runtime.run.iterations import Iterations, PublishVersion
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.wire.arrays import pack, unpack
 from hetrl.workload import (
@@ -202,40 +202,8 @@ def tasks_of(member: Member) -> Tasks:
     )
 
 
-async def run(
-    world: World,
-    staleness: int | None,
-    warmup: int,
-    samples: Any = None,
-    kl_in: str = "loss",
-    taken: int = 0,
-    checkpoints: Mapping[str, int] = MappingProxyType({"every_steps": 2}),
-) -> list[Mapping[str, Any]]:
-    """Take all steps behind those that were `taken` by another run; return the rows."""
-    experiment, member = experiment_of(staleness, warmup, kl_in, checkpoints), cast(Member, world)
-    shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
-    turns = Turns(member, shared, new_weights=staleness is None)
-    tasks = tasks_of(member)
-    learner = Learner(
-        tasks,
-        turns,
-        experiment.algorithm,
-        0,
-        experiment.reward,
-        experiment.critic,
-        judged_text=lambda prompt, tokens, response: (*response,),
-    )
-    versions, record = Versions(actor=1 + taken, critic=taken), Rows()
-    world.critic_version, world.served = versions.critic, versions.actor
-    turns.begin_with(taken + 1)
-
-    async def publish(left: asyncio.Event) -> wire.Published:
-        versions.actor = version = versions.actor + 1
-        await tasks.actor.export(version)
-        left.set()
-        published = await tasks.actor.published(version)
-        world.served = version
-        return published
+def drawing(world: World, turns: Turns) -> Draw:
+    """Return what draws a prompt's sample under the version that is served when it begins."""
 
     async def draw(number: int) -> PromptGroup:
         async with turns.prompt():
@@ -248,10 +216,46 @@ async def run(
             prompt = Prompt(str(number), "")
             return PromptGroup(prompt, (5,), (drawn,), (1.0,), rule_rewards=(1.0,), stretches=stretches)
 
-    feed = Feed(draw, BATCH, staleness or 0, STEPS, versions.actor, start=Position(taken, taken * BATCH))
+    return draw
+
+
+def publishing(world: World, actor: Trainer, versions: Versions) -> PublishVersion:
+    """Return what serves the actor's weights as the next version."""
+
+    async def publish(left: asyncio.Event) -> wire.Published:
+        versions.actor = version = versions.actor + 1
+        await actor.export(version)
+        left.set()
+        published = await actor.published(version)
+        world.served = version
+        return published
+
+    return publish
+
+
+async def run(
+    world: World,
+    staleness: int | None,
+    warmup: int,
+    samples: Any = None,
+    kl_in: str = "loss",
+    taken: int = 0,
+    checkpoints: Mapping[str, int] = MappingProxyType({"every_steps": 2}),
+) -> list[Mapping[str, Any]]:
+    """Take all steps behind those that were `taken` by another run; return the rows."""
+    experiment, member = experiment_of(staleness, warmup, kl_in, checkpoints), cast(Member, world)
+    shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
+    turns, tasks = Turns(member, shared, new_weights=staleness is None), tasks_of(member)
+    models = experiment.reward, experiment.critic
+    learner = Learner(tasks, turns, experiment.algorithm, 0, *models, judged_text=lambda *texts: (*texts[-1],))
+    versions, record = Versions(actor=1 + taken, critic=taken), Rows()
+    world.critic_version, world.served = versions.critic, versions.actor
+    turns.begin_with(taken + 1)
+    start = Position(taken, taken * BATCH)
+    feed = Feed(drawing(world, turns), BATCH, staleness or 0, STEPS, versions.actor, start=start)
     nothing: Any = Nothing()
     try:
-        groups = [Group(tuple(group), ()) for group in world.groups]
+        groups, publish = [Group(tuple(group), ()) for group in world.groups], publishing(world, tasks.actor, versions)
         files = samples or nothing
         iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), files, nothing, groups)
         world.begins(iterations, record)
@@ -460,7 +464,7 @@ def test_a_job_that_slurm_ends_keeps_the_step_under_way(
         async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
             if task == CRITIC_TRAINING and isinstance(message, wire.Train) and message.step == trained:
                 for site in ("beta", "gamma", "beta"):
-                    self.iterations.end_soon(site)
+                    self.iterations.last.end_soon(site)
             elif isinstance(message, wire.FinishSave) and message.wait:
                 self.kept[task].append(message.step)
             return await super()._work(task, message, buffers)
@@ -530,11 +534,11 @@ def test_a_run_that_goes_on_and_is_ended_by_slurm_in_its_first_step_keeps_that(b
         def begins(self, iterations: Iterations, record: Rows) -> None:
             self.iterations, self.record, self.kept = iterations, record, list[tuple[str, int]]()
             if before:
-                iterations.end_soon("beta")
+                iterations.last.end_soon("beta")
 
         async def _work(self, task: str, message: Any, buffers: list[Any]) -> tuple[Any, Sequence[memoryview]]:
             if task == ACTOR_TRAINING and isinstance(message, wire.Train):
-                self.iterations.end_soon("beta")
+                self.iterations.last.end_soon("beta")
             elif isinstance(message, wire.FinishSave) and message.wait:
                 self.kept.append((task, message.step))
             return await super()._work(task, message, buffers)
