@@ -1,8 +1,9 @@
 """From a plan to the Slurm jobs of every site: which processes stand on which nodes of which job. Pure functions.
 
 Where Slurm grants single GPUs, a replica of an array group is one task of the array. Where it grants whole nodes, the
-replicas of one node are one task, or steps of the gang if that has the node; a gang without a node takes the first one.
-Nodes of equal shape are one component of the gang, tasks of equal shape are one array.
+replicas of one node are one task, or steps of the gang if that has the node; a gang without a node takes one. The first
+node of the gang is the best-connected one that the plan has of the site, since the gateway stands there. Nodes of equal
+shape are one component of the gang, tasks of equal shape are one array.
 """
 
 from __future__ import annotations
@@ -82,13 +83,28 @@ def layouts(
             arrays[job.site] += job.tasks
     found: list[ArrayLayout] = []
     for site, alone in arrays.items():
-        if alone and files[site].allocation == "node":
-            # A gateway alone would keep one node from every job that wants it as a whole.
-            taken = {one.node for one in gangs[site] if one.devices} or {alone[0].node}
-            gangs[site] += [one for one in alone if one.node in taken]
-            alone = [one for one in alone if one.node not in taken]
-        found += _arrays(files[site], topology, alone)
+        joining = _joining(files[site], topology, gangs[site], alone)
+        gangs[site] += [one for one in alone if one.node in joining]
+        found += _arrays(files[site], topology, [one for one in alone if one.node not in joining])
     return tuple(_gang(files[site], topology, processes) for site, processes in gangs.items()), tuple(found)
+
+
+def _joining(file: SiteFile, topology: Topology, gang: Sequence[Process], alone: Sequence[Process]) -> frozenset[str]:
+    """Return the slots whose replicas of array groups stand in the gang, whose first node has the gateway.
+
+    Where whole nodes are granted: on the gang's nodes, and on one where it has none, for a gateway alone would keep
+    that from every job that wants it as a whole. And where the gateway's node would be worse connected than the best
+    that the site has of the plan, on that one, since all that crosses between sites passes the gateway.
+    """
+    own = {one.node for one in gang if one.devices}
+    if not alone:
+        return frozenset()
+    whole = file.allocation == "node"
+    nodes = {slot: topology.node_by_id[slot] for slot in (*own, *(one.node for one in alone))}
+    uplinks = {slot: node.uplink_gbps for slot, node in nodes.items()}
+    stands = max((uplinks[slot] for slot in own), default=0.0 if whole else min(uplinks.values()))
+    best = max((one.node for one in alone), key=lambda slot: nodes[slot].reach)
+    return frozenset([*(own if whole else ()), *([best] if uplinks[best] > stands else [])])
 
 
 def parts_of(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
@@ -129,11 +145,12 @@ def _positions(file: SiteFile, devices: Iterable[str]) -> dict[str, int]:
 
 
 def _gang(file: SiteFile, topology: Topology, processes: Sequence[Process]) -> GangLayout:
-    """Lay a site's gang out; one without devices, as where engines are emulated, is a core of one node."""
+    """Lay a site's gang out, its best-connected node first; without devices, as emulated engines are, a core of one."""
     used: dict[str, list[str]] = {}
     for one in processes:
         if one.devices:
             used.setdefault(one.node, []).extend(one.devices)
+    used = dict(sorted(used.items(), key=lambda entry: topology.node_by_id[entry[0]].reach, reverse=True))
     positions = {slot: _positions(file, devices) for slot, devices in used.items()}
     slots_by_shape: dict[Shape, list[str]] = {}
     for slot in used:

@@ -159,6 +159,33 @@ def test_a_site_of_whole_nodes_puts_its_gateway_beside_rollouts():
     assert found["b/array-l4-2x1"].rows["0"][1].name == "actor_generation-3"
 
 
+@pytest.mark.parametrize("allocation", ["gpu", "node"])
+@pytest.mark.parametrize("trains", ["slow", "fast", None])
+def test_a_gateway_stands_on_the_best_connected_node_of_its_site(allocation, trains):
+    nodes = [
+        {"name": "slow", "gpu": "l4", "gpus": 4, "wan_gbps": 0.5},
+        {"name": "fast", "gpu": "l40s", "gpus": 2},
+    ]
+    lead = {"name": "a", "nodes": [{"name": "h", "gpu": "a100-80gb", "gpus": 1}]}
+    trainers = [f"b/{trains}/0"] if trains else ["a/h/0"]
+    rollouts = [["b/slow/1"], ["b/slow/2"], ["b/fast/1"]]
+    site = {"name": "b", "allocation": allocation, "nodes": nodes, "gres": {"l4": "l4", "l40s": "l40s"}}
+    gang = scripts(plan(trainers, rollouts), problem(lead, site))["b/gang"]
+    assert "gpu:l40s:" in gang.text.partition("#SBATCH hetjob")[0]
+    assert gang.heterogeneous == (trains == "slow")
+    beside = [int(name.rpartition("-")[2]) for name in gang.processes if name.startswith("actor_generation")]
+    on_its_nodes = {"slow": [0, 1, 2], "fast": [2], None: [2]}[trains]
+    joins = [] if trains == "fast" else [2]
+    assert beside == (on_its_nodes if allocation == "node" else joins)
+
+
+def test_nodes_that_are_connected_alike_leave_the_gateway_alone():
+    nodes = [{"name": name, "gpu": gpu, "gpus": 2} for name, gpu in (("n", "l4"), ("m", "l40s"))]
+    lead = {"name": "a", "nodes": [{"name": "h", "gpu": "a100-80gb", "gpus": 1}]}
+    asked = problem(lead, {"name": "b", "allocation": "gpu", "nodes": nodes})
+    assert scripts(plan(["a/h/0"], [["b/n/0"], ["b/m/0"]]), asked)["b/gang"].processes == ("gateway",)
+
+
 def test_an_array_is_split_where_the_cluster_allows_fewer_tasks():
     site = {"name": "b", "allocation": "gpu", "gres": {"l4": "l4"}, "nodes": [{"name": "l4", "gpu": "l4", "gpus": 8}]}
     trainer = {"name": "a", "nodes": [{"name": "h", "gpu": "a100-80gb", "gpus": 1}]}
