@@ -7,7 +7,9 @@ functions):
     seconds = sum over resources of d seconds / d slowness          slowness: 1, twice as slow: 2
 
 Only what somebody waits for counts. A transfer that hides behind a longer one has the derivative 0, and two that end
-together share it. No formula of the cost model is repeated here: the derivative is taken from two predictions.
+together share it. A derivative may be negative: in mode async a version that is slower may find generation running, and
+one that is trained later may have the link to itself. No formula of the cost model is repeated here: the derivative is
+taken from two predictions.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ from hetrl.workload import ITERATION
 Key = TypeVar("Key")
 MOVES = "state in and out"  # of GPU memory: what `idle_state: offload` costs
 STEP = 1e-3  # of the central difference: its error is of the order of 1e-6
-LEAST = 1e-4  # smaller shares of a time are left out
+LEAST = 1e-4  # smaller shares of a time, either way, are left out
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one resource (or task) adds to a time, in seconds."""
+    """What one resource (or task) adds to a time, in seconds; negative where slower, it would save some."""
 
     name: str
     seconds: float
@@ -157,7 +159,7 @@ def _largest_first(parts: list[Part]) -> tuple[Part, ...]:
     total = sum(part.seconds for part in parts)
     if not math.isfinite(total):
         return ()
-    kept = [part for part in parts if part.seconds > LEAST * total]
+    kept = [part for part in parts if abs(part.seconds) > LEAST * total]
     return tuple(sorted(kept, key=lambda part: -part.seconds))
 
 
@@ -194,7 +196,7 @@ def critical_path(plan: Plan, model: CostModel) -> tuple[Part, ...]:
 
     found = [Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, *trained)]
     rest = total - sum(part.seconds for part in found)
-    return (*found, Part(MOVES, rest)) if rest > LEAST * total else tuple(found)
+    return (*found, Part(MOVES, rest)) if abs(rest) > LEAST * total else tuple(found)
 
 
 def _scaled(amounts: Mapping[Key, float], factor: float) -> dict[Key, float]:

@@ -67,7 +67,8 @@ def plan_page(
 def _slices(found: Explanation) -> dict[str, list[tuple[str, float, str]]]:
     """Return what each time waits for as (class of the colour, per cent, what it says), in the order of the legend."""
     slices = {}
-    for name, parts in found.binds.items():
+    for name, all_parts in found.binds.items():
+        parts = [part for part in all_parts if part.seconds > 0]
         total = sum(part.seconds for part in parts)
         ordered = sorted(parts, key=lambda part: list(_COLOURS).index(_colour(part.name)))
         slices[name] = [

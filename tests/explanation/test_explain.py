@@ -17,7 +17,7 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.objective import COST, Objective
 from hetrl.explanation import Explanation, explain, with_choices
 from hetrl.explanation.idle import idle
-from hetrl.explanation.resources import ITERATION, attribution, critical_path
+from hetrl.explanation.resources import ITERATION, Resource, attribution, critical_path, derivatives
 from hetrl.explanation.training_sites import shares, training_sites
 from hetrl.explanation.what_if import UNCHANGED, questions, runner_up, study
 from hetrl.explanation.worse_links import ALL, worse_links
@@ -70,6 +70,14 @@ def test_the_parts_of_every_time_sum_to_it(mode: str) -> None:
     assert parts.keys() == times.keys()
     for name, seconds in times.items():
         assert sum(part.seconds for part in parts[name]) == pytest.approx(seconds, rel=2e-3)
+
+
+def test_what_would_save_time_by_being_slower_counts_too() -> None:
+    slower = [lambda amounts, factor, name=name: {**amounts, name: amounts[name] * factor} for name in "abc"]
+    among = [Resource(name, change) for name, change in zip("abc", slower, strict=True)]
+    amounts = {"a": 3.0, "b": 1.0, "c": 1e-5}
+    parts = derivatives(among, amounts, lambda now: {"time": 2 * now["a"] - now["b"] + now["c"]})["time"]
+    assert [(part.name, part.seconds) for part in parts] == [("a", pytest.approx(6)), ("b", pytest.approx(-1))]
 
 
 @settings(max_examples=20)
