@@ -80,6 +80,11 @@ class Node:
         """Return what it exchanges with other sites at most, one direction."""
         return min(self.nic_gbps, self.wan_gbps or self.nic_gbps)
 
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Return what is largest at the node of a site where the gateway stands: its uplink, then its network card."""
+        return self.uplink_gbps, self.nic_gbps
+
 
 @dataclass(frozen=True)
 class Site:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
 from hetrl.cost import formulas
-from hetrl.hardware import Device, Path, Topology, wire_seconds
+from hetrl.hardware import Device, Node, Path, Topology, wire_seconds
 
 Direction = tuple[str, str]  # (from site, to site)
 NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)  # not 0: bytes are divided by it
@@ -43,21 +43,36 @@ def all_reduce_seconds(ranks: int, transferred_bytes: float, edge: Path | None) 
     return 2 * edge.delay_ms / 1e3 + 2 * (ranks - 1) / ranks * transferred_bytes * seconds_per_byte
 
 
-def best_uplinks(topology: Topology, devices: Iterable[Device]) -> dict[str, float]:
-    """Return of each site what the best-connected of the devices' nodes exchanges with others, in Gbps."""
-    best: dict[str, float] = {}
+def gateways_of(topology: Topology, devices: Iterable[Device]) -> dict[str, Node]:
+    """Return of each site the best-connected of the devices' nodes: what crosses between sites crosses there."""
+    best: dict[str, Node] = {}
     for device in _one_per_node(devices):
-        gbps = topology.node_by_id[device.node_id].uplink_gbps
-        best[device.site] = max(gbps, best.get(device.site, gbps))
+        node = topology.node_by_id[device.node_id]
+        best[device.site] = max(best.get(device.site, node), node, key=lambda one: one.reach)
     return best
 
 
-def gateway_path(topology: Topology, uplinks: Mapping[str, float], direction: Direction) -> Path:
-    """Return the path between two sites whose gateways stand at nodes with these uplinks (`best_uplinks`)."""
+def gateway_path(topology: Topology, gateways: Mapping[str, Node], direction: Direction) -> Path:
+    """Return the path between the gateways of two sites."""
     link, (source, target) = topology.link(*direction), direction
-    if link is None or link.gbps <= 0 or source not in uplinks or target not in uplinks:
+    if link is None or link.gbps <= 0 or source not in gateways or target not in gateways:
         return NO_PATH
-    return Path(link.delay_ms, min(link.gbps, uplinks[source], uplinks[target]))
+    return Path(link.delay_ms, min(link.gbps, *(gateways[site].uplink_gbps for site in direction)))
+
+
+def gateway_bytes(loads: Mapping[Direction, float]) -> dict[str, float]:
+    """Return the bytes through each site's gateway in the direction that has more: out of the site, or into it."""
+    leaving, arriving = defaultdict[str, float](float), defaultdict[str, float](float)
+    for (source, target), load in loads.items():
+        leaving[source] += load
+        arriving[target] += load
+    return {site: max(leaving[site], arriving[site]) for site in {*leaving, *arriving}}
+
+
+def uplink_seconds(gateways: Mapping[str, Node], loads: Mapping[Direction, float]) -> float:
+    """Return how long the slowest gateway takes for all that leaves its site, or that arrives, at the same time."""
+    passing = gateway_bytes(loads).items()
+    return max((wire_seconds(load, gateways[site].uplink_gbps) for site, load in passing if load > 0), default=0.0)
 
 
 def _one_per_node(devices: Iterable[Device]) -> list[Device]:
@@ -101,42 +116,63 @@ class Reduction:
 def reduction_of(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> Reduction:
     """Return the time of the data-parallel reduction of all rings of a task, once.
 
-    All rings run at the same time, so an edge takes its load over its bandwidth and the slowest edge is the time of a
-    phase:
-      inside a node  2 (n-1)/n bytes of a ring of n over `peer_gbps`, for each ring (they have separate lanes)
-      between nodes  the same, over the node's NIC, summed over all rings that leave the node
-      between sites  `wan_phases` of all rings, each over the link from site to site
+    Each site sums first, in a ring of those n of the ranks that it has. All rings run at the same time, so an edge
+    takes its load over its bandwidth and the slowest edge is the time of a phase:
+      inside a node  2 (n-1)/n bytes over `peer_gbps`, for each ring (they have separate lanes)
+      between nodes  the same, over the node's NIC, summed over all rings that leave the node for another of the site
+      between sites  `wan_phases` of all rings, each over the link from site to site, all of a site's over the uplink of
+                     its gateway, and behind the rings of the site's busiest node over the gateway's NIC
     plus 2 (n-1) alpha of the slowest kind of edge on its level, 2 alpha between sites. With a sharded optimiser the
     gradients are only scattered, and the (smaller) parameters gathered in a phase of their own, which has half of the
     delays.
     """
     lanes, latency = [0.0, 0.0], 0.0
-    uplinks: tuple[defaultdict[str, float], ...] = (defaultdict(float), defaultdict(float))
+    cards: tuple[defaultdict[str, float], ...] = (defaultdict(float), defaultdict(float))
     for ring in rings:
-        ranks = len(ring.devices)
-        if ranks < 2:
+        if len(ring.devices) < 2:
             continue
-        nodes = _one_per_node(ring.devices)
-        moved = (
-            formulas.ring_reduce_bytes(ranks, ring.gradient_bytes, ring.sharded),
-            formulas.ring_gather_bytes(ranks, ring.parameter_bytes, ring.sharded),
-        )
-        for phase, load in enumerate(moved):
-            if len(nodes) < ranks:
-                slowest = max(wire_seconds(load, _peer_gbps(topology, node)) for node in nodes)
-                lanes[phase] = max(lanes[phase], slowest)
-            for node in nodes if len(nodes) > 1 else ():
-                uplinks[phase][node.node_id] += load
+        for members in _by_site(ring.devices):
+            ranks, nodes = len(members), _one_per_node(members)
+            moved = (
+                formulas.ring_reduce_bytes(ranks, ring.gradient_bytes, ring.sharded),
+                formulas.ring_gather_bytes(ranks, ring.parameter_bytes, ring.sharded),
+            )
+            for phase, load in enumerate(moved):
+                if len(nodes) < ranks:
+                    slowest = max(wire_seconds(load, _peer_gbps(topology, node)) for node in nodes)
+                    lanes[phase] = max(lanes[phase], slowest)
+                for node in nodes if len(nodes) > 1 else ():
+                    cards[phase][node.node_id] += load
         latency = max(latency, _latency_seconds(topology, ring))
     first = 0.5 if any(ring.sharded for ring in rings) else 1.0
     delays = first * latency, (1 - first) * latency
-    nics = (_busiest_seconds(topology, loads) for loads in uplinks)
-    links = _wan_seconds(topology, rings, sharing)
+    gateways = gateways_of(topology, (device for ring in rings for device in ring.devices))
+    nics, links = [], []
+    for own, sent in zip(cards, wan_phases(rings), strict=True):
+        loads = {way: load * sharing.get(way, 1) for way, load in sent.items()}
+        ways = (wire_seconds(load, gateway_path(topology, gateways, way).gbps) for way, load in loads.items())
+        links.append(max([*ways, uplink_seconds(gateways, loads)]))
+        nics.append(_card_seconds(topology, own, gateways, gateway_bytes(loads)))
     return Reduction(*map(formulas.rings_seconds, lanes, nics, links, delays))
 
 
-def _busiest_seconds(topology: Topology, uplinks: Mapping[str, float]) -> float:
-    times = (wire_seconds(load, topology.node_by_id[node].nic_gbps) for node, load in uplinks.items())
+def _by_site(devices: Iterable[Device]) -> list[list[Device]]:
+    sites: defaultdict[str, list[Device]] = defaultdict(list)
+    for device in devices:
+        sites[device.site].append(device)
+    return [*sites.values()]
+
+
+def _card_seconds(
+    topology: Topology, cards: Mapping[str, float], gateways: Mapping[str, Node], passing: Mapping[str, float]
+) -> float:
+    """Return the time of the busiest NIC: the rings of each node, and what passes the gateway of its site."""
+    busiest: defaultdict[str, float] = defaultdict(float)
+    for node_id, load in cards.items():
+        node = topology.node_by_id[node_id]
+        site = node_id.partition("/")[0]
+        busiest[site] = max(busiest[site], wire_seconds(load, node.nic_gbps))
+    times = [busiest[site] + wire_seconds(passing.get(site, 0.0), node.nic_gbps) for site, node in gateways.items()]
     return max(times, default=0.0)
 
 
@@ -179,18 +215,6 @@ def wan_reduction_bytes(rings: Sequence[Ring]) -> dict[Direction, float]:
     """Return the bytes of both phases of one reduction per direction between sites."""
     reduced, gathered = wan_phases(rings)
     return {direction: load + gathered[direction] for direction, load in reduced.items()}
-
-
-def _wan_seconds(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Direction, int]) -> list[float]:
-    """Return the time of either phase, as long as its slowest direction."""
-    uplinks, seconds = best_uplinks(topology, (device for ring in rings for device in ring.devices)), []
-    for phase in wan_phases(rings):
-        times = [0.0]
-        for direction, load in phase.items():
-            between = gateway_path(topology, uplinks, direction)
-            times.append(wire_seconds(load * sharing.get(direction, 1), between.gbps))
-        seconds.append(max(times))
-    return seconds
 
 
 def link_seconds(topology: Topology, direction: Direction, load: float) -> float:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from hetrl.cost import cycle, formulas
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Direction, best_uplinks, gateway_path, link_delay_ms, link_seconds
+from hetrl.cost.network import Direction, gateway_path, gateways_of, link_delay_ms, link_seconds, uplink_seconds
 from hetrl.cost.stages import model_of, stage_shape
-from hetrl.hardware import Topology, bytes_per_second, wire_seconds
+from hetrl.hardware import Topology, bytes_per_second
 from hetrl.plan.plan import Route, TaskPlan, WeightSync, node_of, nodes_of, site_of, sites_of
 from hetrl.workload import TRAINED, has_language_head
 
@@ -154,7 +154,7 @@ def weight_sync_cost(
     Without a measurement a `delta` is priced like the full set, which its first version is.
 
     encode   the trainer's ranks copy their weights to host memory, all at once
-    uplinks  the routes run at the same time; one uplink carries the sum of its routes
+    uplinks  the routes run at the same time; a site's uplink carries all that leave it, and all that arrive
     fan-out  a node that uses the weights receives over its NIC what its own node does not hold, a node with weights
              sends them once into its site and once per route; nodes forward, and the chunks overlap with the uplink
     load     each device takes its share (weights/TP) from host memory, plus the fixed pause of a version
@@ -174,9 +174,9 @@ def weight_sync_cost(
     stages = zip(training.replicas[0].stages, sizes, strict=True)
     encode = max(size / len(stage.devices) / model.rates(stage.devices[0]).host_bytes_per_s for stage, size in stages)
     fan_out = sent * _fan_out_seconds(held, users, routes, topology)
-    uplinks = best_uplinks(topology, devices)
-    ways = {way: gateway_path(topology, uplinks, way).seconds(load) for way, load in wan.items()}
-    uplink = max([*ways.values(), _leaving_seconds(wan, uplinks)])
+    gateways = gateways_of(topology, devices)
+    ways = {way: gateway_path(topology, gateways, way).seconds(load) for way, load in wan.items()}
+    uplink = max([*ways.values(), uplink_seconds(gateways, wan)])
     pause = _pause_seconds(users, sum(sizes), model)
     return SyncCost(encode, uplink, fan_out, pause, dict(wan), ways, frozenset(sites_of(users.devices)))
 
@@ -227,14 +227,6 @@ def _fan_out_seconds(held: Mapping[str, float], users: TaskPlan, routes: Sequenc
         copies += any(site_of(other) == site_of(node) for other in nodes if other != node)
         times.append(formulas.interface_bytes(total, held.get(node, 0.0), node in nodes, copies) / nic)
     return max(times)
-
-
-def _leaving_seconds(wan: Mapping[Direction, float], uplinks: Mapping[str, float]) -> float:
-    """Return the slowest uplink of a site, with all that leaves the site through its best node."""
-    leaving: defaultdict[str, float] = defaultdict(float)
-    for (source, _), load in wan.items():
-        leaving[source] += load
-    return max((wire_seconds(load, uplinks[source]) for source, load in leaving.items()), default=0.0)
 
 
 def _pause_seconds(users: TaskPlan, total: float, model: CostModel) -> float:

@@ -26,7 +26,7 @@ from hetrl.plan.plan import TaskPlan
 from hetrl.simulator.events import Clock, Process, Signal
 from hetrl.simulator.noise import Noise
 from hetrl.simulator.trace import Recorder
-from hetrl.simulator.wires import Channel, Network, Transfer, gateways
+from hetrl.simulator.wires import Channel, Network, Transfer, gateway
 from hetrl.workload import ACTOR_TRAINING
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -247,9 +247,9 @@ def ring_phase(setting: Setting, ring: Ring, number: int, share: float, label: s
         local_delays = max(local_delays, (trips * (len(ordered) - 1) - 1) * max(delays, default=0.0))
     for (source, target), size in wan_phases([ring])[number].items():
         if size > 0:
-            ends = gateways(setting.model.topology, sites[source], sites[target])
-            transfers.append(setting.network.send(*ends, share * size, label))
-            delay = _delay_seconds(setting.model.topology, *ends)
+            first, other = (gateway(setting.model.topology, sites[site]) for site in (source, target))
+            transfers.append(setting.network.send(first, other, share * size, label))
+            delay = _delay_seconds(setting.model.topology, first, other)
             far_delays = max(far_delays, (trips - 1) * delay)
     yield from [transfer.arrived for transfer in transfers]
     yield local_delays + far_delays

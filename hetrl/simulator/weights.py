@@ -16,7 +16,7 @@ from hetrl.hardware import Device
 from hetrl.plan.plan import Plan
 from hetrl.simulator.events import Process
 from hetrl.simulator.pipelines import Setting
-from hetrl.simulator.wires import Channel, gateways
+from hetrl.simulator.wires import Channel, gateway
 from hetrl.workload import TRAINED, versions_ahead
 
 CHUNKS = 16  # of what a node holds: enough that copying, sending and forwarding overlap
@@ -43,7 +43,9 @@ class WeightSync:
         self._held = held_bytes(trains, training, setting.model)
         devices = setting.model.topology.device_by_id
         trainer = [devices[name] for name in training.replicas[0].devices]
-        self._trainers = [devices[name] for name in training.devices]
+        ends = [devices[name] for name in (*training.devices, *self._takes.devices)]
+        sites = {site: [device for device in ends if device.site == site] for site in {end.site for end in ends}}
+        self._gateways = {site: gateway(setting.model.topology, those) for site, those in sites.items()}
         users: dict[str, dict[str, Device]] = {}
         for name in self._takes.devices:
             users.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])
@@ -61,11 +63,10 @@ class WeightSync:
         nodes = [node for node in nodes if (node.site, node.node) != (source.site, source.node)]
         if not nodes:
             return ()
-        inside = nodes[0].site == source.site
-        leaving = [source] if inside else [device for device in self._trainers if device.site == source.site]
-        last, first = gateways(self._setting.model.topology, leaving, nodes)
-        ordered = [source, *([] if last.node == source.node else [last]), first]
-        ordered += [node for node in nodes if node is not first]
+        way = [source]
+        if nodes[0].site != source.site:
+            way += [self._gateways[source.site], self._gateways[nodes[0].site]]
+        ordered = {device.node_id: device for device in (*way, *nodes)}.values()
         return tuple(Channel(self._setting.network, a, b, "weights", self._rank) for a, b in pairwise(ordered))
 
     def transfer(self) -> Process:

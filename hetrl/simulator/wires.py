@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetrl.errors import HetrlError
@@ -55,13 +55,9 @@ def route(topology: Topology, source: Device, target: Device) -> WireRoute:
     return WireRoute(rates, path.delay_ms / 1e3, ends)
 
 
-def gateways(topology: Topology, sources: Sequence[Device], targets: Sequence[Device]) -> tuple[Device, Device]:
-    """Return the first best-connected device of two sites each: what crosses between the sites crosses there."""
-    link = topology.link(sources[0].site, targets[0].site)
-    uplinks = [[topology.node_by_id[device.node_id].uplink_gbps for device in side] for side in (sources, targets)]
-    enough = min(link.gbps if link else 0.0, *map(max, uplinks))  # what nothing at either end makes more of
-    first, other = (next(n for n, gbps in enumerate(side) if gbps >= enough) for side in uplinks)
-    return sources[first], targets[other]
+def gateway(topology: Topology, devices: Iterable[Device]) -> Device:
+    """Return the first best-connected of a site's devices: what crosses between sites crosses there."""
+    return max(devices, key=lambda device: topology.node_by_id[device.node_id].reach)
 
 
 def fair_rates(paths: Sequence[Sequence[Wire]], capacity: Mapping[Wire, float]) -> list[float]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hetrl.search.core.records import Floats1, Ints1, Ints2
+from hetrl.search.core.records import Floats1, Floats2, Ints1, Ints2
 from hetrl.search.core.tables import MAX_STAGES, Tables
 
 
@@ -49,7 +49,7 @@ class Cohorts(NamedTuple):
     back: Floats1  # [i] its backward, where there is one
     hop: Floats1  # [i] to the next stage
     transfer: Floats1  # [i] of that the bytes, without the delay
-    load: Floats1  # [i] bytes that all rings of a stage send through a node
+    load: Floats2  # [site, i] bytes that all rings of a stage send through a node there
 
 
 def make_cohorts(tables: Tables) -> Cohorts:
@@ -64,6 +64,7 @@ def make_cohorts(tables: Tables) -> Cohorts:
             np.zeros((8, tables.classes), np.int64),
             np.zeros(MAX_STAGES, np.int64),
             *np.zeros((2, most)),
-            *np.zeros((8, MAX_STAGES)),
+            *np.zeros((7, MAX_STAGES)),
+            np.zeros((tables.sites, MAX_STAGES)),
         ]
     )

@@ -18,7 +18,7 @@ import numpy as np
 from hetrl.cost.network import NO_PATH, path
 from hetrl.cost.stages import model_of
 from hetrl.cost.weight_sync import trained_models
-from hetrl.hardware import Node, Path, Topology, bytes_per_second
+from hetrl.hardware import Node, Path, Topology, wire_seconds
 from hetrl.search.core.records import Flags1, Flags2, Floats1, Floats2, Ints1
 from hetrl.search.core.tables_objective import ObjectiveTables, objective_tables
 from hetrl.search.core.tables_serving import Rows, ServingTables, serving_tables
@@ -131,9 +131,7 @@ def _network(space: Space, nodes: list[Node]) -> NetworkTables:
         nic=_per_byte([node.nic_gbps for node in nodes]),
         uplink=_per_byte([node.uplink_gbps for node in nodes]),
         link_delay=np.array([[link.delay_ms / 1e3 if link else 0.0 for link in row] for row in links]),
-        link_byte=np.array(
-            [[1 / max(bytes_per_second(link.gbps), 1e-9) if link else 0.0 for link in row] for row in links]
-        ),
+        link_byte=np.array([[_link_byte(topology, a, b) for b in names] for a in names]),
         linked=np.array([[topology.linked(a, b) for b in names] for a in names]),
         site_delay=np.array([site.delay_ms / 1e3 for site in topology.sites]),
     )
@@ -143,6 +141,13 @@ def _between_nodes(topology: Topology, space: Space, kind: int, other: int) -> P
     """Return the path between different nodes of two classes; a class of one node needs none to itself."""
     source, target = space.nodes[kind][0][0], space.nodes[other][-1][0]
     return NO_PATH if source == target else path(topology, source, target)
+
+
+def _link_byte(topology: Topology, site: str, other: str) -> float:
+    link = topology.link(site, other)
+    if site == other:
+        return 0.0
+    return wire_seconds(1, link.gbps if link and link.gbps > 0 else NO_PATH.gbps)
 
 
 def _per_byte(gbps: list[float]) -> Floats1:

@@ -1,5 +1,8 @@
-// What a task costs and needs, as `hetrl.search.core.workspace` holds it.
+// What a task costs and needs, as `hetrl.search.core.workspace` holds it, and what crosses between sites, which passes
+// gateways at the best-connected nodes: `hetrl.cost.network`.
 #pragma once
+
+#include <utility>
 
 #include "records.h"
 
@@ -52,3 +55,61 @@ inline void hold(Int task, Int kind, double resident, double peak, double host, 
 inline double longest_tokens(double samples, const Tables& tables) {
     return tables.training.longest[Int(std::ceil(samples))];
 }
+
+// The gateways of sites, of whose classes those count that were noted.
+class Gateways {
+  public:
+    explicit Gateways(const Tables& tables)
+        : tables_(tables), uplink_(tables.sites, INFINITE), card_(tables.sites, INFINITE) {}
+
+    void note(Int kind) {
+        const NetworkTables& network = tables_.network;
+        const Int site = tables_.site[kind];
+        if (std::pair(network.uplink[kind], network.nic[kind]) < std::pair(uplink_[site], card_[site])) {
+            uplink_[site] = network.uplink[kind];
+            card_[site] = network.nic[kind];
+        }
+    }
+
+    // Return the seconds per byte of the uplink of a site's gateway, and of its network card.
+    double uplink(Int site) { return uplink_[site]; }
+    double card(Int site) { return card_[site]; }
+
+    // Return those of the path between two sites.
+    double path(Int source, Int target) {
+        return std::max({tables_.network.link_byte[source][target], uplink_[source], uplink_[target]});
+    }
+
+  private:
+    const Tables& tables_;
+    Local<double> uplink_, card_;
+};
+
+// Transfers between sites that go on at the same time.
+class Crossing {
+  public:
+    Crossing(Gateways& gateways, Int sites) : gateways_(gateways), leaving_(sites, 0.0), arriving_(sites, 0.0) {}
+
+    // Add so many bytes on a path, which has the delay ahead of them.
+    void add(Int source, Int target, double bytes, double delay) {
+        leaving_[source] += bytes;
+        arriving_[target] += bytes;
+        seconds_ =
+            std::max({seconds_, delay + bytes * gateways_.path(source, target),
+                      leaving_[source] * gateways_.uplink(source), arriving_[target] * gateways_.uplink(target)});
+    }
+
+    // Return their time: of the slowest path, or of the slowest uplink with all that leaves its site, or arrives.
+    double seconds() const { return seconds_; }
+
+    // Return the time of all that a site's gateway passes on its network card.
+    double card_seconds(Int site) {
+        const double bytes = std::max(leaving_[site], arriving_[site]);
+        return bytes > 0 ? bytes * gateways_.card(site) : 0.0;
+    }
+
+  private:
+    Gateways& gateways_;
+    Local<double> leaving_, arriving_;
+    double seconds_ = 0.0;
+};

@@ -8,19 +8,19 @@
 
 // What one ring touches.
 struct Ring {
-    Int nodes;
     Int sites;
     double latency;  // seconds
 };
 
 // Return what a ring of stage i touches; set `sites` to the indices of its sites in order, and for each site of the
-// topology how many of the ring's ranks are its `members`.
-inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Local<Int>& sites, Local<Int>& members) {
+// topology how many of the ring's ranks are its `members`, on so many `nodes`.
+inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Local<Int>& sites, Local<Int>& members,
+                    Local<Int>& nodes) {
     const auto& [task, choice, tables, found, replicas] = training;
-    Int nodes = 0, count = 0;
+    Int count = 0, all = 0;
     Local<Int> kinds(tables.sites, 0);
     for (Int site = 0; site < tables.sites; ++site) {
-        members[site] = 0;
+        members[site] = nodes[site] = 0;
     }
     for (Int q = 0; q < found; ++q) {
         const Int kind = cohorts.kind[q][i], site = tables.site[kind], own = cohorts.replicas[q];
@@ -32,15 +32,17 @@ inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Loc
         members[site] += own;
         const Int units = training.units_per_node(kind);
         const Int offset = cohorts.offset[q][i], stride = cohorts.stride[q][i], start = offset / units;
-        nodes += stride >= units ? own : (offset + (own - 1) * stride) / units - start + 1;
+        Int touched = stride >= units ? own : (offset + (own - 1) * stride) / units - start + 1;
         for (Int before = q - 1; before >= 0; --before) {
             if (cohorts.kind[before][i] ==
                 kind) {  // it stands before this cohort in the class: they may meet in a node
                 const Int last = cohorts.offset[before][i] + (cohorts.replicas[before] - 1) * cohorts.stride[before][i];
-                nodes -= last / units == start;
+                touched -= last / units == start;
                 break;
             }
         }
+        nodes[site] += touched;
+        all += touched;
     }
     const NetworkTables& network = tables.network;
     Local<Int> ranks(count, 0);
@@ -48,40 +50,16 @@ inline Ring ring_of(const Training& training, Int i, const Cohorts& cohorts, Loc
     double between = 0.0;
     for (Int s = 0; s < count; ++s) {
         ranks[s] = members[sites[s]];
-        delays[s] = nodes == count ? network.node_delay[kinds[s]] : network.site_delay[sites[s]];
+        delays[s] = all == count ? network.node_delay[kinds[s]] : network.site_delay[sites[s]];
         for (Int before = 0; before < s; ++before) {
             between = std::max(between, network.link_delay[sites[before]][sites[s]]);
         }
     }
-    return {nodes, count, ring_latency(ranks.all(), delays.all(), between)};
+    return {count, ring_latency(ranks.all(), delays.all(), between)};
 }
 
-// Return the seconds per byte between the best-connected classes of two sites: the gateways stand there.
-inline double best_byte(const Training& training, Int a, Int b, const Cohorts& cohorts) {
-    const auto& [task, choice, tables, found, replicas] = training;
-    double best = INFINITE;
-    for (Int q = 0; q < found; ++q) {
-        for (Int i = 0; i < choice[PIPELINE]; ++i) {
-            const Int source = cohorts.kind[q][i];
-            if (tables.site[source] != a) {
-                continue;
-            }
-            for (Int p = 0; p < found; ++p) {
-                for (Int j = 0; j < choice[PIPELINE]; ++j) {
-                    const Int target = cohorts.kind[p][j];
-                    if (tables.site[target] == b) {
-                        best = std::min(best, tables.network.byte[source][target]);
-                    }
-                }
-            }
-        }
-    }
-    return best;
-}
-
-// Return the time of the busiest node's network interface: all rings of the stages that the node holds, by `load`.
-inline double interface_seconds(const Training& training, const Cohorts& cohorts) {
-    double slowest = 0.0;
+// Set of each site the time of its busiest node's network card: all rings of the stages on that node, by `load`.
+inline void set_cards(const Training& training, const Cohorts& cohorts, Local<double>& slowest) {
     fill(cohorts.held, Int(0));  // the stages on the node that the last run of the class ends in, as bits
     for_each_node(training, cohorts, [&](Int q, Int first, Int run, Int begin, Int end, bool entered) {
         const Int kind = cohorts.kind[q][first];
@@ -92,13 +70,13 @@ inline double interface_seconds(const Training& training, const Cohorts& cohorts
         double load = 0.0;
         for (Int i = 0; i < training.choice[PIPELINE]; ++i) {
             if (held >> i & 1) {
-                load += cohorts.load[i];
+                load += cohorts.load[training.tables.site[kind]][i];
             }
         }
-        slowest = std::max(slowest, load * training.tables.network.nic[kind]);
+        double& seconds = slowest[training.tables.site[kind]];
+        seconds = std::max(seconds, load * training.tables.network.nic[kind]);
         cohorts.held[kind] = held;
     });
-    return slowest;
 }
 
 // The seconds of a reduction: of the gradients, and of gathering parameters behind the update.
@@ -121,24 +99,27 @@ inline Reduction reduction_of(const Training& training, const Cohorts& cohorts, 
     const TrainingTables& numbers = tables.training;
     const double ranks = double(Int(1) << choice[TENSOR]);
     const bool sharded = choice[SHARDING];
-    double lanes = 0.0, latency = 0.0, reducing = 0.0, gathering = 0.0;
-    Local<Int> sites(places, 0), members(places, 0);
+    double lanes = 0.0, latency = 0.0;
+    Local<Int> sites(places, 0), members(places, 0), nodes(places, 0);
     Local<double> reduced(places * places, 0.0), gathered(places * places, 0.0);
     for (Int i = 0; i < choice[PIPELINE]; ++i) {
         const double parameters = stage_parameters(training, i, double(cohorts.layers[i]));
         const double gradient = parameters * numbers.gradient_bytes, weights = parameters * numbers.weight_bytes;
-        const double moved =
-            ring_reduce_bytes(replicas, gradient, sharded) + ring_gather_bytes(replicas, weights, sharded);
-        const Ring ring = ring_of(training, i, cohorts, sites, members);
-        if (ring.nodes < replicas) {
-            for (Int q = 0; q < found; ++q) {
-                lanes = std::max(lanes, moved * tables.network.peer[cohorts.kind[q][i]]);
+        const Ring ring = ring_of(training, i, cohorts, sites, members, nodes);
+        const auto moved = [&](Int site) {
+            return ring_reduce_bytes(members[site], gradient, sharded) +
+                   ring_gather_bytes(members[site], weights, sharded);
+        };
+        for (Int q = 0; q < found; ++q) {
+            const Int kind = cohorts.kind[q][i], site = tables.site[kind];
+            if (nodes[site] < members[site]) {
+                lanes = std::max(lanes, moved(site) * tables.network.peer[kind]);
             }
         }
-        cohorts.load[i] = ring.nodes > 1 ? ranks * moved : 0.0;
         latency = std::max(latency, ring.latency);
         const double packed = numbers.packed * gradient, sent = numbers.gathered * weights;
         for (Int s = 0; s < ring.sites; ++s) {
+            cohorts.load[sites[s]][i] = nodes[sites[s]] > 1 ? ranks * moved(sites[s]) : 0.0;
             for (Int t = 0; t < ring.sites; ++t) {
                 if (s != t) {
                     const Int direction = sites[s] * places + sites[t];
@@ -149,21 +130,34 @@ inline Reduction reduction_of(const Training& training, const Cohorts& cohorts, 
             }
         }
     }
+    Gateways gateways(tables);
+    for (Int q = 0; q < found; ++q) {
+        for (Int i = 0; i < choice[PIPELINE]; ++i) {
+            gateways.note(cohorts.kind[q][i]);
+        }
+    }
+    Crossing reducing(gateways, places), gathering(gateways, places);
     for (Int direction = 0; direction < places * places; ++direction) {
         if (reduced[direction] > 0) {
+            const Int source = direction / places, target = direction % places;
             const double shared = other != task && uses(other, direction, parts) ? 2.0 : 1.0;
-            const double byte = shared * best_byte(training, direction / places, direction % places, cohorts);
-            reducing = std::max(reducing, reduced[direction] * byte);
-            gathering = std::max(gathering, gathered[direction] * byte);
+            reducing.add(source, target, shared * reduced[direction], 0.0);
+            gathering.add(source, target, shared * gathered[direction], 0.0);
             if (fresh) {
                 add_bytes(task, direction, double(numbers.steps) * (reduced[direction] + gathered[direction]), 0.0,
                           parts);
             }
         }
     }
-    const double interfaces = interface_seconds(training, cohorts);
+    Local<double> cards(places, 0.0);
+    set_cards(training, cohorts, cards);
     const double first = sharded ? numbers.gradient_bytes / (numbers.gradient_bytes + numbers.weight_bytes) : 1.0;
+    double scatter = 0.0, gather = 0.0;
+    for (Int site = 0; site < places; ++site) {
+        scatter = std::max(scatter, first * cards[site] + reducing.card_seconds(site));
+        gather = std::max(gather, (1 - first) * cards[site] + gathering.card_seconds(site));
+    }
     const double delays = sharded ? 0.5 * latency : latency;
-    return {rings_seconds(first * lanes, first * interfaces, reducing, delays),
-            rings_seconds((1 - first) * lanes, (1 - first) * interfaces, gathering, latency - delays)};
+    return {rings_seconds(first * lanes, scatter, reducing.seconds(), delays),
+            rings_seconds((1 - first) * lanes, gather, gathering.seconds(), latency - delays)};
 }

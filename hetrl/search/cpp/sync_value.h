@@ -75,27 +75,15 @@ inline bool first_user(Int kind, const Ints& runs, const Ints& site) {
     return runs[kind] > 0;
 }
 
-// Seconds per byte and delay of a path.
-struct Way {
-    double byte;
-    double delay;
-};
-
-// Return the path between the best-connected nodes of two sites: the gateways of a version stand there.
-inline Way best_way(Int source, Int target, const Version& sent, const Tables& tables) {
-    Way best{INFINITE, INFINITE};
-    for (Int a = 0; a < tables.classes; ++a) {
-        if (tables.site[a] != source || (sent.runs[a] == 0 && sent.trained[a] == 0)) {
-            continue;
-        }
-        for (Int b = 0; b < tables.classes; ++b) {
-            const bool used = tables.site[b] == target && (sent.runs[b] > 0 || sent.trained[b] > 0);
-            if (used && tables.network.byte[a][b] < best.byte) {
-                best = {tables.network.byte[a][b], tables.network.delay[a][b]};
-            }
+// Return the gateways of a version: at the nodes that train the model or use it.
+inline Gateways gateways_of(const Version& sent, const Tables& tables) {
+    Gateways found(tables);
+    for (Int kind = 0; kind < tables.classes; ++kind) {
+        if (sent.runs[kind] > 0 || sent.trained[kind] > 0) {
+            found.note(kind);
         }
     }
-    return best;
+    return found;
 }
 
 // Call with source site, target site and bytes of each direction that a version takes between sites.
@@ -114,27 +102,14 @@ inline void each_route(const Version& sent, const Tables& tables, const Call& ca
     }
 }
 
-// Return the slowest of: each link alone; each source's uplink with all that leaves it through its best node.
+// Return the time of a version's ways between sites, all at once.
 inline double uplink_seconds(const Version& sent, const Tables& tables) {
-    double slowest = 0.0;
-    Local<double> leaving(tables.sites, 0.0), best(tables.sites, INFINITE);
-    for (Int kind = 0; kind < tables.classes; ++kind) {
-        if (sent.runs[kind] > 0 || sent.trained[kind] > 0) {
-            double& uplink = best[tables.site[kind]];
-            uplink = std::min(uplink, tables.network.uplink[kind]);
-        }
-    }
+    Gateways gateways = gateways_of(sent, tables);
+    Crossing crossing(gateways, tables.sites);
     each_route(sent, tables, [&](Int source, Int target, double moved) {
-        const Way way = best_way(source, target, sent, tables);
-        slowest = std::max(slowest, way.delay + moved * way.byte);
-        leaving[source] += moved;
+        crossing.add(source, target, moved, tables.network.link_delay[source][target]);
     });
-    for (Int site = 0; site < tables.sites; ++site) {
-        if (leaving[site] > 0) {
-            slowest = std::max(slowest, leaving[site] * best[site]);
-        }
-    }
-    return slowest;
+    return crossing.seconds();
 }
 
 // Return how many nodes of a class use the weights: replicas fill the group's nodes in order.
@@ -239,10 +214,10 @@ inline Sync give_way(Int m, Sync sync, const TrainingsAhead& ahead) {
     }
     const Tables& tables = ahead.tables;
     const Version sent = version_of(m, tables, ahead.parts);
+    Gateways gateways = gateways_of(sent, tables);
     each_route(sent, tables, [&](Int source, Int target, double moved) {
         const auto alone = [&] {
-            const Way way = best_way(source, target, sent, tables);
-            return way.delay + moved * way.byte;
+            return tables.network.link_delay[source][target] + moved * gateways.path(source, target);
         };
         sync.uplinks = std::max(sync.uplinks, ahead.behind(source, target, alone));
     });
