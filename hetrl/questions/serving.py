@@ -70,8 +70,8 @@ def generation(
     """Return the time from `batch` prompts of `prompt` tokens to the last of their `response` tokens each.
 
     `tokens` are output tokens. The first of them comes with the prefill. Context = prompt + half the response, which is
-    exact, since a step is linear in its context. What the KV cache does not hold at once waits its turn. `engine` is
-    the release whose speed counts (`hetrl.cost.efficiency.Efficiencies.rates_served`).
+    exact, since a step is linear in its context. What the KV cache does not hold at once waits until those that run are
+    done. `engine` is the release whose speed counts (`hetrl.cost.efficiency.Efficiencies.rates_served`).
     """
     _check_serving(model, gpu, tp, pp)
     positive(batch=batch, prompt=prompt, response=response)
@@ -82,12 +82,11 @@ def generation(
     room = int((rates.usable_gb - weights_gb) / (token_gb * (prompt + response)))
     running = max(min(batch, room), 1)
     context = prompt + response / 2
-    steps = batch / running * (response - 1)
-    whole = step_seconds(server, running, context)
-    parts = _step_parts(server, running / pp, context)
-    parts["step overhead"] = sum(fixed_seconds(shape, running / pp) for shape, _, _ in server)
-    scale = steps * whole / sum(parts.values())  # with a pipeline: waiting is shared out
-    breakdown = {name: part * scale for name, part in parts.items()}
+    rounds = {running: batch // running, batch % running: 1}  # how many of so many sequences: all end together
+    breakdown: dict[str, float] = {}
+    for together, count in rounds.items():
+        for name, seconds in _step_breakdown(server, together, context, pp).items() if together else ():
+            breakdown[name] = breakdown.get(name, 0.0) + count * (response - 1) * seconds
     breakdown["prefill"] = prompts_seconds(server, batch, prompt) + fixed_seconds(server[0][0], 0)
     return Answer(
         seconds=sum(breakdown.values()),
@@ -97,7 +96,7 @@ def generation(
         memory_gb=weights_gb + running * (prompt + response) * token_gb,
         usable_gb=rates.usable_gb,
         **sources(efficiencies, gpu, "decode", "prefill"),
-        details={"running_sequences": running, "step_seconds": whole},
+        details={"running_sequences": running, "step_seconds": step_seconds(server, running, context)},
     )
 
 
@@ -124,6 +123,14 @@ def _step_parts(server: Server, batch: float, context: float) -> dict[str, float
         parts["communication"] += decode_exchange_seconds(shape, moved, peers)
         parts["communication"] += hop.seconds(moved) if hop else 0.0
     return {name: part for name, part in parts.items() if part > 0}
+
+
+def _step_breakdown(server: Server, running: int, context: float, pp: int) -> dict[str, float]:
+    """Return what a decode step of so many sequences takes; with a pipeline, waiting is shared out."""
+    parts = _step_parts(server, running / pp, context)
+    parts["step overhead"] = sum(fixed_seconds(shape, running / pp) for shape, _, _ in server)
+    scale = step_seconds(server, running, context) / sum(parts.values())
+    return {name: part * scale for name, part in parts.items()}
 
 
 def decode_layer(

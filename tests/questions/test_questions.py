@@ -21,6 +21,7 @@ from hetrl.cost.weight_sync import delta_share
 from hetrl.errors import UsageError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.lengths import Lengths
+from hetrl.questions.answer import Answer
 from hetrl.questions.serving import decode_layer, generation, inference, prefill_layer
 from hetrl.questions.step import Parallelism, SoloTraining, memory_gb, one_site, step
 from hetrl.questions.training import grids, training
@@ -195,6 +196,18 @@ def test_what_does_not_fit_says_so_and_what_waits_takes_its_turn() -> None:
     assert few.fits
     assert not training(SoloTraining(SEVEN_B, "l4", 1, 1024, offload="none")).fits
     assert training(SoloTraining(SEVEN_B, "l4", 1, 1024)).details["offload"] != "none"
+
+
+def test_what_the_cache_does_not_hold_runs_behind_it_at_its_own_pace() -> None:
+    def asked(batch: int) -> Answer:
+        return generation(SEVEN_B, "l4", batch=batch, prompt=1000, response=1000)
+
+    for batch in (50, 100, 101):
+        found = asked(batch)
+        rounds, rest = divmod(batch, int(found.details["running_sequences"]))
+        assert rounds > 0 < rest
+        steps = rounds * found.details["step_seconds"] + asked(rest).details["step_seconds"]
+        assert found.seconds - found.breakdown["prefill"] == pytest.approx(999 * steps)
 
 
 def test_phases_that_nobody_measured_are_named() -> None:
