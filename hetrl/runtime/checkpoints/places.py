@@ -37,10 +37,15 @@ class EarlierRun:
 
 @dataclass(frozen=True)
 class CheckpointPlaces:
-    """Directories with checkpoints of a task: `own`, where it writes, and those of earlier runs, the latest first."""
+    """Directories with checkpoints of a task: `own`, where it writes, and those of earlier runs, the latest first.
+
+    Of a checkpoint's files a rank proves its share, one of as many as its world has ranks at this site.
+    """
 
     own: Path
     earlier: tuple[EarlierRun, ...] = ()
+    share: int = 0
+    shares: int = 1
 
     def written(self, step: int) -> Path:
         """Return where the checkpoint of a step is written."""
@@ -59,10 +64,10 @@ class CheckpointPlaces:
         return path.read_bytes() if path.is_file() else b""
 
 
-def places_of(task: str, earlier: Sequence[EarlierRun] = ()) -> CheckpointPlaces:
+def places_of(task: str, earlier: Sequence[EarlierRun] = (), share: tuple[int, int] = (0, 1)) -> CheckpointPlaces:
     """Return the places of a task; `earlier` are the runs before, with their directories at this site.
 
-    Its own is in the site's directory, where its processes start.
+    Its own is in the site's directory, where its processes start. `share` is which of how many proves checkpoints here.
     """
     below = files.root_of(task)
-    return CheckpointPlaces(below, tuple(replace(run, directory=run.directory / below) for run in earlier))
+    return CheckpointPlaces(below, tuple(replace(run, directory=run.directory / below) for run in earlier), *share)

@@ -4,6 +4,7 @@ begin(directory)        an empty directory with another name
 write(path, parts)      each file, by whoever has its bytes, with its digest beside it
 finish(directory)       digests and sizes of all; then the name
 prove(directory)        of one that was brought here: what arrived is what was written
+prove_again(directory)  of one that has its name: it is still that
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from blake3 import blake3
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, partial_of, remove
 
+PART_BYTES = 16 * 2**20
 BESIDE = ".digest"  # what the name of a file's digest adds to the file's
 Buffer = bytes | memoryview
 
@@ -113,17 +115,45 @@ def finish(directory: Path) -> None:
 def prove(directory: Path) -> None:
     """Compare what arrived of a checkpoint, which has no name yet, with its own digests; HetrlError names a file."""
     partial = partial_of(directory)
-    try:
-        wanted = msgspec.json.decode((partial / DIGESTS).read_bytes(), type=dict[str, str])
-        sizes = msgspec.json.decode((partial / COMPLETE).read_bytes(), type=dict[str, int])
-    except (OSError, msgspec.MsgspecError, ValueError) as error:
-        raise HetrlError(f"{directory}: it came without its digests ({error})") from None
+    wanted = _wanted(partial, directory)
     found = _digests(partial)
-    if not found.keys() == wanted.keys() == sizes.keys() - {DIGESTS}:
-        raise HetrlError(f"{directory}: its digests are not those of its files")
     for name, digest in wanted.items():
         if found[name] != digest:
             raise HetrlError(f"{directory}: {name} is not what was written: its digest is another one")
+
+
+def prove_again(directory: Path, share: int = 0, shares: int = 1) -> None:
+    """Compare what a checkpoint is now with its digests, of `shares` who do so together this one's share of the files.
+
+    Raises HetrlError, which names the file, for one that is not what was written.
+    """
+    for name, digest in [*_wanted(directory, directory).items()][share::shares]:
+        if _digest(directory / name) != digest:
+            raise HetrlError(
+                f"{directory.absolute()}: {name} is not what was written: its digest is another one; remove this "
+                "checkpoint, and resume: the run then goes on from the one before"
+            )
+
+
+def _digest(path: Path) -> str:
+    hashed = blake3(max_threads=blake3.AUTO)
+    with path.open("rb") as file:
+        while part := file.read(PART_BYTES):
+            hashed.update(part)
+    return hashed.hexdigest()
+
+
+def _wanted(written: Path, directory: Path) -> dict[str, str]:
+    """Return the digests of all files of a checkpoint that lies at `written`; HetrlError where they are not all."""
+    try:
+        wanted = msgspec.json.decode((written / DIGESTS).read_bytes(), type=dict[str, str])
+        sizes = msgspec.json.decode((written / COMPLETE).read_bytes(), type=dict[str, int])
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
+        raise HetrlError(f"{directory}: it is without its digests ({error})") from None
+    there = {path.name for path in written.iterdir() if not path.name.endswith(BESIDE)}
+    if not there - {DIGESTS, COMPLETE} == wanted.keys() == sizes.keys() - {DIGESTS}:
+        raise HetrlError(f"{directory}: its digests are not those of its files")
+    return wanted
 
 
 def _digests(partial: Path) -> dict[str, str]:

@@ -21,9 +21,22 @@ from hetrl.runtime.megatron.snapshot import CHUNK_BYTES
 def take_up(places: CheckpointPlaces, engine: MegatronEngine, step: int) -> dict[str, Any]:
     """Let the engine have the state of a step, and return what was kept beside it (collective).
 
-    Sites that do not have the checkpoint get it from one that has. Raises HetrlError on every rank where none has.
+    Sites that do not have the checkpoint get it from one that has. Raises HetrlError on every rank where none has, and
+    where a file of one is not what was written.
     """
-    return engine.restore(bring(places.find().get(step), places.written(step)))
+    directory = bring(places.find().get(step), places.written(step))
+    _prove(directory, places)
+    return engine.restore(directory)
+
+
+def _prove(directory: Path, places: CheckpointPlaces) -> None:
+    """Let the ranks of each site prove what they are about to read there (collective)."""
+    failure: Exception | None = None
+    try:
+        writing.prove_again(directory, places.share, places.shares)
+    except (HetrlError, OSError) as error:
+        failure = error
+    agree(failure, f"{directory}: the checkpoint could not be read")
 
 
 def bring(found: Path | None, target: Path) -> Path:

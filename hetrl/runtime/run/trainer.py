@@ -203,7 +203,7 @@ async def lead(context: Context, world: World, device: int) -> None:
                 await member.reply(turn, wire.Done())
             most = most_bytes(architecture(model_of(context.experiment, world.task).architecture))
             weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}", most)
-            places = places_of(world.task, context.continues)
+            places = places_of(world.task, context.continues, world.beside(0))
             await Lead(member, engine, thread, Intake(weights), places, watch_of(context, world, 0)).serve()
             await loop.run_in_executor(thread, engine.close)
 
@@ -231,7 +231,8 @@ def main() -> int:
                 if context.takes_turns(world.task):
                     share(None)  # rank 0 was told that the devices are ours
                 engine = build_engine(context, world, rank)
-                follow(engine, places_of(world.task, context.continues), watch_of(context, world, rank))
+                places = places_of(world.task, context.continues, world.beside(rank))
+                follow(engine, places, watch_of(context, world, rank))
                 engine.close()
     except HetrlError as error:
         return exit_with(error)

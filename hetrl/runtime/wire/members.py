@@ -32,6 +32,11 @@ class World:
         devices = enumerate(self.plan.rank_order(), self.first)
         return tuple(wire.address(site_of(device), self.task + wire.RANK, rank) for rank, device in devices)
 
+    def beside(self, rank: int) -> tuple[int, int]:
+        """Return which one a rank is of those at its site, and how many these are."""
+        sites = [site_of(device) for device in self.plan.rank_order()]
+        return sites[:rank].count(sites[rank]), sites.count(sites[rank])
+
 
 def worlds_of(plan: Plan, task: str) -> tuple[World, ...]:
     """Return the worlds of a Megatron task."""

@@ -3,17 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import pytest
 
 from hetrl.errors import HetrlError
 from hetrl.runtime.checkpoints import files
 from hetrl.runtime.checkpoints.places import CheckpointPlaces, EarlierRun
-from hetrl.runtime.run.checkpoint_places import bring
+from hetrl.runtime.megatron.engine import MegatronEngine
+from hetrl.runtime.run.checkpoint_places import bring, take_up
 from hetrl.runtime.wan.torch_world import start_world
 from tests.engines.megatron.megatron_worlds import Worlds, store_at
-from tests.engines.megatron.test_checkpoint_files import small_checkpoint
+from tests.engines.megatron.test_checkpoint_files import MODEL, RANK, small_checkpoint
 
 RANKS = 4  # two at each of two sites
+
+
+class Reader:
+    """In the place of an engine."""
+
+    def restore(self, directory: Path) -> dict[str, Any]:
+        return {"read": str(directory)}
+
+
+def taken_up(rank: int, port: int, work: Path) -> Any:
+    """Return what a rank reads, or why it does not."""
+    start_world(rank, RANKS, store_at(rank, port), 60.0, "cpu")
+    site = work / ("alpha" if rank < 2 else "beta")
+    places = CheckpointPlaces(site / "checkpoints", (EarlierRun(site / "earlier"),), rank % 2, 2)
+    try:
+        return take_up(places, cast(MegatronEngine, Reader()), 3)["read"]
+    except HetrlError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", [MODEL, RANK])
+def test_a_checkpoint_that_is_read_where_it_lies_is_proven(worlds: Worlds, tmp_path: Path, name: str) -> None:
+    """One file of it is another one, of the same length: both sites have the checkpoint."""
+    for site in ("alpha", "beta"):
+        written = small_checkpoint(tmp_path / site / "earlier", 3)
+    assert all("earlier/step-00000003" in said for said in worlds.run(taken_up, RANKS, tmp_path))
+    data = bytearray((written / name).read_bytes())
+    data[-2] ^= 1
+    (written / name).write_bytes(data)
+    answers = worlds.run(taken_up, RANKS, tmp_path)
+    assert all(f"beta/earlier/step-00000003: {name} is not what was written" in said for said in answers), answers
 
 
 def brought(rank: int, port: int, work: Path) -> Any:

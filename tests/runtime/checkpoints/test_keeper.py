@@ -167,7 +167,7 @@ def lists(**more: int) -> Damage:
         (flipped, "model.safetensors is not what was written"),
         (cut, "sent something else than"),
         (gone, "no answer to a part"),
-        (nonsense, "it came without its digests"),
+        (nonsense, "it is without its digests"),
         (lists(**{"COMPLETE.digest": 3}), "what it lists is no checkpoint"),
         (lists(**{"../keys.json": 3}), "what it lists is no checkpoint"),
         (lists(**{".launcher": 3}), "what it lists is no checkpoint"),
