@@ -1,13 +1,14 @@
 """A keeper moves checkpoints between sites: it says which lie at its own, hands out their files, and takes them in.
 
-    controller: TakeCheckpoint(task, step, source)
+    controller: LendCheckpoint(task, step, to) to the source, then TakeCheckpoint(task, step, source) to the other one
         ListCheckpoint at the source                       its files and their bytes, held against what a model can have
         ReadCheckpoint, some parts under way at a time     behind all other traffic between the sites
         prove                                              every file has the digest with which it was written
     CheckpointTaken
 
-Who takes asks for each part, so a source holds nothing for others, and one that hangs costs the copy alone. A keeper
-lives in the process of a member of its site; nothing that it meets ends that.
+Who takes asks for each part, so a source holds nothing for others, and one that hangs costs the copy alone. It gives
+nothing to whom the controller did not name. A keeper lives in the process of a member of its site; nothing that it
+meets ends that.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Keeper:
     def __init__(self, member: Member, places: Callable[[str], CheckpointPlaces], room: Room) -> None:
         self._member, self._places, self._room = member, places, room
         self._listed: dict[tuple[str, int], Path] = {}
+        self._lent = set[tuple[str, int, str]]()  # of each checkpoint, to whom
         self._reading, self._taking = asyncio.Semaphore(PARTS), asyncio.Lock()
 
     async def serve(self) -> None:
@@ -75,9 +77,14 @@ class Keeper:
                 case wire.FindCheckpoints(task=task):
                     found = await asyncio.to_thread(self._of(task).find)
                     answer: wire.Message = wire.FoundCheckpoints(steps=tuple(found))
+                case wire.LendCheckpoint(task=task, step=step, to=to):
+                    self._lent.add((task, step, to))
+                    answer = wire.Done()
                 case wire.ListCheckpoint() as asked:
+                    self._check_lent(asked, envelope)
                     answer = wire.CheckpointListed(files=await asyncio.to_thread(self._list, asked))
                 case wire.ReadCheckpoint() as asked:
+                    self._check_lent(asked, envelope)
                     async with self._reading:
                         buffers = [await asyncio.to_thread(self._read, asked)]
                         await self._member.reply(envelope, wire.CheckpointRead(), buffers)
@@ -99,6 +106,11 @@ class Keeper:
         return self._places(task)
 
     # ---- giving
+
+    def _check_lent(self, asked: wire.ListCheckpoint | wire.ReadCheckpoint, envelope: Envelope) -> None:
+        to = envelope.header.source
+        if (asked.task, asked.step, to) not in self._lent:
+            raise HetrlError(f"the checkpoint of {asked.task} after step {asked.step} is not lent to {to}")
 
     def _list(self, asked: wire.ListCheckpoint) -> dict[str, int]:
         found = self._of(asked.task).find().get(asked.step)

@@ -25,6 +25,7 @@ from hetrl.runtime.wire.members import keepers_of
 from hetrl.workload import ACTOR_TRAINING, TRAININGS
 
 FIND_SECONDS = 120.0
+LOOK_SECONDS = 2.0  # between two looks whether those that copy still live
 log = logging.getLogger(__name__)
 
 
@@ -155,14 +156,32 @@ class KeptCheckpoints:
     async def _take(
         self, keeper: str, task: str, step: int, source: str, spared: tuple[int, ...] = ()
     ) -> wire.CheckpointTaken:
-        reply = await self._member.request(
-            keeper,
-            wire.TakeCheckpoint(task=task, step=step, source=source, spared=spared),
-            timeout_seconds=self._context.experiment.launch.walltime_seconds,
-            doing=f"copy the checkpoint of {task} after step {step} to {wire.site_of(keeper)}",
+        """Have one keeper take a checkpoint from another; HetrlError where it cannot, or as soon as either is gone."""
+        what = f"the checkpoint of {task} after step {step} to {wire.site_of(keeper)}"
+        lend = wire.LendCheckpoint(task=task, step=step, to=keeper)
+        await self._member.request(source, lend, timeout_seconds=FIND_SECONDS, doing=f"lend {what}")
+        asking = asyncio.create_task(
+            self._member.request(
+                keeper,
+                wire.TakeCheckpoint(task=task, step=step, source=source, spared=spared),
+                timeout_seconds=self._context.experiment.launch.walltime_seconds,
+                doing=f"copy {what}",
+            )
         )
+        try:
+            while not (await asyncio.wait([asking], timeout=LOOK_SECONDS))[0]:
+                if gone := next((one for one in (keeper, source) if not self._lives(one)), None):
+                    raise HetrlError(f"{wire.site_of(gone)}: {gone} is gone (copy {what})")
+            reply = asking.result()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         assert isinstance(reply.message, wire.CheckpointTaken)
         return reply.message
+
+    def _lives(self, keeper: str) -> bool:
+        """Return whether the member takes part in whose process a keeper is."""
+        return any(self._keepers.get(member) == keeper for member in self._living())
 
     def _trainer(self, task: str) -> str:
         (address,) = self._context.addresses(task)

@@ -51,6 +51,7 @@ from hetrl.runtime.wire.copies import (
     CopyMessage,
     FindCheckpoints as FindCheckpoints,
     FoundCheckpoints as FoundCheckpoints,
+    LendCheckpoint as LendCheckpoint,
     ListCheckpoint as ListCheckpoint,
     ReadCheckpoint as ReadCheckpoint,
     TakeCheckpoint as TakeCheckpoint,

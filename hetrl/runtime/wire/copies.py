@@ -17,6 +17,14 @@ class FoundCheckpoints(Tagged, frozen=True, tag=True):
     steps: tuple[int, ...]
 
 
+class LendCheckpoint(Tagged, frozen=True, tag=True):
+    """To a keeper: the keeper `to` may list and read this checkpoint from now on. Answered by `Done`."""
+
+    task: str
+    step: int
+    to: str
+
+
 class TakeCheckpoint(Tagged, frozen=True, tag=True):
     """To a keeper: bring the checkpoint of a task from another keeper here, and keep it; answered once it is proven.
 
@@ -38,7 +46,7 @@ class CheckpointTaken(Tagged, frozen=True, tag=True):
 
 
 class ListCheckpoint(Tagged, frozen=True, tag=True):
-    """To a keeper: which files has this whole checkpoint? Answered by `CheckpointListed`."""
+    """To a keeper that lends this whole checkpoint: which files has it? Answered by `CheckpointListed`."""
 
     task: str
     step: int
@@ -67,6 +75,7 @@ class CheckpointRead(Tagged, frozen=True, tag=True):
 CopyMessage = (
     FindCheckpoints
     | FoundCheckpoints
+    | LendCheckpoint
     | TakeCheckpoint
     | CheckpointTaken
     | ListCheckpoint

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -53,7 +54,8 @@ class _End:
 
     async def request(self, to: str, message: wire.Message, *, timeout_seconds: float, doing: str) -> Any:
         answer: asyncio.Future[Said] = asyncio.get_running_loop().create_future()
-        await self.line.inboxes[to].put((Envelope(cast(Any, None), message, ()), answer))
+        header = cast(Any, SimpleNamespace(source=self.address))
+        await self.line.inboxes[to].put((Envelope(header, message, ()), answer))
         said, buffers = await answer
         if self.line.damage is not None:
             said, buffers = self.line.damage(message, said, buffers)
@@ -89,6 +91,9 @@ def asked(work: Path, *messages: wire.Message, damage: Damage | None = None) -> 
         serving = [asyncio.create_task(keeper.serve()) for keeper in keepers]
         controller = line.member(CONTROLLER)
         for message in messages:
+            if isinstance(message, wire.TakeCheckpoint):
+                lend = wire.LendCheckpoint(task=message.task, step=message.step, to=TARGET)
+                assert (await controller.request(SOURCE, lend, timeout_seconds=1, doing="test")).message == wire.Done()
             try:
                 reply = await controller.request(TARGET, message, timeout_seconds=1, doing="test")
                 answers.append(reply.message)
@@ -225,13 +230,27 @@ def test_a_part_of_what_was_not_listed_or_lies_elsewhere_is_not_read(tmp_path: P
         *(read("COMPLETE", keeping.PART_BYTES + 1), read("COMPLETE", offset=-1)),
     ]
     beyond = read("COMPLETE", offset=2**63)  # no file system has it: one that asks so ends nothing
-    first, _, fine, *others, far, lost = asked(
-        tmp_path, read("COMPLETE"), listing, read("COMPLETE"), *refused, beyond, read("x")
+    lend = wire.LendCheckpoint(task=ACTOR_TRAINING, step=4, to=CONTROLLER)
+    _, first, _, fine, *others, far, lost = asked(
+        tmp_path, lend, read("COMPLETE"), listing, read("COMPLETE"), *refused, beyond, read("x")
     )
     assert isinstance(fine, wire.CheckpointRead)
     assert all("not of a checkpoint that was listed" in str(answer) for answer in (first, *others))
     assert "int" in str(far)
     assert "No such file" in str(lost)
+
+
+def test_a_checkpoint_goes_only_to_whom_it_is_lent(tmp_path: Path) -> None:
+    for step in (4, 6):
+        checkpoint(root_at(tmp_path / "beta"), step)
+    listings = [wire.ListCheckpoint(task=ACTOR_TRAINING, step=step) for step in (4, 6)]
+    read = wire.ReadCheckpoint(task=ACTOR_TRAINING, step=4, file="COMPLETE", offset=0, bytes=3)
+    lends = [wire.LendCheckpoint(task=ACTOR_TRAINING, step=4, to=to) for to in ("gamma/keeper/0", CONTROLLER)]
+    answers = asked(tmp_path, listings[0], read, lends[0], listings[0], lends[1], *listings, read)
+    refused = "the checkpoint of actor_training after step {} is not lent to alpha/controller/0"
+    assert [answer for answer in answers if isinstance(answer, str)] == [refused.format(step) for step in (4, 4, 4, 6)]
+    assert isinstance(answers[5], wire.CheckpointListed)
+    assert isinstance(answers[7], wire.CheckpointRead)
 
 
 def test_a_disk_without_room_is_named_before_anything_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

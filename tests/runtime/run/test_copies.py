@@ -8,10 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from hetrl.errors import HetrlError
 from hetrl.files import read_lines
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
+from hetrl.runtime.run import copies
 from hetrl.runtime.run.copies import KeptCheckpoints
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.wire.members import addresses_of, keepers_of
@@ -29,11 +32,15 @@ class Keepers:
 
     def __init__(self, **steps: tuple[int, ...]) -> None:
         self.steps, self.heard = steps, list[tuple[str, int, str]]()
+        self.lent = list[tuple[str, int, str]]()
         self.go_on = asyncio.Event()
         self.go_on.set()
 
     async def request(self, to: str, message: wire.Message, *, timeout_seconds: float, doing: str) -> Any:
         site = wire.site_of(to)
+        if isinstance(message, wire.LendCheckpoint):
+            self.lent.append((site, message.step, wire.site_of(message.to)))
+            return SimpleNamespace(message=wire.Done())
         await self.go_on.wait()
         if site not in self.steps:
             raise HetrlError(f"{site}: cannot be reached ({doing})")
@@ -45,11 +52,17 @@ class Keepers:
 
 
 def kept(
-    keepers: Keepers, directory: Path, *copy_to: str, lost: tuple[str, ...] = (), plan: Plan = PLAN
+    keepers: Keepers,
+    directory: Path,
+    *copy_to: str,
+    lost: tuple[str, ...] = (),
+    plan: Plan = PLAN,
+    living: set[str] | None = None,
 ) -> KeptCheckpoints:
     experiment = quick_experiment(checkpoints={"copy_to": copy_to})
     context = SimpleNamespace(plan=plan, experiment=experiment, addresses=lambda task: addresses_of(plan, task))
-    living = {member for member in MEMBERS if wire.site_of(member) not in lost}
+    if living is None:
+        living = {member for member in MEMBERS if wire.site_of(member) not in lost}
     return KeptCheckpoints(cast(Any, context), cast(Any, keepers), Record(directory, "alpha"), lambda: living)
 
 
@@ -77,6 +90,7 @@ def test_a_checkpoint_is_copied_to_the_first_other_site_that_takes_part(tmp_path
         directory.mkdir()
         copied(keepers, directory, "alpha", "gamma", "beta", lost=lost)
         assert keepers.heard == [(there, 2, "alpha")]
+        assert keepers.lent == [("alpha", 2, there)]
         assert events(directory) == [{"kind": "checkpoint_copied", "step": 2, "site": there}]
 
 
@@ -102,8 +116,7 @@ def test_of_those_that_wait_the_newest_and_the_first_are_copied(tmp_path: Path) 
         serving = asyncio.create_task(ours.serve())
         keepers.go_on.clear()
         ours.wanted(ACTOR_TRAINING, 0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
         assert ours.under_way() == 0
         for step in (2, 4, 6):
             ours.wanted(ACTOR_TRAINING, step)
@@ -116,6 +129,32 @@ def test_of_those_that_wait_the_newest_and_the_first_are_copied(tmp_path: Path) 
     assert [step for _, step, _ in keepers.heard] == [0, 6]
 
 
+@pytest.mark.parametrize("gone", ["beta", "alpha"])
+def test_a_copy_ends_with_either_of_those_that_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    monkeypatch.setattr(copies, "LOOK_SECONDS", 0.01)
+    keepers, living = Keepers(beta=()), {*MEMBERS}
+    keepers.go_on.clear()  # it never answers
+
+    async def scenario() -> None:
+        ours = kept(keepers, tmp_path, "beta", living=living)
+        serving = asyncio.create_task(ours.serve())
+        ours.wanted(ACTOR_TRAINING, 2)
+        await asyncio.sleep(0.1)
+        assert ours.under_way() == 2
+        living.difference_update([member for member in MEMBERS if wire.site_of(member) == gone])
+        await asyncio.wait_for(ours.settle(), 20)
+        serving.cancel()
+
+    asyncio.run(scenario())
+    (said,) = events(tmp_path)
+    assert said["kind"] == "checkpoint_not_copied"
+    assert (
+        f"{gone}: {SITES[gone]} is gone (copy the checkpoint of actor_training after step 2 to beta)" in said["cause"]
+    )
+
+
 SPARED: dict[int, tuple[int, ...]] = {2: (), 4: (2,), 6: (4,), 8: (6,)}
 
 
@@ -125,6 +164,8 @@ def test_actor_and_critic_of_a_step_are_copied_before_those_of_another(tmp_path:
 
     class Slow(Keepers):
         async def request(self, to: str, message: wire.Message, **more: Any) -> Any:
+            if isinstance(message, wire.LendCheckpoint):
+                return SimpleNamespace(message=wire.Done())
             assert isinstance(message, wire.TakeCheckpoint)
             asked.append((message.task, message.step, message.spared))
             await self.go_on.wait()
