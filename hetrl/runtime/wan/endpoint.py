@@ -14,7 +14,7 @@ from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.farewell import LONGEST_FAREWELL_SECONDS
 from hetrl.runtime.transport.member import Envelope, Member
-from hetrl.runtime.wan.streams import Arrivals, Inbox, Key, Outbox, key_of
+from hetrl.runtime.wan.streams import Arrivals, Inbox, Key, Outbox, kept_bytes, key_of
 
 PROBE_SECONDS = 3.0
 LAST_WORDS_SECONDS = 1.0  # for telling the other ranks why this one stops
@@ -135,7 +135,7 @@ class Endpoint:
         )
         pending = [(key.group, receiver) for receiver in to]
         self._sending.update(pending)
-        await self.outbox.admit(to, key, memoryview(piece).nbytes)
+        await self.outbox.admit(to, key, kept_bytes(memoryview(piece)))
         await self.member.send(to, message, [piece])
         self._sending.subtract(pending)  # not after a failure: `awaited` tells whom it waited for
 

@@ -61,6 +61,11 @@ def cuts(size_bytes: int, each_bytes: int | None = None) -> list[slice]:
     return [slice(start, min(start + each_bytes, size_bytes)) for start in range(0, size_bytes, each_bytes)]
 
 
+def kept_bytes(piece: memoryview) -> int:
+    """Return what a piece takes that is kept; both ends count it."""
+    return piece.nbytes + _BESIDES_BYTES
+
+
 class Arrivals:
     """One stream at its receiver: pieces land in `place`, a writable view of bytes."""
 
@@ -147,10 +152,10 @@ class Inbox:
         if name in self._begun:
             self._begun[name].land(message, buffer)
             return
-        if self._kept[source] + buffer.nbytes + _BESIDES_BYTES > KEPT_BYTES:
+        if self._kept[source] + kept_bytes(buffer) > KEPT_BYTES:
             raise ValueError(f"{source} sent more than {KEPT_BYTES} bytes ahead of what has begun here")
         self._early[name].append((message, buffer))
-        self._kept[source] += buffer.nbytes + _BESIDES_BYTES
+        self._kept[source] += kept_bytes(buffer)
 
     def awaited(self, group: str) -> set[str]:
         """Return the sources that operations of a group wait for."""
@@ -170,12 +175,12 @@ class Inbox:
 
     def _pop(self, name: tuple[str, Key]) -> list[tuple[wire.WanPiece, memoryview]]:
         kept = self._early.pop(name, [])
-        self._kept[name[0]] -= sum(buffer.nbytes + _BESIDES_BYTES for _, buffer in kept)
+        self._kept[name[0]] -= sum(kept_bytes(buffer) for _, buffer in kept)
         return kept
 
 
 class Outbox:
-    """Which pieces may go: bytes sent to each receiver ahead of its beginning the operation, at most `limit_bytes`."""
+    """Which pieces may go: `kept_bytes` sent to each receiver ahead of its beginning the operation, at most so many."""
 
     def __init__(self, limit_bytes: int = AHEAD_BYTES) -> None:
         self._limit_bytes = limit_bytes

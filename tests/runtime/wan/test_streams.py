@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.wan.streams import PIECE_BYTES, Arrivals, Inbox, Key, Outbox, cuts, piece_bytes
+from hetrl.runtime.wan.streams import PIECE_BYTES, Arrivals, Inbox, Key, Outbox, cuts, kept_bytes, piece_bytes
 
 _SOURCE, _OTHER = "beta/actor_training.rank/0", "gamma/actor_training.rank/0"
 
@@ -128,6 +128,23 @@ def test_a_sender_goes_on_when_the_slowest_receiver_has_begun() -> None:
         await waiting
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 1000, PIECE_BYTES])
+def test_all_that_may_go_ahead_is_kept(size_bytes: int) -> None:
+    """Of two groups: one that ended at the receiver, and one that has not begun there."""
+
+    async def scenario() -> int:
+        inbox, number, buffer = Inbox(), 0, memoryview(bytes(size_bytes))
+        for group in ("over", "next"):
+            outbox, key = Outbox(), _key(group=group)
+            while not outbox.blockers((_SOURCE,), key, kept_bytes(buffer)):
+                await outbox.admit((_SOURCE,), key, kept_bytes(buffer))
+                inbox.take(_SOURCE, _piece(key, number, size_bytes), buffer)
+                number += 1
+        return number
+
+    assert asyncio.run(scenario()) > 1
 
 
 def test_a_group_that_is_over_leaves_nothing() -> None:
