@@ -88,7 +88,7 @@ def _add_planning(verbs: _Verbs) -> None:
     plan.add_argument("--json", action="store_true", help="print the plan file instead of a table")
     plan.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the plan file there too")
     plan.add_argument("--solver", help="instead of planner.solver")
-    plan.add_argument("--seed", type=int, help="instead of planner.seed")
+    plan.add_argument("--seed", type=count, help="instead of planner.seed")
     plan.add_argument("--budget", dest="budget_seconds", metavar="SECONDS", type=positive, help="of the search")
     plan.add_argument("--evaluations", metavar="N", type=count, help="of sha-ea, for a plan that can be repeated")
     plan.add_argument("--processes", metavar="N", type=count, help="that sha-ea searches in, instead of one")
@@ -152,7 +152,7 @@ def _add_reading(verbs: _Verbs) -> None:
     simulate.add_argument("plan", metavar="PLAN", type=Path, help="plan file, as `hetrl plan -o` writes it")
     simulate.add_argument("--config", metavar="CONFIG", type=Path, required=True, help="its experiment file (YAML)")
     simulate.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace there (opens in Perfetto)")
-    simulate.add_argument("--seed", type=int, default=0, help="of the response lengths (default 0)")
+    simulate.add_argument("--seed", type=count, default=0, help="of the response lengths (default 0)")
     simulate.add_argument("--iterations", type=count, default=0, help="to play (default 0: until they are steady)")
     simulate.add_argument("--noise", metavar="SHARE", type=share, default=0.0, help="of rates and lengths (default 0)")
     simulate.add_argument("--json", action="store_true", help="print the seconds as JSON")
@@ -166,7 +166,7 @@ def _add_reading(verbs: _Verbs) -> None:
     explain.add_argument("--budgets", metavar="SECONDS", type=positive, nargs="?", const=3.0, help=_BUDGETS)
     explain.add_argument("--html", metavar="FILE", type=Path, help="write the page of the plan there")
     explain.add_argument("--play", action="store_true", help="draw an iteration on the page as it is simulated")
-    explain.add_argument("--seed", type=int, default=0, help="of what-ifs, budgets and simulation (default 0)")
+    explain.add_argument("--seed", type=count, default=0, help="of what-ifs, budgets and simulation (default 0)")
     explain.add_argument("--json", action="store_true", help="print the explanation as JSON")
 
 

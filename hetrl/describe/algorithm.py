@@ -80,6 +80,11 @@ class AlgorithmSection(Strict):
             raise ValueError("max_staleness is for mode async; in mode sync it is 0")
         if self.dynamic_sampling and self.samples_per_prompt < 2:
             raise ValueError("dynamic_sampling compares the samples of a prompt: raise samples_per_prompt")
+        if self.kind == "grpo" and self.advantages != "reinforce++" and self.samples_per_prompt < 2:
+            raise ValueError(
+                f"advantages {self.advantages} compares the samples of a prompt, and one alone has none: raise "
+                "samples_per_prompt, or set advantages reinforce++"
+            )
         if (self.normalisation == "constant") != (self.normalisation_tokens is not None):
             raise ValueError("normalisation_tokens goes with normalisation constant, and only with it")
         if self.advantages != "grpo" and self.advantage_std != "unbiased":

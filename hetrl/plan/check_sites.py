@@ -11,6 +11,8 @@ from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan, Route, site_of, sites_of
 from hetrl.workload import ACTOR_TRAINING, TRAINED, TRAININGS
 
+MOST_STREAMS = 256  # connections from gateway to gateway: each takes a file descriptor at either, and buffers
+
 
 def repeated(names: Iterable[str]) -> list[str]:
     """Return the names that are there more than once."""
@@ -69,8 +71,8 @@ def _routes(model: str, plan: Plan, topology: Topology) -> Iterator[str]:
     there = Counter((route.source, route.target) for route in routes)
     for route in routes:
         where = f"weight_sync, {_named(route)}"
-        if route.streams < 1:
-            yield f"{where}: has {route.streams} streams; it needs at least one"
+        if not 1 <= route.streams <= MOST_STREAMS:
+            yield f"{where}: has {route.streams} streams; it takes 1 to {MOST_STREAMS}"
         if not topology.linked(route.source, route.target):
             yield f"{where}: the topology has no link between {route.source} and {route.target}"
         elif route.source not in sources or route.target not in targets:

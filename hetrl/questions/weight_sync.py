@@ -36,6 +36,8 @@ def weight_sync(
     """
     if changed is not None and not 0 < changed <= 1:
         raise UsageError(f"--changed is the share of weights that change, above 0 and at most 1, not {changed:g}")
+    if changed is not None and encoding != "delta":
+        raise UsageError(f"--changed is of deltas, the encoding is {encoding}: leave it out, or say --encoding delta")
     for name in (*sources, *targets):
         if name not in topology.site_by_name:
             known = topology.site_by_name

@@ -197,7 +197,7 @@ def explain_broken_bounds(nearest: Plan, problem: Problem) -> BrokenBoundsError:
     found = " and ".join(
         f"{'does' if one.least else 'needs'} {_enough(one):g} {one.unit} of {one.limit:g} ({one.key})" for one in broken
     )
-    changed = " and ".join(f"{'lower' if one.least else 'raise'} {one.key} to {_enough(one):g}" for one in broken)
+    changed = " and ".join(f"{'lower' if one.least else 'raise'} {one.key} to {_as_written(one)}" for one in broken)
     return BrokenBoundsError(
         f"no plan found keeps {broken[0].key}: the nearest one {found}; {changed}, add GPUs, or search longer "
         "(planner.budget_seconds)",
@@ -210,3 +210,11 @@ def _enough(bound: Bound) -> float:
     step = 10.0 ** (math.floor(math.log10(bound.found)) - 2)
     rounded = math.floor if bound.least else math.ceil
     return rounded(bound.found / step) * step
+
+
+def _as_written(bound: Bound) -> str:
+    """Return `_enough` as the experiment file has it: times of section `launch` as HH:MM:SS."""
+    if not bound.key.startswith("launch."):
+        return f"{_enough(bound):g}"
+    minutes, seconds = divmod(math.ceil(_enough(bound)), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"

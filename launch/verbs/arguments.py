@@ -1,8 +1,12 @@
-"""Types of the command line's arguments; each raises argparse.ArgumentTypeError, which says what is wrong."""
+"""The command line's arguments: their types, which raise argparse.ArgumentTypeError, and files to be written."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
+
+from hetrl.errors import HetrlError
 
 
 def positive(text: str) -> float:
@@ -35,3 +39,16 @@ def at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return value
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Raise HetrlError for what is known before any work: a directory, one that is not there, no permission."""
+    place, cause = path if path.exists() else path.absolute().parent, ""
+    if path.is_dir():
+        cause = "Is a directory"
+    elif not place.exists():
+        cause = f"there is no directory {place}"
+    elif not os.access(place, os.W_OK):
+        cause = "Permission denied"
+    if cause:
+        raise HetrlError(f"{path}: cannot write the {what} ({cause})")

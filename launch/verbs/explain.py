@@ -13,6 +13,7 @@ from rich.console import Console
 
 import hetrl
 from hetrl.errors import HetrlError, UsageError
+from launch.verbs.arguments import check_writable
 from launch.verbs.planning import given_plan, problem_at
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ def explain_command(arguments: argparse.Namespace) -> int:
     """Print the explanation of a plan file; write its page where one is asked for."""
     from hetrl.report.explain_tables import explanation_tables
 
+    if arguments.html is not None:
+        check_writable(arguments.html, "page")
+    elif arguments.play:
+        raise UsageError("--play draws on the page: say where that is written with --html")
     problem = problem_at(arguments.config or _config_beside(arguments.plan))
     plan = given_plan(arguments.plan, problem)
     talk = Console(stderr=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem, objective_of, read_problem
 from launch.show import charges_line, from_here, progress_line
+from launch.verbs.arguments import check_writable
 
 if TYPE_CHECKING:  # numpy and pulp, which the search brings, are slow to load
     from hetrl.search import Progress
@@ -45,7 +45,7 @@ def plan_command(arguments: argparse.Namespace) -> int:
     """Print a plan as a table or JSON on stdout, and write it to a file where one is named."""
     problem = problem_at(arguments.config)
     if arguments.output is not None:
-        _see_that_it_can_be_written(arguments.output)
+        check_writable(arguments.output, "plan")
     plan = solve_problem(problem, planner_of(arguments, problem.experiment.planner), narrow=arguments.space == "ilp")
     document = json.dumps(plan.to_json(), indent=2)
     if arguments.output is not None:
@@ -64,19 +64,6 @@ def plan_command(arguments: argparse.Namespace) -> int:
         print_plan(console, plan, problem)
         console.print(asked_table(plan, problem.topology))
     return 0
-
-
-def _see_that_it_can_be_written(path: Path) -> None:
-    """Raise HetrlError for what is known before a search: a directory, one that is not there, no permission."""
-    place, cause = path if path.exists() else path.absolute().parent, ""
-    if path.is_dir():
-        cause = "Is a directory"
-    elif not place.exists():
-        cause = f"there is no directory {place}"
-    elif not os.access(place, os.W_OK):
-        cause = "Permission denied"
-    if cause:
-        raise HetrlError(f"{path}: cannot write the plan ({cause})")
 
 
 def planner_of(arguments: argparse.Namespace, planner: Planner) -> Planner:

@@ -14,11 +14,14 @@ import hetrl
 from hetrl.errors import HetrlError
 from hetrl.plan.plan import Plan
 from hetrl.simulator import Simulated, chrome_trace
+from launch.verbs.arguments import check_writable
 from launch.verbs.planning import given_plan, problem_at
 
 
 def simulate_command(arguments: argparse.Namespace) -> int:
     """Print the seconds of an iteration, predicted and simulated, as a table or JSON."""
+    if arguments.trace is not None:
+        check_writable(arguments.trace, "trace")
     problem = problem_at(arguments.config)
     plan = given_plan(arguments.plan, problem)
     found = hetrl.simulate(plan, problem, arguments.seed, arguments.iterations or None, arguments.noise)

@@ -256,6 +256,26 @@ def test_where_a_plan_cannot_be_written_is_said_before_the_search(hetrl, tmp_pat
     assert "planned with" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("simulate", "--trace", "absent/trace.json"),
+            "absent/trace.json: cannot write the trace (there is no directory",
+        ),
+        (("simulate", "--seed", "-1"), "argument --seed: -1 is negative"),
+        (("explain", "--html", "absent/plan.html"), "absent/plan.html: cannot write the page (there is no directory"),
+        (("explain", "--play"), "say where that is written with --html"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_the_plan_is_read(hetrl, words, said):
+    verb, *options = words
+    done = hetrl(verb, "absent.json", "--config", QUICKSTART, *options)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+    assert "absent.json" not in done.stderr
+
+
 def test_a_plan_that_cannot_be_written_is_printed(hetrl):
     done = hetrl("plan", QUICKSTART, "--budget", 1, "-o", "/dev/full")
     assert done.returncode == 1

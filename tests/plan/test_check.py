@@ -197,6 +197,10 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
         routes(("alps", "jsc"), ("alps", "lab"), streams=0),
         ("route alps -> jsc: has 0 streams", "route alps -> lab: has 0 streams"),
     ),
+    "route of too many streams": (
+        routes(("alps", "jsc"), ("alps", "lab"), streams=1_000_000),
+        ("route alps -> jsc: has 1000000 streams; it takes 1 to 256",),
+    ),
     "route twice": (
         routes(("alps", "jsc"), ("alps", "lab"), ("alps", "lab")),
         ("route alps -> lab", "is there 2 times"),
@@ -223,7 +227,7 @@ BROKEN: dict[str, tuple[Change, tuple[str, ...]]] = {
     "algorithm staleness": (algorithm(max_staleness=1), ("algorithm.max_staleness", "says 1", "workload 2")),
     "algorithm steps": (algorithm(optimizer_steps_per_iteration=1), ("optimizer_steps_per_iteration", "says 1")),
 }
-LINES = {"device twice in a task": 2, "broken micro-batch": 2, "route of no stream": 2}
+LINES = {"device twice in a task": 2, "broken micro-batch": 2, "route of no stream": 2, "route of too many streams": 2}
 
 
 def test_the_base_plan_passes() -> None:

@@ -165,6 +165,8 @@ def test_a_version_crosses_each_link_once_in_bits() -> None:
     assert tenth.details["wan_gb"]["a-b"] == pytest.approx(delta_share(0.1, 2) * size / 1e9)
     with pytest.raises(UsageError, match='no site "bb"; did you mean "b"'):
         weight_sync(architecture("qwen3-8b"), topology, ["a"], ["bb"])
+    with pytest.raises(UsageError, match="--changed is of deltas, the encoding is full: leave it out"):
+        weight_sync(architecture("qwen3-8b"), topology, ["a"], ["b"], changed=0.1)
     with pytest.raises(UsageError, match="a and b have no link; add the file that has it to --topology"):
         weight_sync(architecture("qwen3-8b"), Topology(sites, ()), ["a"], ["b"])
 

@@ -266,7 +266,7 @@ def test_a_short_run_does_not_wait_for_a_site_that_a_long_one_waits_for() -> Non
         ),
         (
             Objective(TIME_TO_RESULT, walltime_seconds=1, steps=9),
-            r"keeps launch\.walltime: .* raise launch\.w",
+            r"keeps launch\.walltime: .* raise launch\.walltime to \d\d:\d\d:\d\d,",
         ),
         (
             Objective(TIME_TO_RESULT, budget_gpu_hours=1e-3, steps=9),

@@ -118,6 +118,8 @@ STALE: dict[str, Any] = {"mode": "async", "max_staleness": 2}
         ({"correction": "mask", "objective": "coupled", **STALE}, "set correction none or objective decoupled"),
         ({"dynamic_sampling": {"max_draws": 1}}, "greater than or equal to 2"),
         ({"dynamic_sampling": {"max_draws": 2}, "samples_per_prompt": 1}, "raise samples_per_prompt"),
+        ({"samples_per_prompt": 1}, "advantages grpo compares the samples of a prompt, and one alone has none"),
+        ({"samples_per_prompt": 1, "advantages": "rloo"}, "or set advantages reinforce++"),
         ({"advantages": "rloo", "advantage_std": "none"}, "advantage_std is for advantages grpo, not for rloo"),
         ({"advantages": "gae"}, "'reinforce\\+\\+' or"),
         ({"ratio": "sample"}, "'token' or 'sequence'"),
