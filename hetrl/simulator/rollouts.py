@@ -220,7 +220,7 @@ class Generation:
             self.rollouts.append(rollout)
         self._name_of = {rollout: name for name, rollout in self._names.items()}
         self._dispatch = Dispatch(capacities, workload.response.maximum, STRETCH_TOKENS)
-        self._call = max(one.server[0][0].rates.overhead.generation_call for one in self.rollouts)
+        self.call_seconds = max(one.server[0][0].rates.overhead.generation_call for one in self.rollouts)
 
     def group(self, number: int, version: int) -> PromptDraw:
         """Return the group of a prompt with its drawn lengths."""
@@ -240,7 +240,7 @@ class Generation:
             self._go_on()
             self._needed.fire()
 
-        self._setting.clock.after(self._call, arrive)
+        self._setting.clock.after(self.call_seconds, arrive)
 
     def _go_on(self) -> None:
         for name, key in self._dispatch.next(self._ran.seconds):

@@ -141,11 +141,12 @@ def tell_solver(plan: Plan, planner: Planner) -> None:
 def given_plan(path: Path, problem: Problem) -> Plan:
     """Read a plan file and check it against the experiment; warns where it was made for other inputs.
 
-    So it does where now something else is predicted of it, which it has then. Raises UsageError where it is not a plan
-    or breaks a constraint.
+    So it does where now something else is predicted of it, which it has then, and where that breaks a bound of the
+    experiment: who gives a plan decides. Raises UsageError where it is not a plan or breaks a constraint.
     """
     from hetrl.cost.check import check
     from hetrl.cost.iteration import with_prediction
+    from hetrl.cost.objective import bounds
     from hetrl.plan.document import read_plan
 
     plan = read_plan(path)
@@ -155,10 +156,14 @@ def given_plan(path: Path, problem: Problem) -> Plan:
         print(f"warning: {path} was made for another {' and another '.join(changed)}", file=sys.stderr)
     anew = with_prediction(plan, problem.model)
     before, after = plan.predicted.iteration_seconds, anew.predicted.iteration_seconds
-    if abs(before - after) <= _DIFFERS * after:
-        return plan
-    print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
-    return anew
+    if abs(before - after) > _DIFFERS * after:
+        print(f"warning: the plan was made when {before:.3g} s were predicted; {after:.3g} s are now", file=sys.stderr)
+        plan = anew
+    for bound in bounds(plan, problem.topology, problem.objective):
+        if bound.excess > 0:
+            has = f"{'does' if bound.least else 'needs'} {bound.found:.3g} {bound.unit} of {bound.limit:g}"
+            print(f"warning: the plan breaks a bound of the experiment: it {has} ({bound.key})", file=sys.stderr)
+    return plan
 
 
 def print_sites(console: Console, problem: Problem) -> None:

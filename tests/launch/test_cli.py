@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetrl.cost.objective import Objective
+from hetrl.cost.objective import COST, Objective
 from hetrl.describe.experiment import Planner
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from hetrl.problem import objective_of, read_problem
 from launch.cli import main, parser
-from launch.verbs.planning import planner_of, tell_solver
+from launch.verbs.planning import given_plan, planner_of, tell_solver
 from tests.launch.launch_cases import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -316,6 +316,20 @@ def test_plan_made_for_other_inputs_is_a_warning_and_one_that_breaks_a_constrain
     done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")
     assert done.returncode == 2
     assert "site_order: lacks the site gamma" in done.stderr
+
+
+def test_a_given_plan_that_breaks_a_bound_of_the_experiment_says_so(tmp_path, capsys):
+    problem, plan = read_problem(QUICKSTART), write_plan(tmp_path / "plan.json", quickstart_plan())
+    given_plan(plan, problem)
+    assert "breaks a bound" not in capsys.readouterr().err
+    for bound, key in (
+        ({"max_iteration_seconds": 1e-3}, "max_iteration_seconds"),
+        ({"budget_per_hour": 0.5}, "budget_"),
+    ):
+        given_plan(plan, replace(problem, objective=Objective(COST, **bound)))
+        said = capsys.readouterr().err
+        assert "warning: the plan breaks a bound of the experiment: it needs " in said
+        assert f"(planner.{key}" in said
 
 
 def test_a_plan_of_which_something_else_is_predicted_now_says_so_and_has_that(hetrl, tmp_path):
