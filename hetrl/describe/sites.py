@@ -16,7 +16,7 @@ from hetrl.describe.links import Links, LinksFile
 from hetrl.describe.slices import refusal
 from hetrl.describe.yaml_file import AtLeastOne, Name, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
-from hetrl.gpus import GpuType, gpu_catalogue, gpu_type
+from hetrl.gpus import GpuType, gpu_type
 from hetrl.hardware import ENGINES, Node, Site, Topology
 
 Login = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][^\s]*$")]  # user@host, or a host of OpenSSH's configuration
@@ -174,8 +174,8 @@ class SiteFile(Strict):
     @model_validator(mode="after")
     def _mapped_to_what_they_are(self) -> SiteFile:
         for gres, name in self.gres.items():
-            gpu = self.described(name) or gpu_catalogue().get(name)
-            if gpu and (message := refusal(gres, gpu)):
+            gpu = self.described(name) or gpu_type(name, f"site {self.name}: gres {gres}: ")
+            if message := refusal(gres, gpu):
                 raise ValueError(message)
         return self
 
@@ -287,8 +287,9 @@ def _entry(site: SiteFile, group: NodeGroup, earlier: int) -> NodeEntry:
 
 
 def read_scenario(path: Path) -> ScenarioFile:
-    """Read a scenario file."""
-    return read_yaml(path, ScenarioFile)
+    """Read a scenario file, with the inventories that its sites name."""
+    scenario = read_yaml(path, ScenarioFile)
+    return scenario.model_copy(update={"sites": tuple(map(with_measured_nodes, scenario.sites))})
 
 
 def topology_of(scenario: ScenarioFile) -> Topology:

@@ -307,6 +307,19 @@ def test_measured_nodes_of_one_gpu_keep_the_type_that_slurm_gives_each(tmp_path:
     assert [(node.name, node.gres) for node in site.nodes] == [("a100", "sxm"), ("a100.2", "pcie")]
 
 
+def test_a_scenario_takes_the_inventories_of_its_sites(tmp_path: Path) -> None:
+    write_inventory(tmp_path / "alps.json", measured("alps", ("IDLE", {"a100": 2}, 99.0)))
+    written = {**ALPS, "gres": {"a100": "a100-40gb"}, "inventory": str(tmp_path / "alps.json")}
+    (site,) = topology_of(read_scenario(write(tmp_path / "both.yaml", {"sites": [written]}))).sites
+    assert [node.gpus for node in site.nodes] == [2]
+
+
+def test_a_gres_that_stands_for_no_known_gpu_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "alps.yaml", {**ALPS, "gres": {"a100": "a100-40g"}})
+    with pytest.raises(UsageError, match='site alps: gres a100: unknown GPU type "a100-40g"; did you mean "a100-40gb"'):
+        read_sites([file], None)
+
+
 def test_an_inventory_that_is_not_there_or_of_another_site_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     file = write(tmp_path / "alps.yaml", {**ALPS, "inventory": str(path)})
