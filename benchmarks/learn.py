@@ -4,7 +4,7 @@ for each seed: train a start with supervision (`lab.models.addition_start`)
 for each algorithm, place and mode, and each seed: train from it, keep the reward per step
 a run has learnt where the mean of its last steps reaches the goal
 the curves of an algorithm agree where every other one's mean over seeds stays within one standard deviation of that of
-mode sync at one site, on average over the steps
+mode sync at one site, as means over the steps
 
 Runs of the same settings that the result has already are kept, so that it may be made in several goes: `--fresh` begins
 anew.
@@ -112,13 +112,16 @@ def last(found: Run) -> float:
 
 
 def distance(ours: Sequence[Run], others: Sequence[Run]) -> float:
-    """Return how far two sets of curves are apart, in standard deviations over seeds, on average over the steps."""
-    apart = []
+    """Return how far two sets of curves are apart, in standard deviations over seeds.
+
+    Both are means over the steps: at a single one, few seeds may happen to have the same reward.
+    """
+    apart, deviations = [], []
     for step in range(STEPS):
         values = [[one["rewards"][step] for one in runs] for runs in (ours, others)]
-        deviation = max(statistics.stdev(part) for part in values)
-        apart.append(abs(statistics.fmean(values[0]) - statistics.fmean(values[1])) / max(deviation, 1e-9))
-    return statistics.fmean(apart)
+        apart.append(abs(statistics.fmean(values[0]) - statistics.fmean(values[1])))
+        deviations.append(max(statistics.stdev(part) for part in values))
+    return statistics.fmean(apart) / statistics.fmean(deviations)
 
 
 def key(found: Mapping[str, Any]) -> tuple[str, str, str, int]:
@@ -181,10 +184,15 @@ def main() -> None:
                 print(f"start {seed}: {addition_start.write(starts[seed], seed):.2f} right", flush=True)
             found = runs[algorithm, place, mode, seed] = run(algorithm, place, mode, seed, starts[seed])
             print(algorithm, place, mode, seed, f"{last(found):.3f} in {found['seconds']:.0f} s", flush=True)
-            table = table_of(runs, arguments.seeds)
-            result = {"seeds": arguments.seeds, "goal": GOAL, "settings": SETTINGS, "runs": [*runs.values()]}
-            write_result("learn", result, table)
+            write(runs, arguments.seeds)
+    write(runs, arguments.seeds)
     print(table_of(runs, arguments.seeds))
+
+
+def write(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]) -> None:
+    """Write the result, also one to which no run was added."""
+    result = {"seeds": seeds, "goal": GOAL, "settings": SETTINGS, "runs": [*runs.values()]}
+    write_result("learn", result, table_of(runs, seeds))
 
 
 if __name__ == "__main__":
