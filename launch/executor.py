@@ -49,12 +49,14 @@ class Exit:
 class Executor(Protocol):
     """Starts a run's processes somewhere; `lag_seconds` is how old what `poll` returns may be.
 
-    What it started goes on without this process where `outlives`. The run `begins_without` what is spare where its
+    What it started goes on without this process where `outlives`; where an earlier one started the run, which this one
+    `adopts`, that goes on also when something could not be started. The run `begins_without` what is spare where its
     experiment says so.
     """
 
     lag_seconds: float
     outlives: bool
+    adopts: bool
     begins_without: bool
 
     @property

@@ -132,6 +132,9 @@ def _start(run: Run, executor: Executor, interrupts: Interrupts) -> Outcome | No
         executor.start(interrupts.stop)
     except Exception as error:
         outcome = failure(run, error)
+        if executor.adopts:
+            number = interrupts.stop()
+            return replace(outcome, phase=DETACHED, exit_code=128 + number if number else outcome.exit_code)
         if executor.outlives and (number := interrupts.stop()):
             return replace(outcome, phase="cancelled", exit_code=128 + number)
         return outcome

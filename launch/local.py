@@ -89,7 +89,7 @@ class LocalExecutor:
     """
 
     lag_seconds = 0.0
-    outlives = False
+    outlives = adopts = False
     elsewhere = ""
 
     def __init__(

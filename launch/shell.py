@@ -197,9 +197,14 @@ def _shown(argv: Sequence[str]) -> str:
     return shlex.join(word.partition("\n")[0] for word in argv[:4])
 
 
+_LONGEST_BASE = 32  # bytes: behind it come our directory, 40 bytes for the connection, and 17 that ssh adds
+
+
 def _control_directory() -> Path:
     """Return a private directory with a short name: a unix socket's path may have 107 bytes."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    if not Path(base).is_dir() or len(os.fsencode(base)) > _LONGEST_BASE:  # systemd removes it with the last login
+        base = "/tmp"
     directory = Path(base) / f"hetrl-ssh-{os.getuid()}"
     directory.mkdir(mode=0o700, exist_ok=True)
     if directory.stat().st_uid != os.getuid() or directory.stat().st_mode & 0o077:

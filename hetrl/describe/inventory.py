@@ -20,8 +20,9 @@ from hetrl.errors import UsageError, nearest
 from hetrl.files import replace_json
 
 INVENTORY_FORMAT = "hetrl-inventory/1"
-# States in which a node takes no job, and may for days: NODE STATE CODES of sinfo(1).
-_OUT_OF_SERVICE = {"DOWN", "DRAIN", "FAIL", "INVAL", "MAINT", "POWERED_DOWN", "UNKNOWN", "FUTURE", "NOT_RESPONDING"}
+# States in which a node takes no job, and may for days: NODE STATE CODES of sinfo(1). One that is powered down to save
+# power is powered up for a job.
+_OUT_OF_SERVICE = {"DOWN", "DRAIN", "FAIL", "INVAL", "MAINT", "UNKNOWN", "FUTURE", "NOT_RESPONDING"}
 
 
 @dataclass(frozen=True)

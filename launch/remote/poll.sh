@@ -3,9 +3,11 @@
 #
 # listed                     what Slurm lists
 # file NAME SIZE OFFSET      the bytes of a file of this size from the offset on, in base64
+# more                       the files behind these were not looked at
 
 declare directory
 declare chunk_bytes # of one file in one look
+declare look_bytes  # of all files in one look, but for the last one
 declare logs        # yes: the logs, too
 declare -a files
 declare -A known # how much of each file is there already
@@ -18,11 +20,19 @@ chunk() {
 part listed listed
 cd "$directory" || exit
 [ -z "$logs" ] || files+=(logs/*.log)
+sent=0
 for file in "${files[@]}"; do
   [ -f "$file" ] || continue
   size=$(stat -c %s "$file")
   offset=${known[$file]:-0}
   if [ "$size" -lt "$offset" ]; then offset=0; fi # the file was begun again
-  if [ "$size" -gt "$offset" ]; then part "file $file $size $offset" chunk "$file" "$offset"; fi
+  if [ "$size" -le "$offset" ]; then continue; fi
+  part "file $file $size $offset" chunk "$file" "$offset"
+  left=$((size - offset))
+  sent=$((sent + (left < chunk_bytes ? left : chunk_bytes)))
+  if [ "$sent" -ge "$look_bytes" ]; then
+    part more true
+    break
+  fi
 done
 exit 0

@@ -15,6 +15,7 @@ declare manifest # the digests of all that was sent
 declare lock_seconds sbatch_seconds ask_seconds
 declare -a at
 declare unanswered # the exit code of timeout(1)
+declare lost_minutes # after which a job comes no more that sbatch did not answer about and Slurm does not list
 declare unsure     # a pattern: sbatch lost its controller, which may have taken the job all the same
 declare -a jobs    # JOB KEY TAKES TASKS ...: TAKES is the key of the job whose nodes this one takes over, or nothing
 declare held       # stands before the name of a job that holds its nodes
@@ -36,10 +37,14 @@ before=$(listed 9>&-) || { part silent echo "$before"; exit; }
 
 # Forget the ids of jobs that have ended, and what their tasks left for the gateway.
 if [ -n "$again" ]; then
+  all=$before
   before=$(living <<<"$before")
   for ((i = 0; i < ${#jobs[@]}; i += 4)); do
     case "$before" in *"|${jobs[i + 1]}|"*) continue ;; esac
-    if [ -s "jobs/${jobs[i]}" ]; then rm -f "jobs/${jobs[i]}" "jobs/${jobs[i]}.asked" "ended/${jobs[i]}".*; fi
+    if [ -s "jobs/${jobs[i]}" ] || [[ $all == *"|${jobs[i + 1]}|"* ]] ||
+      [ "$(find "jobs/${jobs[i]}.asked" -mmin "+$lost_minutes" 2>/dev/null)" ]; then
+      rm -f "jobs/${jobs[i]}" "jobs/${jobs[i]}.asked" "ended/${jobs[i]}".*
+    fi
   done
 fi
 
@@ -66,7 +71,11 @@ end_members() {
 take() {
   local rows id deadline=$((SECONDS + held_seconds))
   while true; do
-    rows=$(rows_of "$3")
+    if ! rows=$(rows_of "$3"); then # squeue did not answer: whether there is one is not known
+      if [ "$SECONDS" -gt "$deadline" ]; then return 1; fi
+      sleep 1
+      continue
+    fi
     id=${rows%%[!0-9]*}
     if [ -z "$id" ]; then return 1; fi
     if [ "$(wc -l <<<"$rows")" -lt "$4" ] || [ "$SECONDS" -gt "$deadline" ]; then break; fi

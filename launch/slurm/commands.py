@@ -21,6 +21,7 @@ from launch.slurm.text import at_cluster, of_cluster
 ASK_SECONDS = 25  # squeue, scancel: Slurm's clients themselves wait MessageTimeout (10 s by default), some repeatedly
 SBATCH_SECONDS = 60
 LOCK_SECONDS = 60
+LOST_MINUTES = 10  # after which a job that sbatch did not answer about, and that Slurm does not list, comes no more
 HELD_SECONDS = 60  # from SIGTERM to the members of a job until it holds its nodes
 MANIFEST = "manifest.sha256"
 # Never sent to a site: the jobs write them there, and what lies here is a copy.
@@ -85,6 +86,7 @@ def submit_script(site: SlurmSite, *, again: bool = False) -> str:
         sbatch_seconds=SBATCH_SECONDS,
         unanswered=UNANSWERED,
         unsure=_UNSURE,
+        lost_minutes=LOST_MINUTES,
         earlier=site.earlier,
         held=HELD,
         held_seconds=HELD_SECONDS,
@@ -152,7 +154,11 @@ def cancel_script(site: SlurmSite, remove: bool) -> str:
     A job that Slurm takes up late (a controller that hung during sbatch) then finds nothing and ends at once.
     """
     return script(
-        "jobs", "living", "cancel", **about_jobs(site, held=True), removes="yes" if remove else "", ended=sorted(ENDED)
+        *("jobs", "living", "cancel"),
+        **about_jobs(site, held=True),
+        lock_seconds=LOCK_SECONDS,
+        removes="yes" if remove else "",
+        ended=sorted(ENDED),
     )
 
 
@@ -167,6 +173,8 @@ def parse_cancelled(text: str, site: SlurmSite) -> tuple[int, str]:
     if "tried" not in parts:
         said = last_line(parts.get("silent", Part()).text) or "squeue did not answer"
         return count, f"{site.name}: {said}; its jobs are {', '.join(job.key for job in site.jobs)}"
+    if "busy" in parts:
+        return count, f"{site.name}: a submission is still at work there; what it submits yet is not cancelled"
     return count, ""
 
 

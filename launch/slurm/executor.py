@@ -38,6 +38,7 @@ class SlurmExecutor:
         """Look at nothing yet."""
         self.lag_seconds, self.begins_without = slurm.poll_seconds, slurm.begins_without_spare
         self._run, self._slurm, self._events, self._state = run, slurm, events, state
+        self.adopts = bool(state().jobs)
         self._jobs: Jobs | None = None
         self._submitted = False
         self._looks: queue.SimpleQueue[tuple[SlurmSite, Look]] = queue.SimpleQueue()
@@ -73,6 +74,8 @@ class SlurmExecutor:
                 thread.start()
         if self._state().phase == "starting":  # before the looks: what came with the last ones has been collected
             self._jobs.check_start(self._slurm.queue_timeout_seconds)
+        for site, said in self._state().silent.items():  # as another process found it: here it may answer
+            self._jobs.silent.setdefault(site, said)
         exits: list[Exit] = []
         while not self._looks.empty():
             exits += self._jobs.note(*self._looks.get())
@@ -106,6 +109,9 @@ class SlurmExecutor:
     def _watch(self, site: SlurmSite) -> None:
         carried: dict[str, str] = {}
         while not self._over.is_set():
-            self._looks.put((site, look_at(self._run, site)))
-            carry(self._run, self._slurm, site, carried)
+            try:
+                self._looks.put((site, look_at(self._run, site)))
+                carry(self._run, self._slurm, site, carried)
+            except Exception as error:  # as of a disk: it is said, and tried again
+                self._looks.put((site, Look(None, (), f"{type(error).__name__}: {error}")))
             self._over.wait(self._slurm.poll_seconds)

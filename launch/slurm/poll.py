@@ -16,6 +16,7 @@ from launch.slurm.commands import Queued, about_jobs, parse_rows, queued
 from launch.slurm.run import SlurmSite
 
 CHUNK_BYTES = 262_144  # of one file in one look; a longer one is caught up with
+LOOK_BYTES = 4_000_000  # of all files in one look: more of them might not come within its time, and then none would
 REPLACED = ("summary.json", "gateway.endpoint")  # small, and sent as a whole
 GROWING = ("events.jsonl", "metrics.jsonl", "samples.jsonl")
 _FILE = re.compile(r"file (.+) (\d+) (\d+)")
@@ -30,19 +31,28 @@ class Chunk:
     offset: int
     data: bytes
 
+    @property
+    def reaches_end(self) -> bool:
+        """Return whether nothing more of the file was there."""
+        return self.offset + len(self.data) >= self.size
+
 
 @dataclass(frozen=True)
 class Look:
-    """What one look found; `jobs` by key, None where Slurm did not answer, and then `problem` says why."""
+    """What one look found; `jobs` by key, None where Slurm did not answer, and then `problem` says why.
+
+    There are `more` files, which it did not come to.
+    """
 
     jobs: Mapping[str, Queued] | None
     chunks: tuple[Chunk, ...]
     problem: str = ""
+    more: bool = False
 
     @property
     def complete(self) -> bool:
         """Return whether nothing more of the files was there."""
-        return all(chunk.offset + len(chunk.data) >= chunk.size for chunk in self.chunks)
+        return not self.more and all(chunk.reaches_end for chunk in self.chunks)
 
 
 def poll_script(site: SlurmSite, offsets: Mapping[str, int], logs: bool = True) -> str:
@@ -51,6 +61,7 @@ def poll_script(site: SlurmSite, offsets: Mapping[str, int], logs: bool = True) 
         *("jobs", "poll"),
         **about_jobs(site),
         chunk_bytes=CHUNK_BYTES,
+        look_bytes=LOOK_BYTES,
         files=(*GROWING, *REPLACED),
         logs="yes" if logs else "",
         known=offsets,
@@ -68,7 +79,7 @@ def parse_poll(text: str) -> Look:
     listed = parts.get("listed", Part())
     if listed.code != 0:
         return Look(None, chunks, final_line(listed.text) or "squeue did not answer")
-    return Look(queued(parse_rows(listed.text)), chunks)
+    return Look(queued(parse_rows(listed.text)), chunks, more="more" in parts)
 
 
 def _decoded(text: str) -> bytes | None:

@@ -4,7 +4,8 @@ intent of every job -> events
 at every site at the same time:
     copy the site's directory                      (1 round trip)
     submit what is not there, say what is there    (1 round trip; once more where it ended without an answer)
-all accepted -> events; else cancel at every site what was, remove the directories, raise
+all accepted -> events; else cancel at every site what was, remove the directories, raise; where an earlier launcher
+submitted the run, raise alone: what it brought may train by now
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from launch.slurm.run import SlurmRun, SlurmSite
 from launch.slurm.watch import cancel_at, cancel_everywhere
 from launch.state import State
 
+_LEFT = "an earlier launcher submitted this run: nothing is withdrawn; resume it again, or cancel it"
 AGAIN_SECONDS = 2.0  # before a second look at what a controller that did not answer in time has done
 
 
@@ -41,7 +43,9 @@ def submit_everywhere(
 
     Raises SiteUnreachableError where a site or its Slurm did not answer, HetrlError where it refused a job, and for a
     signal that came meanwhile; what had been accepted is cancelled by then, and the message says what could not be.
+    Where `state` knows of jobs already, all of them go on.
     """
+    first = not state.jobs
     accepted = {(job["site"], job["name"]) for job in state.jobs if job["id"] is not None}
     sites = [site for site in slurm.sites if any((site.name, job.name) not in accepted for job in site.jobs)]
     # The intent comes first: where this process dies at any moment after, its events say what may be there.
@@ -54,7 +58,8 @@ def submit_everywhere(
         answers, errors = at_every_site(sites, lambda site: submit_at(run.site(site.name), site))
         _note_taken(slurm, events, answers, accepted)
     except BaseException:  # Ctrl-C, too: a run is at all of its sites, or at none
-        _withdraw(slurm, events)
+        if first:
+            _withdraw(slurm, events)
         raise
     refused = [taken for taken in answers.values() if taken.problem]
     if not refused and not errors and not interrupted():
@@ -62,7 +67,7 @@ def submit_everywhere(
     problems = [taken.problem for taken in refused] + [str(error) for error in errors.values()]
     unreachable = any(taken.unreachable for taken in refused)
     unreachable |= any(isinstance(error, SiteUnreachableError) for error in errors.values())
-    lines = [*(problems or ["interrupted while submitting"]), *_withdraw(slurm, events)]
+    lines = [*(problems or ["interrupted while submitting"]), *(_withdraw(slurm, events) if first else [_LEFT])]
     raise (SiteUnreachableError if unreachable else HetrlError)("\n".join(lines))
 
 

@@ -15,21 +15,31 @@ from launch.collect import Collector
 from launch.remote import script
 from launch.run_directory import Run
 from launch.show import job_standing
-from launch.slurm.commands import ENDED, GONE, cancel_script, parse_cancelled
+from launch.slurm.commands import ENDED, GONE, LOCK_SECONDS, cancel_script, parse_cancelled
 from launch.slurm.discover import at_every_site
 from launch.slurm.files import Mirror
 from launch.slurm.jobs import jobs_of
-from launch.slurm.poll import Look, parse_poll, poll_script
+from launch.slurm.poll import GROWING, Look, parse_poll, poll_script
 from launch.slurm.run import SlurmRun, SlurmSite
 from launch.state import State
 
 LOOK_SECONDS = 60.0  # squeue has ASK_SECONDS of it; the files come after its answer
-CANCEL_SECONDS = 120.0
+CANCEL_SECONDS = 120.0 + LOCK_SECONDS
 CARRY_SECONDS = 30.0
 
 
 def look_at(run: Run, site: SlurmSite, logs: bool = True) -> Look:
-    """Look at a site once and bring home what its jobs wrote; a site that cannot be reached is a look without jobs."""
+    """Look at a site and bring home what its jobs wrote; a site that cannot be reached is a look without jobs.
+
+    What it says of its jobs is not ahead of what these told: events and metrics are read to their end.
+    """
+    look = last = _look_once(run, site, logs)
+    while last.jobs is not None and any(one.name in GROWING and not one.reaches_end for one in last.chunks):
+        last = _look_once(run, site, logs=False)
+    return look if last.jobs is not None else last
+
+
+def _look_once(run: Run, site: SlurmSite, logs: bool) -> Look:
     mirror = Mirror(run, site.name)
     # A login shell: its start-up is where sites put the programs of Slurm into the PATH, by modules or else.
     argv = ["bash", "-lc", poll_script(site, mirror.offsets(), logs)]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, SiteUnreachableError
+from launch import shell
 from launch.shell import Shell, TimedOutError
 
 FAKE_SSH = f"""#!{sys.executable} -IS
@@ -120,3 +121,12 @@ def test_directory_arrives_and_what_is_extra_goes(tmp_path: Path):
     assert {path.name for path in (tmp_path / "there").iterdir()} == {"file", "old"}
     Shell("alps").copy_to(tmp_path / "here", target, timeout_seconds=20, delete=True)
     assert {path.name for path in (tmp_path / "there").iterdir()} == {"file"}
+
+
+@pytest.mark.parametrize("place", ["absent", "long"])
+def test_sockets_go_elsewhere_where_their_place_is_gone_or_its_name_too_long(tmp_path: Path, monkeypatch, place: str):
+    base = tmp_path / ("x" * 60)
+    if place == "long":
+        base.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+    assert str(shell._control_directory()).startswith("/tmp/hetrl-ssh-")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -83,6 +84,22 @@ def test_a_job_that_sbatch_did_not_answer_about_is_not_submitted_twice(clusters:
     clusters.fault("beta", "sbatch", "timeout")
     assert main(["add", "beta", run.id]) == 0
     assert clusters.states()["beta"] == ["CANCELLED"] * 2 + ["RUNNING"] * 2
+
+
+@pytest.mark.parametrize(("fault", "first"), [("timeout", 0), ("lost", 4)])
+def test_a_job_that_sbatch_did_not_answer_about_keeps_no_other_one_away(
+    clusters: Clusters, run: Run, fault: str, first: int
+) -> None:
+    """Whether it came all the same, and has ended since, or never did."""
+    assert main(["release", "beta", run.id]) == 0
+    clusters.fault("beta", "sbatch", fault)
+    assert main(["add", "beta", run.id]) == first
+    clusters.fault("beta", "sbatch")
+    assert main(["release", "beta", run.id]) == 0
+    for asked in (clusters.directory(run, "beta") / "jobs").glob("*.asked") if first else ():
+        os.utime(asked, (0, 0))
+    assert main(["add", "beta", run.id]) == 0
+    assert sorted(clusters.states()["beta"])[-2:] == ["RUNNING"] * 2
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from hetrl.files import EventLog, read_lines, replace_json
 from hetrl.runtime.checkpoints.places import EarlierRun
 from launch import follow
 from launch.cli import main
+from launch.collect import Collector
 from launch.run_directory import Run
-from launch.slurm import executor as slurm_executor, jobs as slurm_jobs
+from launch.slurm import executor as slurm_executor, jobs as slurm_jobs, poll
 from launch.slurm.executor import SlurmExecutor
 from launch.slurm.run import read_slurm_run
-from launch.slurm.watch import carry, look_at, refresh
+from launch.slurm.watch import carry, fetch_logs, look_at, refresh
 from launch.state import fold
 from launch.verbs.checkpoints import history_of
 from tests.launch.launch_cases import ROOT, until
@@ -315,3 +316,52 @@ def test_address_of_a_gateway_is_carried_to_those_that_dial_it(clusters, run):
     clusters.cut("gamma", False)
     carry(run, slurm, beta, carried)
     assert peers["gamma"].read_text() == "tcp://10.0.0.7:7001\n"
+
+
+def test_what_jobs_told_is_read_to_its_end_before_their_end_is_seen(clusters, run, monkeypatch):
+    monkeypatch.setattr(poll, "CHUNK_BYTES", 100)
+    clusters.finish(run)
+    assert refresh(run, read_slurm_run(run), "test").phase == "finished"
+
+
+def test_logs_come_a_few_at_a_time(clusters, run, monkeypatch):
+    monkeypatch.setattr(poll, "LOOK_BYTES", 10)
+    slurm, logs = read_slurm_run(run), clusters.directory(run, "beta") / "logs"
+    for number in range(3):
+        (logs / f"{number}.log").write_text("much to say\n")
+    assert len(look_at(run, slurm.site("beta")).chunks) == 1
+    fetch_logs(run, slurm)
+    assert all((run.path / "logs" / "beta" / f"{number}.log").read_text() for number in range(3))
+
+
+@pytest.fixture
+def watching(run):
+    """An executor that looks at the sites of a run, and what it has told."""
+    collector = Collector(run, "alpha")
+    collector.collect()
+    executor = SlurmExecutor(run, read_slurm_run(run), EventLog(run.events, "launcher"), lambda: collector.state)
+
+    def silent() -> dict[str, str]:
+        executor.poll()
+        collector.collect()
+        return dict(collector.state.silent)
+
+    yield silent
+    executor.leave()
+
+
+def test_a_silence_that_another_process_met_is_over_where_the_site_answers(run, watching):
+    assert not watching()
+    EventLog(run.events, "status").append("site_silent", site="alpha", cause="no agent")
+    assert watching()
+    until(lambda: not watching(), "alpha answers")
+
+
+def test_a_look_that_fails_here_is_said_and_tried_again(watching, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("launch.slurm.executor.carry", full)
+        until(lambda: "No space left" in watching().get("beta", ""), "it is said")
+    until(lambda: not watching(), "it goes on")

@@ -7,11 +7,12 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
 
-from hetrl.errors import HetrlError, SiteUnreachableError
+from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
 from hetrl.files import read_lines
 from hetrl.runtime.transport.rendezvous import peer_endpoint
 from launch.cli import main
@@ -241,4 +242,36 @@ def test_launcher_that_is_killed_is_taken_over_without_orphans_or_twins(clusters
     assert Run(run.path).slurm.is_file()
     clusters.finish(run)
     assert main(["resume"]) == 0
+    assert alive(clusters) == 0
+
+
+def test_what_an_earlier_launcher_brought_to_its_sites_is_not_undone(clusters, capsys):
+    """It may train by now, and have checkpoints."""
+    clusters.fault("beta", "sbatch", "kill-after")
+    assert launched_alone(clusters) == -9
+    clusters.fault("beta", "sbatch")
+    (run,) = clusters.runs()
+    clusters.cut("gamma")
+    assert main(["resume", "--detach"]) == SiteUnreachableError.exit_code
+    said = capsys.readouterr().err
+    assert "nothing is withdrawn; resume it again, or cancel it" in said
+    assert "goes on without this process" in said
+    assert clusters.states()["alpha"] == ["RUNNING"]
+    assert clusters.directory(run, "alpha").is_dir()
+    clusters.cut("gamma", dead=False)
+    assert main(["resume", "--detach"]) == 0
+    assert clusters.states() == ALL_RUN
+
+
+@pytest.mark.parametrize(("seconds", "code"), [("2", 0), ("60", PartialError.exit_code)])
+def test_cancel_waits_for_a_submission_that_is_at_work(clusters, monkeypatch, capsys, seconds, code):
+    monkeypatch.setattr(slurm_commands, "LOCK_SECONDS", 5)
+    assert submit(clusters) == 0
+    (run,) = clusters.runs()
+    with subprocess.Popen(["flock", clusters.directory(run, "beta") / ".submitting", "sleep", seconds]) as submission:
+        time.sleep(0.3)
+        assert main(["cancel"]) == code
+        assert (submission.poll() is None) == bool(code)
+        submission.kill()
+    assert ("beta: a submission is still at work there" in capsys.readouterr().err) == bool(code)
     assert alive(clusters) == 0

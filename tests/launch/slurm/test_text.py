@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def test_a_real_cluster_of_22_05():
     assert (busy.gpus, busy.gpus_used, busy.states) == ({"a100": 4}, {"a100": 2}, ("MIXED",))
     assert (idle.gpus_used, idle.memory_gb, idle.features) == ({}, 67.0, ("a100", "nvlink", "ib"))
     assert not drained.in_service
+    assert replace(drained, states=("IDLE", "CLOUD", "POWERED_DOWN")).in_service, "Slurm powers it up for a job"
     assert drained.reason.startswith("bad fan, see ticket=42 [root@")
     assert found.switches == {"leaf1": ("a-n1", "a-n2"), "leaf2": ("a-n3",)}
     (group,) = node_groups(found, {"a100": "a100-80gb"}, ["gpu"])
