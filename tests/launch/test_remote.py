@@ -64,7 +64,8 @@ def test_whatever_a_script_is_given_arrives(word, words):
 
 @given(st.dictionaries(TEXT.filter(bool), st.integers(0, 99), max_size=3))
 def test_counts_arrive_by_their_names(known):
-    given_to = {"directory": "", "keys": "", "ask_seconds": 1, "at": (), "chunk_bytes": 1, "files": (), "logs": ""}
+    sizes = {"ask_seconds": 1, "chunk_bytes": 1, "look_bytes": 1}
+    given_to = {"directory": "", "keys": "", "at": (), "files": (), "logs": "", **sizes}
     text = script("jobs", "poll", **given_to, known=known).partition("# shellcheck")[0]
     words = bash(f'{text}\nfor name in "${{!known[@]}}"; do printf "%s\\0" "$name" "${{known[$name]}}"; done').split(
         "\0"

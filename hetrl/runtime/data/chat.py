@@ -60,7 +60,7 @@ def encoder_of(tokenizer_directory: Path, data: Data) -> Encoder:
     text without roles, with the special tokens that the tokenizer puts around a text. Raises UsageError where
     template or tokenizer cannot be read, or `data` asks for what the tokenizer does not have.
     """
-    tokenizer = _tokenizer(tokenizer_directory)
+    tokenizer = read_tokenizer(tokenizer_directory)
     template = None if data.template == "plain" else read_chat_template(tokenizer_directory)
     if data.template == "chat" and template is None:
         raise UsageError(f"data.template: {tokenizer_directory} has no chat template; set data.template: plain")
@@ -85,7 +85,7 @@ def judged_text_encoder(policy: Path, judge: Path, data: Data) -> JudgedEncoder:
     """
     theirs = None if data.template == "plain" else read_chat_template(judge)
     ours = None if data.template == "plain" else read_chat_template(policy)
-    of_policy, of_judge = _tokenizer(policy), _tokenizer(judge)
+    of_policy, of_judge = read_tokenizer(policy), read_tokenizer(judge)
     same = (policy / "tokenizer.json").read_bytes() == (judge / "tokenizer.json").read_bytes()
     if same and (ours and ours.source) == (theirs and theirs.source):
         return lambda prompt, tokens, response: (*tokens, *response)
@@ -111,7 +111,8 @@ def _messages(prompt: Prompt, data: Data) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": _question(prompt, data)}]
 
 
-def _tokenizer(directory: Path) -> Tokenizer:
+def read_tokenizer(directory: Path) -> Tokenizer:
+    """Return the tokenizer of a model's directory, which cuts nothing off; UsageError where there is none."""
     path = directory / "tokenizer.json"
     if not path.is_file():
         raise UsageError(f"{path}: No such file; a model's directory needs its tokenizer.json")
@@ -127,10 +128,13 @@ def _tokenizer(directory: Path) -> Tokenizer:
 def read_chat_template(directory: Path) -> ChatTemplate | None:
     """Return the template of a tokenizer's directory, None where it has none; UsageError where it is not one.
 
-    chat_template.jinja goes before the key `chat_template` of tokenizer_config.json, as in transformers.
+    chat_template.jinja goes before the key `chat_template` of tokenizer_config.json, and the special tokens there go
+    before those of special_tokens_map.json, as in transformers.
     """
     config_path, path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     config = _read_json(config_path) if config_path.is_file() else {}
+    map_path = directory / "special_tokens_map.json"
+    special = {**(_read_json(map_path) if map_path.is_file() else {}), **config}
     source = path.read_text() if path.is_file() else _default(config.get("chat_template"))
     if source is None:
         return None
@@ -139,7 +143,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
         template = _environment().from_string(source)
     except TemplateError as error:
         raise UsageError(f"{place}: not a chat template: {error}") from None
-    return ChatTemplate(place, source, template, _special_tokens(config))
+    return ChatTemplate(place, source, template, _special_tokens(special))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -8,6 +8,9 @@ ANSWER_MARK = "####"
 # An escape is one token, so that `\{` and `\}` do not count as braces and `\\{` does.
 _TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _BARE = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$][^{}$\n]*)")
+_EMPHASIS, _CURRENCIES = "*_` ", "€£"
+# Of two letters and more, as `eggs`; not what is a number or a relation itself.
+_UNIT = re.compile(r"(?<=\d)\s+(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|and|or|to)\b)([A-Za-z]{2}[A-Za-z .]*)$")
 _ANY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 
 
@@ -37,6 +40,17 @@ def marked(text: str) -> str | None:
     _, mark, rest = text.rpartition(ANSWER_MARK)
     lines = rest.strip().splitlines()
     return lines[0].strip() if mark and lines else None
+
+
+def tidied(said: str) -> str:
+    """Return an answer without what belongs to the sentence around it: emphasis, a currency's sign, a full stop."""
+    said = said.strip(_EMPHASIS).lstrip(_CURRENCIES)
+    return said if said.endswith(r"\right.") else said.rstrip(".").strip(_EMPHASIS)
+
+
+def with_unit(said: str) -> str:
+    r"""Return an answer whose last words, behind a number, are a unit to math-verify: `18 dollars` is no product."""
+    return _UNIT.sub(r"\\text{ \1}", said)
 
 
 def has_box(text: str) -> bool:

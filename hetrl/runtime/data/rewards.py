@@ -24,7 +24,7 @@ from typing import Protocol
 
 from hetrl.describe.experiment import Data, Overlong, Reward
 from hetrl.errors import HetrlError
-from hetrl.runtime.data.math_answer import has_box, last_boxed, marked
+from hetrl.runtime.data.math_answer import has_box, last_boxed, marked, tidied, with_unit
 
 RESPONSE_CHARACTERS = 65536  # an answer stands at the end: what comes before is not searched
 ANSWER_CHARACTERS = 1000  # longer ones are not parsed: the time of the parser grows faster than its text
@@ -82,13 +82,14 @@ class ExactScorer:
 def final_answer(response: str) -> str | Judgement:
     r"""Return the answer that a response states: its last balanced `\boxed{..}`, else what follows its last `####`.
 
-    A response that states none, or begins a box that never closes, cannot be scored.
+    Emphasis, a currency's sign and a full stop are not of it; behind `####` words after a number are a unit. A response
+    that states none, or begins a box that never closes, cannot be scored.
     """
     text = response[-RESPONSE_CHARACTERS:]
     said = last_boxed(text)
     if said is None and has_box(text):
         return unscorable("unbalanced box")
-    said = marked(text) if said is None else said
+    said = with_unit(tidied(marked(text) or "")) if said is None else tidied(said)
     if not said:
         return unscorable("no answer stated")
     return said if len(said) <= ANSWER_CHARACTERS else unscorable("answer too long")

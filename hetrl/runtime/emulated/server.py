@@ -83,7 +83,7 @@ class EmulatedServer:
         return False
 
     async def generate(
-        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
+        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float, since: int | None = None
     ) -> tuple[wire.Sample, ...]:
         """Return continuations of a prompt of token ids; HetrlError before the first weights arrived."""
         if not self._has_weights:

@@ -206,9 +206,11 @@ def rope(config: Mapping[str, Any], name: str) -> tuple[float, float | None]:
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind == "default":
+    whole = not any(isinstance(value, Mapping) for value in parameters.values())  # and not one per kind of attention
+    if kind == "default" and whole:
         return theta, None
-    if kind == "llama3" and all(float(parameters[key]) == value for key, value in LLAMA3_ROPE.items()):
+    known = whole and "factor" in parameters and all(parameters.get(key) == one for key, one in LLAMA3_ROPE.items())
+    if kind == "llama3" and known:
         return theta, float(parameters["factor"])
     raise UsageError(f"{name}: rotary embedding {parameters} in config.json is not supported; known: default, llama3")
 

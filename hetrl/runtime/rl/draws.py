@@ -245,7 +245,9 @@ class Draws:
             seed=one.request.seed(have),
             stop_tokens=one.request.stop_tokens,
         )
-        return wire.Generate(draw=number, prompt=(*one.request.prompt, *one.so_far.tokens), sampling=sampling)
+        prompt, versions = (*one.request.prompt, *one.so_far.tokens), one.so_far.versions
+        since = versions[0].version if versions else None
+        return wire.Generate(draw=number, prompt=prompt, sampling=sampling, since=since)
 
     def _take(self, name: str, key: Key, part: wire.Sample, stretch: Stretch, seconds: float) -> None:
         one = self._open[key]

@@ -17,14 +17,12 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from hetrl.describe.experiment import WarmStart
 from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.files import METRICS_BEFORE
-from hetrl.runtime.data.chat import encoder_of
+from hetrl.runtime.data.chat import encoder_of, read_tokenizer
 from hetrl.runtime.data.prompts import Source, open_source
 from hetrl.runtime.data.rewards import Scorer, open_scorer
 from hetrl.runtime.garbage import collect_rarely
@@ -75,7 +73,7 @@ class Run:
         self.versions = Versions()
         directory = ensure_model_directory(self.experiment.model, context.architecture, context.directory / "model")
         self.stop_tokens, self.pad_token = directory.stop_tokens, directory.pad_token
-        self.tokenizer = Tokenizer.from_file(str(directory.path / "tokenizer.json"))
+        self.tokenizer = read_tokenizer(directory.path)
         self.encode = encoder_of(directory.path, self.experiment.data)
         limit = self.experiment.batch.prompt_tokens
         opened = open_source(self.experiment.data, lambda prompt: len(self.encode(prompt)) <= limit)

@@ -79,9 +79,9 @@ class Server(Protocol):
         """Return whether it ended by itself, so that nothing more can be asked of it."""
 
     async def generate(
-        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
+        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float, since: int | None
     ) -> tuple[wire.Sample, ...]:
-        """Return continuations of a prompt of token ids."""
+        """Return continuations of a prompt of token ids, of which some were drawn `since` a version."""
 
     async def update_weights(self, version: int, path: Path, timeout_seconds: float, *, recompute: bool) -> None:
         """Load a version while requests are held, then serve it."""
@@ -173,7 +173,7 @@ class Agent:
 
     async def _generate(self, envelope: Envelope, request: wire.Generate) -> None:
         start = time.monotonic()
-        samples = await self._server.generate(request.prompt, request.sampling, wire.WORK_SECONDS)
+        samples = await self._server.generate(request.prompt, request.sampling, wire.WORK_SECONDS, request.since)
         answer = wire.Generated(samples=samples, seconds=time.monotonic() - start)
         await self._member.reply(envelope, answer)
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from hetrl.runtime import wire
 from hetrl.runtime.parent_death import end_with_parent
 from hetrl.runtime.vllm.command import MODEL_NAME, VllmSettings, command_of, environment_of
 from hetrl.runtime.vllm.processes import end_with_stacks, terminate
+from hetrl.stopwatch import Stopwatch
 
 __all__ = ["VllmServer", "VllmSettings"]
 
@@ -30,6 +31,9 @@ __all__ = ["VllmServer", "VllmSettings"]
 DIRECTORY_BYTES = 108 - 1 - 37
 POLL_SECONDS = 0.5
 CONTROL_SECONDS = 60.0
+LOOK_SECONDS = 5.0  # between two looks whether a request hangs: how long requests are held is not known before
+GENERATE = "/inference/v1/generate"
+HOLDS, GOES_ON = ("/pause", "/sleep"), ("/resume", "/wake_up?tags=kv_cache")  # what holds requests, and lets them go on
 
 
 class SilentError(HetrlError):
@@ -53,6 +57,9 @@ class VllmServer:
         self._versions: dict[str, str] = {}
         self._has_weights = settings.load_format != "dummy"
         self._updating = asyncio.Lock()
+        self._loaded = 0  # version
+        self._going = Stopwatch(time.monotonic)  # stands still while requests are held
+        self._held = False
 
     @property
     def versions(self) -> dict[str, str]:
@@ -105,14 +112,16 @@ class VllmServer:
             shutil.rmtree(private, ignore_errors=True)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float
+        self, prompt: Sequence[int], sampling: wire.Sampling, timeout_seconds: float, since: int | None = None
     ) -> tuple[wire.Sample, ...]:
         """Return `sampling.samples` continuations of a prompt of token ids.
 
         Log-probs are those of the distribution that was sampled from (after temperature and top_p). Sample k depends on
-        the seed, k, prompt and weights only; the stop token is the last token of a sample that it ended. Weights that
-        the server started with are version 0. Raises HetrlError when there are no weights yet, more samples are asked
-        than `max_sequences`, the server refuses, or it does not answer in time: then it hangs, and is ended.
+        the seed, k, prompt and weights only; the stop token is the last token of a sample that it ended. Of one that goes
+        on, the prompt's last tokens were drawn `since` a version. Weights that the server started with are version
+        0. Raises HetrlError when there are no weights yet, more samples are asked than `max_sequences`, the server
+        refuses, or it does not answer in time, of which that does not count in which requests are held: then it hangs,
+        and is ended.
         """
         if not self._has_weights:
             raise HetrlError("vllm: asked to generate before the first weight version arrived")
@@ -126,15 +135,30 @@ class VllmServer:
             "ignore_eos": True,
             "stop_token_ids": list(sampling.stop_tokens),
         }
-        body = {"model": MODEL_NAME, "token_ids": list(prompt), "sampling_params": parameters}
-        limit = min(timeout_seconds, self._settings.hang_seconds)
+        # What is drawn anew finds no keys and values of an older version: prompts that begin alike would keep them for
+        # ever. A sample that goes on finds its own.
+        salt = {"cache_salt": str(self._loaded if since is None else since)}
+        body = {"model": MODEL_NAME, "token_ids": list(prompt), "sampling_params": parameters, **salt}
         try:
-            answer = await self._call("POST", "/inference/v1/generate", limit, body)
+            answer = await self._unless_it_hangs(self._call("POST", GENERATE, timeout_seconds, body))
         except SilentError:
             if self._process is not None:
                 end_with_stacks(self._process.pid, self._family)
             raise
         return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
+
+    async def _unless_it_hangs(self, asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        """Return the answer; SilentError where requests went on for `hang_seconds` without it."""
+        limit, begun = self._settings.hang_seconds, self._going.seconds
+        asking = asyncio.create_task(asked)
+        try:
+            while (left := limit - (self._going.seconds - begun)) > 0:
+                if (await asyncio.wait([asking], timeout=min(left, LOOK_SECONDS)))[0]:
+                    return asking.result()
+            raise SilentError(f"vllm: no answer to {GENERATE} in {limit:g} s; see {self._log_path}")
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def update_weights(self, version: int, path: Path, timeout_seconds: float, *, recompute: bool = True) -> None:
         """Load a version from a safetensors file, whose digest was proven before, then serve it.
@@ -157,7 +181,7 @@ class VllmServer:
             await self.call("/start_weight_update")
             await self.call("/update_weights", update, timeout_seconds)
             await self.call("/finish_weight_update", {"weight_version": str(version)})
-            self._has_weights = True
+            self._has_weights, self._loaded = True, version
         except HetrlError as error:
             raise HetrlError(f"weight version {version}: {error}") from None
 
@@ -177,7 +201,14 @@ class VllmServer:
         self, route: str, body: Mapping[str, object] | None = None, timeout_seconds: float = CONTROL_SECONDS
     ) -> dict[str, Any]:
         """Post to a route and return its JSON; HetrlError when the server is gone, silent or answers with an error."""
-        return await self._call("POST", route, timeout_seconds, body)
+        if route.startswith(HOLDS) and not self._held:
+            self._held = True
+            self._going.stop()
+        answer = await self._call("POST", route, timeout_seconds, body)
+        if route in GOES_ON and self._held:
+            self._held = False
+            self._going.go_on()
+        return answer
 
     def _spawn(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

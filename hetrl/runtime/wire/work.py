@@ -24,11 +24,15 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Generate(Tagged, frozen=True, tag=True):
-    """Sample continuations of one prompt; token ids in, token ids out. `draw` numbers what a controller asks for."""
+    """Sample continuations of one prompt; token ids in, token ids out. `draw` numbers what a controller asks for.
+
+    Where the prompt ends with tokens of the sample itself, these were drawn `since` that weight version.
+    """
 
     draw: int
     prompt: tuple[int, ...]
     sampling: Sampling
+    since: int | None = None
 
 
 class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

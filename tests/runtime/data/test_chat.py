@@ -100,6 +100,12 @@ def test_a_chat_is_that_of_transformers(directory: Directory, template: str, sys
     assert 1 in encode(QUESTION)  # the end token of a turn is one token, not its characters
 
 
+def test_special_tokens_may_stand_in_a_file_of_their_own(directory: Directory) -> None:
+    place = directory(chat_template="{{ bos_token }}{{ eos_token }}", eos_token="<eos>")
+    (place / "special_tokens_map.json").write_text('{"bos_token": {"content": "<unk>"}, "eos_token": "<pad>"}')
+    assert encoder_of(place, data())(QUESTION) == tokens_of(place, "<unk><eos>")
+
+
 def test_the_file_goes_before_the_configuration_and_default_before_others(directory: Directory) -> None:
     templates = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "named"}]
     place = directory(chat_template=templates)
