@@ -117,8 +117,8 @@ class VllmServer:
         """Return `sampling.samples` continuations of a prompt of token ids.
 
         Log-probs are those of the distribution that was sampled from (after temperature and top_p). Sample k depends on
-        the seed, k, prompt and weights only; the stop token is the last token of a sample that it ended. Of one that goes
-        on, the prompt's last tokens were drawn `since` a version. Weights that the server started with are version
+        the seed, k, prompt and weights only; the stop token is the last token of a sample that it ended. Of one that
+        goes on, the prompt's last tokens were drawn `since` a version. Weights that the server started with are version
         0. Raises HetrlError when there are no weights yet, more samples are asked than `max_sequences`, the server
         refuses, or it does not answer in time, of which that does not count in which requests are held: then it hangs,
         and is ended.
