@@ -20,9 +20,9 @@ class Stopwatch:
         return min(self._clock(), self._stands_since) - self._stood
 
     def stop(self) -> None:
-        """Stand still."""
-        self._stands_since = self._clock()
+        """Stand still, or go on doing so."""
+        self._stands_since = min(self._stands_since, self._clock())
 
     def go_on(self) -> None:
-        """Go on where it stands."""
+        """Go on where it stands, or as it does."""
         self._stood, self._stands_since = self._clock() - self.seconds, math.inf

@@ -13,6 +13,7 @@ from itertools import combinations, pairwise, permutations
 
 from hetrl.cost import formulas
 from hetrl.hardware import Device, Node, Path, Topology, wire_seconds
+from hetrl.plan.plan import site_of
 
 Direction = tuple[str, str]  # (from site, to site)
 NO_PATH = Path(delay_ms=math.inf, gbps=1e-9)  # not 0: bytes are divided by it
@@ -41,6 +42,14 @@ def all_reduce_seconds(ranks: int, transferred_bytes: float, edge: Path | None) 
         return 0.0
     seconds_per_byte = wire_seconds(1, edge.gbps)
     return 2 * edge.delay_ms / 1e3 + 2 * (ranks - 1) / ranks * transferred_bytes * seconds_per_byte
+
+
+def by_site(devices: Iterable[Device]) -> dict[str, list[Device]]:
+    """Return the devices of each site, in their order."""
+    sites: dict[str, list[Device]] = {}
+    for device in devices:
+        sites.setdefault(device.site, []).append(device)
+    return sites
 
 
 def gateways_of(topology: Topology, devices: Iterable[Device]) -> dict[str, Node]:
@@ -131,7 +140,7 @@ def reduction_of(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Dir
     for ring in rings:
         if len(ring.devices) < 2:
             continue
-        for members in _by_site(ring.devices):
+        for members in by_site(ring.devices).values():
             ranks, nodes = len(members), _one_per_node(members)
             moved = (
                 formulas.ring_reduce_bytes(ranks, ring.gradient_bytes, ring.sharded),
@@ -156,13 +165,6 @@ def reduction_of(topology: Topology, rings: Sequence[Ring], sharing: Mapping[Dir
     return Reduction(*map(formulas.rings_seconds, lanes, nics, links, delays))
 
 
-def _by_site(devices: Iterable[Device]) -> list[list[Device]]:
-    sites: defaultdict[str, list[Device]] = defaultdict(list)
-    for device in devices:
-        sites[device.site].append(device)
-    return [*sites.values()]
-
-
 def _card_seconds(
     topology: Topology, cards: Mapping[str, float], gateways: Mapping[str, Node], passing: Mapping[str, float]
 ) -> float:
@@ -170,7 +172,7 @@ def _card_seconds(
     busiest: defaultdict[str, float] = defaultdict(float)
     for node_id, load in cards.items():
         node = topology.node_by_id[node_id]
-        site = node_id.partition("/")[0]
+        site = site_of(node_id)
         busiest[site] = max(busiest[site], wire_seconds(load, node.nic_gbps))
     times = [busiest[site] + wire_seconds(passing.get(site, 0.0), node.nic_gbps) for site, node in gateways.items()]
     return max(times, default=0.0)

@@ -80,6 +80,10 @@ class Bound:
         high, low = (self.limit, self.found) if self.least else (self.found, self.limit)
         return formulas.share_beyond(high, low)
 
+    def spoken(self, found: str) -> str:
+        """Return what a plan has of the limit in words, with the number `found` as it is to be shown."""
+        return f"{'does' if self.least else 'needs'} {found} {self.unit} of {self.limit:g} ({self.key})"
+
 
 def rate_per_hour(plan: Plan, topology: Topology) -> float:
     """Return the price of an hour of the plan; without prices, its GPUs."""

@@ -194,9 +194,7 @@ def explain_broken_bounds(nearest: Plan, problem: Problem) -> BrokenBoundsError:
     """Return the error of a search in which every plan breaks a bound of the objective; `nearest` does so least."""
     broken = [bound for bound in bounds(nearest, problem.topology, problem.objective) if bound.excess > 0]
     broken.sort(key=lambda bound: -bound.excess)
-    found = " and ".join(
-        f"{'does' if one.least else 'needs'} {_enough(one):g} {one.unit} of {one.limit:g} ({one.key})" for one in broken
-    )
+    found = " and ".join(one.spoken(f"{_enough(one):g}") for one in broken)
     changed = " and ".join(f"{'lower' if one.least else 'raise'} {one.key} to {_as_written(one)}" for one in broken)
     return BrokenBoundsError(
         f"no plan found keeps {broken[0].key}: the nearest one {found}; {changed}, add GPUs, or search longer "

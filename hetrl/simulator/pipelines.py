@@ -17,7 +17,7 @@ from itertools import pairwise
 from hetrl.cost.compute import optimizer_seconds
 from hetrl.cost.formulas import bucket_count, ring_gather_bytes, ring_reduce_bytes
 from hetrl.cost.model import CostModel
-from hetrl.cost.network import Ring, wan_phases
+from hetrl.cost.network import Ring, by_site, wan_phases
 from hetrl.cost.stages import Placed, place_all
 from hetrl.cost.training import activation_bytes, forward_pass_seconds, gradient_rings, micro_batch_times
 from hetrl.dealing import micro_batches, over_replicas
@@ -231,9 +231,7 @@ def ring_phase(setting: Setting, ring: Ring, number: int, share: float, label: s
     Source: ring bounds of Thakur et al., IJHPCA 2005, section 4.
     """
     trips = (1 if ring.sharded else 2, 1 if ring.sharded else 0)[number]
-    sites: dict[str, list[Device]] = {}
-    for device in ring.devices:
-        sites.setdefault(device.site, []).append(device)
+    sites = by_site(ring.devices)
     transfers: list[Transfer] = []
     local_delays = far_delays = 0.0
     for members in sites.values() if trips else ():

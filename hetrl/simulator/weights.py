@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from hetrl.cost.network import by_site
 from hetrl.cost.weight_sync import held_bytes
 from hetrl.hardware import Device
 from hetrl.plan.plan import Plan
@@ -43,9 +44,8 @@ class WeightSync:
         self._held = held_bytes(trains, training, setting.model)
         devices = setting.model.topology.device_by_id
         trainer = [devices[name] for name in training.replicas[0].devices]
-        ends = [devices[name] for name in (*training.devices, *self._takes.devices)]
-        sites = {site: [device for device in ends if device.site == site] for site in {end.site for end in ends}}
-        self._gateways = {site: gateway(setting.model.topology, those) for site, those in sites.items()}
+        ends = by_site(devices[name] for name in (*training.devices, *self._takes.devices))
+        self._gateways = {site: gateway(setting.model.topology, those) for site, those in ends.items()}
         users: dict[str, dict[str, Device]] = {}
         for name in self._takes.devices:
             users.setdefault(devices[name].site, {}).setdefault(devices[name].node, devices[name])

@@ -161,8 +161,8 @@ def given_plan(path: Path, problem: Problem) -> Plan:
         plan = anew
     for bound in bounds(plan, problem.topology, problem.objective):
         if bound.excess > 0:
-            has = f"{'does' if bound.least else 'needs'} {bound.found:.3g} {bound.unit} of {bound.limit:g}"
-            print(f"warning: the plan breaks a bound of the experiment: it {has} ({bound.key})", file=sys.stderr)
+            has = bound.spoken(f"{bound.found:.3g}")
+            print(f"warning: the plan breaks a bound of the experiment: it {has}", file=sys.stderr)
     return plan
 
 

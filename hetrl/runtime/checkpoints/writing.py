@@ -163,8 +163,7 @@ def _digests(partial: Path) -> dict[str, str]:
         if path.name.endswith(BESIDE):
             found[path.name.removesuffix(BESIDE)] = path.read_text(encoding="utf-8")
             path.unlink()
-    others = [path for path in sorted(partial.iterdir()) if path.name not in found]
-    found |= {path.name: blake3(path.read_bytes()).hexdigest() for path in others}
+    found |= {path.name: _digest(path) for path in sorted(partial.iterdir()) if path.name not in found}
     return {name: digest for name, digest in found.items() if name not in (DIGESTS, COMPLETE)}
 
 

@@ -132,9 +132,8 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
     before those of special_tokens_map.json, as in transformers.
     """
     config_path, path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
-    config = _read_json(config_path) if config_path.is_file() else {}
-    map_path = directory / "special_tokens_map.json"
-    special = {**(_read_json(map_path) if map_path.is_file() else {}), **config}
+    config = _read_json(config_path)
+    special = {**_read_json(directory / "special_tokens_map.json"), **config}
     source = path.read_text() if path.is_file() else _default(config.get("chat_template"))
     if source is None:
         return None
@@ -147,6 +146,9 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return what a file has, nothing where it is not there."""
+    if not path.is_file():
+        return {}
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:

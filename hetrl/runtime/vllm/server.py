@@ -59,7 +59,6 @@ class VllmServer:
         self._updating = asyncio.Lock()
         self._loaded = 0  # version
         self._going = Stopwatch(time.monotonic)  # stands still while requests are held
-        self._held = False
 
     @property
     def versions(self) -> dict[str, str]:
@@ -201,12 +200,10 @@ class VllmServer:
         self, route: str, body: Mapping[str, object] | None = None, timeout_seconds: float = CONTROL_SECONDS
     ) -> dict[str, Any]:
         """Post to a route and return its JSON; HetrlError when the server is gone, silent or answers with an error."""
-        if route.startswith(HOLDS) and not self._held:
-            self._held = True
+        if route.startswith(HOLDS):
             self._going.stop()
         answer = await self._call("POST", route, timeout_seconds, body)
-        if route in GOES_ON and self._held:
-            self._held = False
+        if route in GOES_ON:
             self._going.go_on()
         return answer
 
