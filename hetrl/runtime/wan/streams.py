@@ -220,9 +220,9 @@ class Outbox:
         self._changed.set()
 
     def end(self, receivers: Sequence[str], key: Key) -> None:
-        """All pieces are sent."""
+        """All pieces are sent; a stream without any is one that its receiver never begins."""
         streams = {(receiver, key) for receiver in receivers}
-        self._ended |= streams - self._ready
+        self._ended |= streams & self._ahead.keys()
         self._ready -= streams
 
     def forget(self, group: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import timedelta
@@ -50,6 +51,7 @@ class WanWork(Work):
         super().__init__()
         self._title, self._future = title, future
         self._results = [staged for staged in results if staged.on_device]
+        self._writing = threading.Lock()  # a callback of `get_future` runs in the thread of the endpoint
         self._tensors = [staged.tensor for staged in results]
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
@@ -59,9 +61,14 @@ class WanWork(Work):
             self._future.result(seconds if seconds > 0 else None)
         except TimeoutError:
             raise GroupError(f"wan: {self._title} has not ended within {seconds:g} s") from None
-        while self._results:
-            self._results.pop().write_back()
+        self._write_back()
         return True
+
+    def _write_back(self) -> None:
+        """Put results for a GPU there, once."""
+        with self._writing:
+            while self._results:
+                self._results.pop().write_back()
 
     def is_completed(self) -> bool:
         """Whether it ended, be it with an error."""
@@ -88,11 +95,13 @@ class WanWork(Work):
         future: torch.futures.Future[Any] = torch.futures.Future()
 
         def settle(ended: Future[None]) -> None:
-            error = ended.exception()
-            if error is None:
-                future.set_result(self._tensors)
-            else:
+            try:
+                ended.result()
+                self._write_back()
+            except Exception as error:
                 future.set_exception(error)
+            else:
+                future.set_result(self._tensors)
 
         self._future.add_done_callback(settle)
         return future

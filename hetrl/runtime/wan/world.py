@@ -14,6 +14,7 @@ key of the run meets nobody (`GatewayStore`).
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -42,6 +43,7 @@ class _World:
     def __init__(self, endpoint: Endpoint, ranks: tuple[str, ...], store: GatewayStore, island: Store) -> None:
         self.endpoint, self.ranks, self.store, self.island = endpoint, ranks, store, island
         self.name = ""
+        self._made: Counter[str] = Counter()
 
     def meet(self, rank: int, timeout_seconds: float) -> None:
         """Wait for everyone, then agree on a name that no earlier world of these members had.
@@ -52,6 +54,14 @@ class _World:
             self.store.set(_WORLD_KEY, secrets.token_hex(4))
         meet(self.store, self.ranks, rank, timeout_seconds)
         self.name = self.store.get(_WORLD_KEY).decode()
+
+    def name_of(self, group: str) -> str:
+        """Return a name that no earlier group had: torch gives that of a destroyed group again, for the same ranks.
+
+        Every rank of a group makes it, so all of them count alike.
+        """
+        self._made[group] += 1
+        return f"{self.name}/{group}" if self._made[group] == 1 else f"{self.name}/{group}.{self._made[group]}"
 
 
 _world: _World | None = None
@@ -117,7 +127,7 @@ def _make_group(options: Any, _: Any) -> dist.ProcessGroup:
         raise HetrlError("wan: there is no world; call start_wan_world first")
     chosen = options.global_ranks_in_group or range(len(_world.ranks))
     placement = Placement(tuple(_world.ranks[rank] for rank in chosen), options.group_rank)
-    name = f"{_world.name}/{options.group_id}"
+    name = _world.name_of(options.group_id)
     here = wire.site_of(_world.endpoint.address)
     island_store = PrefixStore(f"{name}/{here}", _world.island)
     if len(placement.sites) == 1:

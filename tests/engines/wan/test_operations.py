@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hetrl.runtime.wan.work import Staged
+from hetrl.runtime.wan.work import Staged, WanWork
 from tests.engines.megatron.megatron_worlds import Worlds
 from tests.engines.wan.wan_worlds import LAYOUTS, run_sites
 
@@ -222,3 +223,13 @@ def test_what_torch_negates_or_conjugates_when_it_is_read_crosses_as_it_reads() 
         staged.host.fill_(3.0)
         staged.write_back()
         assert torch.equal(tensor, torch.full_like(tensor, 3.0))
+
+
+def test_a_future_ends_once_the_device_holds_the_result() -> None:
+    column = torch.zeros(2, 2)[:, 0]  # its elements are copied, as those of a tensor on a GPU are
+    staged, ended = Staged(column), Future[None]()
+    staged.on_device = True
+    found = WanWork("all_reduce 0", ended, [staged]).get_future().then(lambda future: future.value()[0].tolist())
+    staged.host.fill_(3.0)
+    ended.set_result(None)
+    assert found.wait() == [3.0, 3.0]

@@ -162,6 +162,28 @@ def test_a_group_inside_a_site_is_gloo(worlds: Worlds) -> None:
     assert run_sites(worlds, "2x2", "wan", _inside) == [("ProcessGroupGloo", 3.0, 6.0)] * 4
 
 
+def _again(rank: int, size: int) -> list[float]:
+    """Make, use and destroy a group of the same ranks over and over; torch names each as the one before."""
+    sums = []
+    for _ in range(3):
+        group = dist.new_group([0, 1], use_local_synchronization=True, timeout=timedelta(seconds=20))
+        if rank < 2:
+            total = torch.tensor(float(rank + 1))
+            dist.all_reduce(total, group=group)
+            sums.append(total.item())
+            dist.barrier(group=group)
+            dist.destroy_process_group(group)
+    dist.barrier()
+    return sums
+
+
+@pytest.mark.parametrize("layout", ["2x1", "2x2"])
+def test_a_group_that_was_destroyed_is_made_again(worlds: Worlds, layout: str) -> None:
+    first, second, *others = run_sites(worlds, layout, "wan", _again)
+    assert first == second == [3.0] * 3
+    assert not any(others)
+
+
 def test_ranks_that_do_not_come_are_an_error_that_names_the_first() -> None:
     with sites_of(LAYOUTS["2x1"]) as sites:
         member = sites.member(_ASKER)

@@ -114,6 +114,19 @@ def test_no_receiver_gets_more_ahead_than_the_limit(events: list[tuple[str, int,
     asyncio.run(scenario())
 
 
+def test_a_stream_that_sent_nothing_leaves_nothing() -> None:
+    async def scenario() -> None:
+        outbox = Outbox()
+        outbox.end((_SOURCE,), _key(0))
+        await outbox.admit((_SOURCE,), _key(1), 8)
+        outbox.end((_SOURCE,), _key(1))
+        outbox.ready(_SOURCE, _key(1))
+        assert not outbox._ended
+        assert not outbox._ready
+
+    asyncio.run(scenario())
+
+
 def test_a_sender_goes_on_when_the_slowest_receiver_has_begun() -> None:
     async def scenario() -> None:
         outbox = Outbox(limit_bytes=10)
