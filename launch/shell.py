@@ -26,6 +26,12 @@ PERSIST_SECONDS = 600
 FULL = re.compile(r"No space left on device|Disk quota exceeded")
 SSH_FAILED = 255  # ssh's own exit code, EXIT STATUS of ssh(1)
 
+# They run the script that they get as input: as a word it may be too long (128 KiB, execve(2)), and the user's own
+# shell, be it tcsh, would read it first. In a login shell, for a site's start-up is where the programs of Slurm come
+# into the PATH, by modules or else; it does not see the input.
+_FROM_INPUT = """exec bash {} 'eval "$(cat <&3)" 3<&-' 3<&0 </dev/null"""
+BASH, LOGIN_BASH = (("sh", "-c", _FROM_INPUT.format(option)) for option in ("-c", "-lc"))
+
 
 class TimedOutError(SiteUnreachableError):
     """A command did not end in time; what it asked for may have happened all the same."""
@@ -65,7 +71,7 @@ class Shell:
         stdin: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Done:
-        """Run a command and return what came of it, whatever its exit code.
+        """Run a command and return what came of it, whatever its exit code; `stdin` is its input, or its script.
 
         Raises SiteUnreachableError where ssh cannot get there, TimedOutError after `timeout_seconds`, HetrlError
         where the program is not there.
@@ -81,11 +87,11 @@ class Shell:
             )
         return Done(tuple(argv), code, stdout, stderr)
 
-    def check(self, argv: Sequence[str], *, timeout_seconds: float, doing: str) -> str:
+    def check(self, argv: Sequence[str], *, timeout_seconds: float, doing: str, stdin: str | None = None) -> str:
         """Run a command and return its output; raises HetrlError, with `doing` and its last word, where it fails."""
-        done = self.run(argv, timeout_seconds=timeout_seconds)
+        done = self.run(argv, timeout_seconds=timeout_seconds, stdin=stdin)
         if done.code:
-            raise HetrlError(f"{self.site}: {doing}: `{_shown(argv)}` failed: {done.telling}")
+            raise HetrlError(f"{self.site}: {doing}: `{_shown(argv, stdin)}` failed: {done.telling}")
         return done.stdout
 
     def copy_to(
@@ -175,7 +181,9 @@ class Shell:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            raise TimedOutError(f"{self.site}: `{_shown(argv)}` did not end within {timeout_seconds:g} s") from None
+            raise TimedOutError(
+                f"{self.site}: `{_shown(argv, stdin)}` did not end within {timeout_seconds:g} s"
+            ) from None
         return process.returncode, stdout, stderr
 
 
@@ -192,9 +200,10 @@ def final_line(text: str) -> str:
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def _shown(argv: Sequence[str]) -> str:
+def _shown(argv: Sequence[str], stdin: str | None) -> str:
     """Return a command for a message: of a script its first line, which says what it is."""
-    return shlex.join(word.partition("\n")[0] for word in argv[:4])
+    words = ("bash", "-c", stdin) if argv in (BASH, LOGIN_BASH) and stdin is not None else argv[:4]
+    return shlex.join(word.partition("\n")[0] for word in words)
 
 
 _LONGEST_BASE = 32  # bytes: behind it come our directory, 40 bytes for the connection, and 17 that ssh adds

@@ -22,6 +22,7 @@ from hetrl.problem import Problem
 from hetrl.runtime.instruments.node_check import MARK
 from launch.findings import Finding, Wish, data_found, models_found, packages_found
 from launch.interrupts import ended_by_signals
+from launch.shell import LOGIN_BASH
 from launch.show import telling_line
 from launch.slurm.discover import at_every_site
 from launch.slurm.doctor import NODE, node_scripts
@@ -122,8 +123,8 @@ def _wait(sites: Sequence[DeepSite], timeout_seconds: float) -> dict[str, Look]:
 
 
 def _look(site: DeepSite) -> Look:
-    argv = ["bash", "-lc", poll_script(site.slurm, {})]
-    return parse_poll(site.slurm.shell.run(argv, timeout_seconds=LOOK_SECONDS).stdout)
+    question = poll_script(site.slurm, {})
+    return parse_poll(site.slurm.shell.run(LOGIN_BASH, stdin=question, timeout_seconds=LOOK_SECONDS).stdout)
 
 
 def _over(site: DeepSite, look: Look) -> bool:

@@ -43,6 +43,7 @@ from launch.measure.commands import (
 )
 from launch.measure.remote_task import LOCAL, Executor
 from launch.measure.stage import GPU, LINKS, NODES, ProbeSite, Wanted, stage
+from launch.shell import BASH, LOGIN_BASH
 from launch.show import telling_line
 from launch.slurm.commands import ASK_SECONDS, SBATCH_SECONDS
 from launch.slurm.discover import at_every_site
@@ -126,30 +127,31 @@ def start(site: ProbeSite) -> None:
     if site.executor != LOCAL:
         site.shell.copy_to(site.here, site.there, timeout_seconds=COPY_SECONDS)
     deadline = SBATCH_SECONDS * (1 + len(site.tasks))
-    argv = ["bash", "-lc", start_script(site)]
-    site.shell.check(argv, timeout_seconds=deadline, doing="start the tasks")
+    site.shell.check(LOGIN_BASH, stdin=start_script(site), timeout_seconds=deadline, doing="start the tasks")
 
 
 def look(site: ProbeSite) -> Look | None:
     """Return how far a site is; None where it does not answer now, of which nothing follows."""
     try:
-        argv = ["bash", "-c", look_script(site)]
-        return parse_look(site.shell.check(argv, timeout_seconds=ASK_SECONDS, doing="see how far it is"))
+        question = look_script(site)
+        return parse_look(
+            site.shell.check(BASH, stdin=question, timeout_seconds=ASK_SECONDS, doing="see how far it is")
+        )
     except SiteUnreachableError:
         return None
 
 
 def fetch(site: ProbeSite) -> dict[str, str]:
     """Return the files that a site has measured, and its logs."""
-    argv = ["bash", "-c", fetch_script(site)]
-    return parse_fetched(site.shell.check(argv, timeout_seconds=2 * ASK_SECONDS, doing="fetch what was measured"))
+    asked, deadline = fetch_script(site), 2 * ASK_SECONDS
+    return parse_fetched(site.shell.check(BASH, stdin=asked, timeout_seconds=deadline, doing="fetch what was measured"))
 
 
 def stop(site: ProbeSite) -> None:
     """End the tasks of a site and remove its directory; raises HetrlError where a job may be left."""
     if site.executor == LOCAL:
         deadline = ASK_SECONDS + END_SECONDS * len(site.tasks)
-        site.shell.check(["bash", "-c", stop_script(site)], timeout_seconds=deadline, doing="end the tasks")
+        site.shell.check(BASH, stdin=stop_script(site), timeout_seconds=deadline, doing="end the tasks")
     elif remains := cancel_at(site.slurm, remove=True)[1]:
         raise HetrlError(f"{remains}; cancel by hand")
 
@@ -201,8 +203,8 @@ def _begin(started: Sequence[ProbeSite], wanted: Wanted, found: Found) -> str | 
     def go(site: ProbeSite) -> str:
         peers = {peer_endpoint(peer): f"{endpoint}\n" for peer, endpoint in endpoints.items() if peer != site.name}
         files = {**peers, GO_FILE: json.dumps(list(endpoints))}
-        argv = ["bash", "-c", write_script(site, files)]
-        return site.shell.check(argv, timeout_seconds=ASK_SECONDS, doing="say who is there")
+        writing = write_script(site, files)
+        return site.shell.check(BASH, stdin=writing, timeout_seconds=ASK_SECONDS, doing="say who is there")
 
     _at(there, go, found)
     return there[0].name

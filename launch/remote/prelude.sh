@@ -7,6 +7,13 @@
 #   @ end CODE    ends it, with the command's exit code; a part without this line was cut off
 # What stands outside of parts, as a login shell's greeting, is no answer. launch/remote/__init__.py reads it.
 
+# A launcher that runs inside of an allocation leaves it: what Slurm told that one would be options of what starts here.
+if [ -n "${SLURM_JOB_ID:-}" ]; then
+  for variable in "${!SLURM_@}"; do
+    case $variable in SLURM_CONF*) ;; *) unset "$variable" ;; esac
+  done
+fi
+
 # part NAME COMMAND [ARGUMENT]...: answer what a command prints; returns its exit code.
 part() {
   echo "@ $1"

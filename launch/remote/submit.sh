@@ -50,7 +50,7 @@ fi
 
 # rows_of TAKES: the elements that have not ended of a job of the earlier run, whether they hold their nodes or not.
 rows_of() {
-  timeout "$ask_seconds" squeue "${at[@]}" --me --local --noheader --array --states=PENDING,RUNNING \
+  timeout "$ask_seconds" squeue "${at[@]}" --me --local --all --noheader --array --states=PENDING,RUNNING \
     --name="$1,$held$1" --format='%i|%j|%T' 2>/dev/null 9>&-
 }
 

@@ -170,7 +170,7 @@ def parse_cancelled(text: str, site: SlurmSite) -> tuple[int, str]:
     for job_id, part in asked.items():
         if part.code:
             return count, f"{site.name}: job {job_id}: {last_line(part.text) or 'scancel did not answer'}"
-    if "tried" not in parts:
+    if parts.get("tried", Part()).code is None:
         said = last_line(parts.get("silent", Part()).text) or "squeue did not answer"
         return count, f"{site.name}: {said}; its jobs are {', '.join(job.key for job in site.jobs)}"
     if "busy" in parts:

@@ -18,7 +18,7 @@ from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
 from launch.remote import script
-from launch.shell import Shell
+from launch.shell import LOGIN_BASH, Shell
 from launch.slurm.text import of_cluster, parse_discovery
 
 DISCOVER_SECONDS = 60.0
@@ -55,8 +55,12 @@ def discover_command(arguments: argparse.Namespace) -> int:
 
 def discover(site: SiteFile) -> Inventory:
     """Return what a site has now; raises HetrlError where it cannot be reached or has no Slurm."""
-    argv = ["bash", "-lc", script("discover", at=of_cluster(site.cluster))]
-    text = Shell(site.name, site.ssh).check(argv, timeout_seconds=DISCOVER_SECONDS, doing="read what the cluster has")
+    text = Shell(site.name, site.ssh).check(
+        LOGIN_BASH,
+        stdin=script("discover", at=of_cluster(site.cluster)),
+        timeout_seconds=DISCOVER_SECONDS,
+        doing="read what the cluster has",
+    )
     return parse_discovery(text, site.name, datetime.now(UTC).isoformat(timespec="seconds"))
 
 

@@ -20,7 +20,7 @@ from hetrl.runtime.run.step import StepProcess
 from launch.findings import Finding, Wish, may_lead, packages_of
 from launch.remote import Part, parse
 from launch.render import VISIBLE
-from launch.shell import Shell
+from launch.shell import LOGIN_BASH, Shell
 from launch.show import moment
 from launch.slurm.commands import last_line
 from launch.slurm.preconditions import judge, knocked, questions
@@ -46,7 +46,7 @@ def ask(site: SiteFile, wish: Wish, scripts: Sequence[SiteScript]) -> Answer:
     shell = Shell(site.name, site.ssh)
     asked_at = time.time()
     question = questions(site, wish, {script.name: script.text for script in scripts})
-    done = shell.run(["bash", "-lc", question], timeout_seconds=DOCTOR_SECONDS)
+    done = shell.run(LOGIN_BASH, stdin=question, timeout_seconds=DOCTOR_SECONDS)
     answered_at = time.time()
     reached = Finding(site.name, "ssh", "ok", f"{site.ssh} answers in {answered_at - asked_at:.1f} s")
     tested, starts = read_tests(site.name, done.stdout, scripts)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetrl.describe.sites import SiteFile
+from hetrl.errors import UsageError
 from hetrl.hardware import Topology
 from hetrl.plan.plan import Plan
 from hetrl.report.text import ranges
@@ -108,7 +109,15 @@ def _joining(file: SiteFile, topology: Topology, gang: Sequence[Process], alone:
 
 
 def parts_of(array: ArrayLayout, largest: int) -> list[ArrayLayout]:
-    """Split an array that has more tasks than the cluster allows (indices stay below MaxArraySize)."""
+    """Split an array that has more tasks than the cluster allows (indices stay below MaxArraySize).
+
+    Raises UsageError for a cluster without arrays.
+    """
+    if largest < 1:
+        raise UsageError(
+            f"{array.site}: the cluster takes no job arrays (MaxArraySize=0 in its slurm.conf), and {array.name} is "
+            "one; ask its administrators for a MaxArraySize, or leave the site out of the topology"
+        )
     if len(array.tasks) <= largest:
         return [array]
     starts = range(0, len(array.tasks), largest)

@@ -17,6 +17,7 @@ from pathlib import Path
 from hetrl.errors import HetrlError, SiteUnreachableError
 from hetrl.files import EventLog
 from launch.run_directory import Run
+from launch.shell import LOGIN_BASH
 from launch.slurm.commands import (
     ASK_SECONDS,
     HELD_SECONDS,
@@ -105,7 +106,7 @@ def _ask(site: SlurmSite, again: bool) -> Taken:
     each = SBATCH_SECONDS + (HELD_SECONDS + 4 * ASK_SECONDS if site.earlier else 0)
     deadline = LOCK_SECONDS + 2 * ASK_SECONDS + each * len(site.jobs) + 10.0
     try:
-        done = site.shell.run(["bash", "-lc", submit_script(site, again=again)], timeout_seconds=deadline)
+        done = site.shell.run(LOGIN_BASH, stdin=submit_script(site, again=again), timeout_seconds=deadline)
     except SiteUnreachableError as error:
         return Taken({}, str(error), unreachable=True)
     return parse_submitted(done.stdout, site, again=again)

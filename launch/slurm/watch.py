@@ -14,6 +14,7 @@ from hetrl.files import EventLog
 from launch.collect import Collector
 from launch.remote import script
 from launch.run_directory import Run
+from launch.shell import BASH, LOGIN_BASH
 from launch.show import job_standing
 from launch.slurm.commands import ENDED, GONE, LOCK_SECONDS, cancel_script, parse_cancelled
 from launch.slurm.discover import at_every_site
@@ -41,10 +42,9 @@ def look_at(run: Run, site: SlurmSite, logs: bool = True) -> Look:
 
 def _look_once(run: Run, site: SlurmSite, logs: bool) -> Look:
     mirror = Mirror(run, site.name)
-    # A login shell: its start-up is where sites put the programs of Slurm into the PATH, by modules or else.
-    argv = ["bash", "-lc", poll_script(site, mirror.offsets(), logs)]
     try:
-        done = site.shell.run(argv, timeout_seconds=LOOK_SECONDS)
+        question = poll_script(site, mirror.offsets(), logs)
+        done = site.shell.run(LOGIN_BASH, stdin=question, timeout_seconds=LOOK_SECONDS)
         look = parse_poll(done.stdout)
         mirror.write(look.chunks)
     except (HetrlError, OSError) as error:
@@ -63,10 +63,10 @@ def carry(run: Run, slurm: SlurmRun, site: SlurmSite, carried: dict[str, str]) -
         if not endpoint or carried.get(each.destination) == endpoint:
             continue
         there = PurePosixPath(each.destination)
-        argv = ["bash", "-c", script("write_files", directory=str(there.parent), files=[there.name, endpoint])]
+        writing = script("write_files", directory=str(there.parent), files=[there.name, endpoint])
         doing = f"tell it where the gateway of {site.name} is"
         try:
-            slurm.site(each.target).shell.check(argv, timeout_seconds=CARRY_SECONDS, doing=doing)
+            slurm.site(each.target).shell.check(BASH, stdin=writing, timeout_seconds=CARRY_SECONDS, doing=doing)
         except HetrlError:
             continue
         carried[each.destination] = endpoint
@@ -97,7 +97,7 @@ def cancel_everywhere(slurm: SlurmRun, remove: bool = False) -> tuple[int, list[
 
 def cancel_at(site: SlurmSite, remove: bool) -> tuple[int, str]:
     """Cancel the jobs of one site; return how many there were, and what remains (nothing: "")."""
-    done = site.shell.run(["bash", "-lc", cancel_script(site, remove)], timeout_seconds=CANCEL_SECONDS)
+    done = site.shell.run(LOGIN_BASH, stdin=cancel_script(site, remove), timeout_seconds=CANCEL_SECONDS)
     return parse_cancelled(done.stdout, site)
 
 

@@ -13,7 +13,7 @@ from hetrl.runtime.checkpoints.files import COMPLETE, DIGESTS, PARTIAL, PIECES_I
 from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.workload import ACTOR_TRAINING
 from launch.remote import parse, script
-from launch.shell import Shell
+from launch.shell import BASH, Shell
 
 ASK_SECONDS = 60.0
 SLOWEST_BYTES_PER_S = 1e6  # of a copy to here
@@ -52,8 +52,8 @@ class Stored:
 
 def stored_at(place: Place) -> list[Stored]:
     """Return the checkpoints of a site, those of later runs first; raises HetrlError where it cannot be asked."""
-    argv = ["bash", "-c", script("checkpoints", directories=[str(one.directory) for one in place.runs])]
-    text = place.shell.check(argv, timeout_seconds=ASK_SECONDS, doing="list the checkpoints")
+    listing = script("checkpoints", directories=[str(one.directory) for one in place.runs])
+    text = place.shell.check(BASH, stdin=listing, timeout_seconds=ASK_SECONDS, doing="list the checkpoints")
     return parse_stored(text, place)
 
 

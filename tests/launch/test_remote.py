@@ -44,6 +44,13 @@ def test_every_script_is_sent():
     assert sent == {path.stem for path in SCRIPTS.glob("*.sh")}
 
 
+def test_scripts_do_not_stand_in_the_allocation_of_their_launcher():
+    allocation = "export SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_GPUS_PER_NODE=8 SLURM_CONF=/etc/s SBATCH_ACCOUNT=us\n"
+    shown = "\nenv | grep -E '^(SLURM|SBATCH)_' | sort"
+    assert bash(f"{allocation}{PRELUDE}{shown}") == "SBATCH_ACCOUNT=us\nSLURM_CONF=/etc/s\n"
+    assert "SLURM_NTASKS=4" in bash(f"{allocation}unset SLURM_JOB_ID\n{PRELUDE}{shown}")
+
+
 def test_a_line_that_fails_ends_the_shell(tmp_path):
     known = 'module() { [ "$2" = gcc ]; }\n'
     (tmp_path / "activate").write_text('echo "$# arguments"; here=on\n')

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, SiteUnreachableError
 from launch import shell
-from launch.shell import Shell, TimedOutError
+from launch.shell import LOGIN_BASH, Shell, TimedOutError
 
 FAKE_SSH = f"""#!{sys.executable} -IS
 import os, subprocess, sys
@@ -53,6 +53,17 @@ def test_words_arrive_as_they_were_sent(words):
     argv = ["sh", "-c", 'for word; do printf "%s\\0" "$word" | od -An -v -tx1; done', "sh", *words]
     said = Shell("alps", "login").run(argv, timeout_seconds=20).stdout
     assert bytes.fromhex(said) == "".join(f"{word}\0" for word in words).encode()
+
+
+@pytest.mark.parametrize("host", ["local", "login"])
+def test_a_script_of_any_length_runs_in_a_login_shell_whose_start_up_does_not_see_it(tmp_path, monkeypatch, host):
+    (tmp_path / ".bash_profile").write_text("cat >/dev/null; started=yes\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = f"# long.sh\n: {'x' * 200_000}\ncat\necho $started\nexit 3\n"
+    done = Shell("alps", host).run(LOGIN_BASH, stdin=script, timeout_seconds=20)
+    assert (done.code, done.stdout) == (3, "yes\n")
+    with pytest.raises(HetrlError, match=r"alps: see: `bash -c '# long.sh'` failed: exit code 3 without a word"):
+        Shell("alps", host).check(LOGIN_BASH, stdin="# long.sh\nexit 3", timeout_seconds=20, doing="see")
 
 
 def test_environment_reaches_the_command():

@@ -35,10 +35,14 @@ def test_run_is_submitted_followed_and_comes_home(launcher: Launcher) -> None:
 
 
 def test_a_look_at_a_site_is_one_squeue_of_two_requests(launcher: Launcher) -> None:
-    """The jobs of the user, and the partitions, without which no squeue does; nothing of a federation."""
+    """The jobs of the user, and the partitions, without which no squeue does; nothing of a federation.
+
+    And those in a partition that is hidden, which else would be taken for jobs that Slurm has forgotten.
+    """
     lab = launcher.lab
     follower = launcher.start()
     launcher.until(follower, "go")
+    lab.run("gamma", ["scontrol", "update", "PartitionName=gpu", "Hidden=YES"], user="root")
     squeue = Held(lab, "gamma", "squeue")  # counts from here on: the next look waits in it
     launcher.wait(follower, lambda: squeue.waits, "a look at gamma")
     lab.run("gamma", ["sdiag", "--reset"], user="root")
@@ -46,7 +50,10 @@ def test_a_look_at_a_site_is_one_squeue_of_two_requests(launcher: Launcher) -> N
     launcher.wait(follower, lambda: squeue.calls >= 4, "more looks at gamma")
     requests = requests_of(lab, "gamma")
     assert 3 <= requests <= 2 * squeue.calls
+    assert not lab.run("gamma", ["squeue", "--local", "--noheader"]).stdout
+    lab.run("gamma", ["scontrol", "update", "PartitionName=gpu", "Hidden=NO"], user="root")
     launcher.end(follower)
+    assert {job["state"] for job in launcher.state()["jobs"]} == {"COMPLETED"}
 
 
 def requests_of(lab: Lab, site: str) -> int:

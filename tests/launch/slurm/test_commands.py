@@ -252,6 +252,10 @@ CANCELLED = part("cancel 12") + part("cancel 13") + part("tried")
 POLLED = part("listed", LISTED) + part("file events.jsonl 9 0", "YWJj\n") + part("file logs/a.log 9 0", "YWJj\n")
 
 
+def test_a_cancelling_that_was_cut_off_in_its_last_line_is_not_done():
+    assert "squeue did not answer" in parse_cancelled(CANCELLED.removesuffix("@ end 0\n"), SITE)[1]
+
+
 @given(st.data())
 def test_nothing_follows_from_an_answer_that_was_cut_off(data):
     def cut(text: str) -> str:

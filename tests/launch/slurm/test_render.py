@@ -195,6 +195,8 @@ def test_an_array_is_split_where_the_cluster_allows_fewer_tasks():
     assert parts == ["b/array-l4-part0", "b/array-l4-part1", "b/array-l4-part2"]
     assert [options(found[name])[1] for name in parts] == ["--array=0-1", "--array=0-1", "--array=0-0"]
     assert ">= 5))" in found["b/gang"].text
+    with pytest.raises(UsageError, match="b: the cluster takes no job arrays .*and array-l4 is one"):
+        scripts(five, asked, inventories={"b": inventory("b", {"": 8}, ("l4",), max_array_size=0)})
 
 
 def test_an_inventory_tells_type_feature_and_partition():

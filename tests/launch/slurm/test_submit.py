@@ -70,7 +70,7 @@ def test_a_submission_takes_three_round_trips_per_site(clusters):
     assert [site.host for site in slurm.sites] == list(SITES)
     for site in SITES:
         commands = (clusters.path / site / "trips").read_text().splitlines()
-        assert [command.split()[0] for command in commands] == ["bash", "mkdir", "bash"]  # mkdir && rsync
+        assert [command.split()[0] for command in commands] == ["sh", "mkdir", "sh"]  # mkdir && rsync
 
 
 def test_one_login_node_serves_all_clusters(clusters):
