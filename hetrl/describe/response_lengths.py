@@ -83,7 +83,7 @@ class ResponseLengths(Strict):
 def read_lengths(path: Path) -> list[int]:
     """Return the lengths of a file: a whole number per line, or JSON objects with the key `tokens`; else UsageError."""
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
     found = [_length(line, f"{path}: line {number}") for number, line in enumerate(lines, start=1) if line.strip()]

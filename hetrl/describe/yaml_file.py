@@ -68,7 +68,7 @@ class _TwiceError(Exception):
 def read_mapping(path: Path | Traversable, expected: str = "keys and values") -> dict[Any, Any]:
     """Parse a file that holds a mapping; `expected` is what the error calls it where the file holds something else."""
     try:
-        document = yaml.load(path.read_text(), _Loader)  # a SafeLoader
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
     except _TwiceError as error:

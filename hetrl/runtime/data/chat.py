@@ -134,7 +134,7 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
     config_path, path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     config = _read_json(config_path)
     special = {**_read_json(directory / "special_tokens_map.json"), **config}
-    source = path.read_text() if path.is_file() else _default(config.get("chat_template"))
+    source = path.read_text(encoding="utf-8") if path.is_file() else _default(config.get("chat_template"))
     if source is None:
         return None
     place = path if path.is_file() else config_path
@@ -150,7 +150,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise UsageError(f"{path} is not JSON (line {error.lineno})") from None
     return content if isinstance(content, dict) else {}

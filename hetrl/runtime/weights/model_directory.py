@@ -77,7 +77,7 @@ def _read(directory: Path, *, weights: bool) -> ModelDirectory:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"model: {path}: {error.strerror}") from None
     except (ValueError, TypeError) as error:
