@@ -2,7 +2,7 @@
 
 Called as sbatch, squeue, scancel, scontrol or ssh. FAKE_CLUSTER is the directory of one cluster, `-M NAME` is one
 beside it: `jobs.json` is its queue, `calls` what was run. A file `faults/PROGRAM` makes a program misbehave; its
-words are kinds of fault.
+words are kinds of fault; `rows-down` is one for each time that it stands there.
 The texts are those of Slurm 22.05.
 """
 
@@ -131,6 +131,10 @@ def squeue(cluster: Path, words: list[str], faults: list[str]) -> int:
     names, wanted = option(words, "name").split(","), option(words, "states").split(",")
     with Queue(cluster) as jobs:
         if "--array" in words:
+            if "rows-down" in faults:
+                faults.remove("rows-down")
+                (cluster / "faults/squeue").write_text(" ".join(faults))
+                return complain(NO_CONTROLLER)
             rows = (f"{job['id']}|{job['name']}|{job['state']}" for job in jobs if job["state"] in wanted)
             print("".join(f"{row}\n" for row in rows if row.split("|")[1] in names), end="")
             return 0

@@ -86,6 +86,15 @@ def test_the_jobs_of_a_run_that_failed_go_on_as_those_of_the_next(clusters: Clus
             assert (clusters.directory(failed, site.name) / "handed" / job.name).read_text() == f"{site.directory}\n"
 
 
+def test_a_squeue_that_does_not_answer_is_not_one_that_knows_no_job(clusters: Clusters) -> None:
+    """Where jobs that go on are looked up: first to end their members, then to take them over."""
+    assert submit(clusters) == 0
+    clusters.fault("alpha", "squeue", "rows-down rows-down rows-down")
+    assert followed(clusters) == 0
+    assert not fake_slurm.fault(clusters.path / "alpha", "squeue")
+    assert submissions(clusters) == SUBMISSIONS
+
+
 def test_a_launcher_that_ends_between_the_name_and_the_word_tells_it_later(clusters: Clusters) -> None:
     assert submit(clusters) == 0
     assert followed(clusters) == 0

@@ -80,6 +80,15 @@ def test_a_job_ends_where_a_module_does_not_load(name):
         assert ("error: module load cuda/12.8 failed on " in done.stderr) == bool(code)
 
 
+@pytest.mark.parametrize("end", ["", "echo 2020-01-01T00:00:00", "echo 2999-01-01T00:00:00"])
+def test_a_job_holds_its_nodes_unless_it_is_known_to_end_soon(end):
+    text = scripts(*two_node_types())["alps/gang"].text
+    hold = text[text.index("hold() {") :].partition("\n}\n")[0]
+    stand_ins = f"squeue() {{ {end or 'return 1'}; }}; scontrol() {{ echo $*; }}; take_over() {{ exit 9; }}; job=7\n"
+    done = subprocess.run(["bash", "-uc", f"{stand_ins}{hold}\n}}\nhold"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "JobName=held-" in done.stdout) == ((0, False) if "2020" in end else (9, True))
+
+
 @pytest.mark.parametrize("name", ["campus/gang", "campus/array-v100-x2"])
 def test_lines_of_a_sites_setup_see_each_other_and_unset_variables(name):
     text = scripts(*university())[name].text
