@@ -2,7 +2,8 @@
 
 stdout is data, stderr is talk.
 
-Exit codes: 0 ok, 1 failure, 2 usage, 3 no feasible plan, 4 site unreachable, 5 partial, 6 gang timeout, 130 cancelled.
+Exit codes: 0 ok, 1 failure, 2 usage, 3 no feasible plan, 4 site unreachable, 5 partial, 6 gang timeout,
+7 time is up, 130 cancelled.
 """
 
 from __future__ import annotations
