@@ -7,6 +7,7 @@ not where what it was given is wrong, or where it took no step: another start wo
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import time
@@ -25,7 +26,7 @@ from hetrl.files import EventLog, read_lines
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.problem import without
-from hetrl.runtime.checkpoints.files import METRICS_BEFORE
+from hetrl.runtime.checkpoints.files import METRICS_BEFORE, TAKES_UP
 from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
 from launch.executor import SLURM, Prepared, choose_executor
@@ -44,7 +45,7 @@ from launch.verbs.checkpoints import everywhere, history_of, trained_at
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
 from launch.verbs.prepare import prepare
 from launch.verbs.runs import current_state
-from launch.verbs.stored import newest_of
+from launch.verbs.stored import Stored, newest_of
 
 LEFT_OUT_SECONDS, LOOK_AGAIN_SECONDS = 30.0, 5.0  # of silence
 ANSWER_SECONDS, AGAIN_SECONDS = 3600.0, 60.0  # a run that nobody watches outlives the maintenance of a login node
@@ -236,30 +237,33 @@ def _go_on(
     taken = _taken_up(run, plan, wanted.without)
     print_plan(console, plan, problem)
     check_startable(plan, problem.experiment.launch.start_with)
-    say(console, f"going on from {run.id}{taken}")
+    after = f", after step {taken.step}, whose checkpoint is at {taken.site}" if taken else ""
+    say(console, f"going on from {run.id}{after}")
     sites = [site for site in plan.site_order if site not in wanted.without]
     continues = history_of(run, slurm, sites)
     prepared = prepare(problem, plan, config, executor, console, continues=continues, holding=holding)
+    if taken:
+        seen = {"step": taken.step, "site": taken.site}
+        (prepared.run.site(plan.lead_site) / TAKES_UP).write_text(json.dumps(seen))
     if run.metrics.exists():
         shutil.copyfile(run.metrics, prepared.run.site(plan.lead_site) / METRICS_BEFORE)
     return prepared, plan
 
 
-def _taken_up(run: Run, plan: Plan, lost: Collection[str]) -> str:
-    """Return which checkpoint a run by this plan takes up; raises UsageError where all are at sites that it leaves out.
+def _taken_up(run: Run, plan: Plan, lost: Collection[str]) -> Stored | None:
+    """Return which one of the actor a run by this plan takes up; UsageError where all are at sites that it leaves out.
 
-    Nothing is said where there is none at any site that answers: the run begins again then, and says so itself.
+    None where there is none at any site that answers: the run begins again then, and says so itself.
     """
     stored, errors = everywhere(run, lost)
     for error in errors.values():
         print(f"warning: what is there is not known: {error}", file=sys.stderr)
     taken = newest_of(stored, trained_at(plan), plan.site_order)
     if taken:
-        one = taken[ACTOR_TRAINING]
-        return f", after step {one.step}, whose checkpoint is at {one.site}"
+        return taken[ACTOR_TRAINING]
     if sites := sorted({one.site for one in stored if one.whole}):
         raise UsageError(
             f"{run.id}: its checkpoints are at {', '.join(sites)}, where the plan has nothing; take a plan that uses "
             "one of these sites, or resume without --replan"
         )
-    return ""
+    return None

@@ -41,6 +41,7 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json"),
 )
 PARTIAL = ".partial"
+TAKES_UP = "takes-up.json"  # in the leading site's directory: step and site of the checkpoint that a run goes on from
 METRICS_BEFORE = "metrics-before.jsonl"  # in a site's directory: those of the runs that this one goes on from
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -173,7 +174,7 @@ class Run:
         under = {n: version for n, one in self.begun.items() if (version := oldest_version(one)) is not None}
         feed = Feed(self.draw, prompts, staleness, steps, self.versions.actor, max_draws, start, under)
         try:
-            await self.iterations.run(feed, progress.first_version)
+            await self.iterations.run(feed)
         finally:
             await feed.close()
         await self.kept.settle()
@@ -189,7 +190,7 @@ class Run:
         if self.experiment.warm_start is not None:
             settings = self.experiment.warm_start
             await warm_start(settings, self.warm_start_check, partial(self.imitate, settings))
-        progress = Progress(self.versions.actor, self.versions.actor, self.experiment.prompts, Position())
+        progress = Progress(self.versions.actor, self.experiment.prompts, Position())
         async with self.turns.of(ACTOR_TRAINING):
             await self.keep_reference(progress.version)
             if self.experiment.warm_start is not None:  # nobody can draw these weights from a seed again
@@ -289,10 +290,21 @@ async def control(context: Context) -> None:
             await member.send(context.members, finish := wire.Finish())
             for lost in {*context.members} - {*membership.living}:  # told as well, but nobody waits until it has heard
                 member.abandon(lost, wire.priority_of(finish), "the run is finished")
-        except HetrlError as error:
-            record.events.append("failed", cause=str(error), exit_code=error.exit_code)
-            await member.send((*context.members, *context.ranks), wire.Abort(cause=str(error)))
+        except Exception as error:  # a full disk or a defect, too: else the members wait for what never comes
+            cause = _cause_of(error, context.site)
+            with suppress(OSError):
+                record.events.append("failed", cause=str(cause), exit_code=cause.exit_code)
+            await member.send((*context.members, *context.ranks), wire.Abort(cause=str(cause)))
+            if isinstance(error, OSError):
+                raise cause from error
             raise
+
+
+def _cause_of(error: Exception, site: str) -> HetrlError:
+    """Return what members and events are told."""
+    if isinstance(error, OSError):
+        return HetrlError(f"{site}: the controller cannot go on: {error}; mend this, then `hetrl resume`")
+    return error if isinstance(error, HetrlError) else HetrlError(f"{site}: {error!r}; see the controller's log")
 
 
 def main() -> int:

@@ -12,12 +12,13 @@ one. Of the steps that wait, the newest and step 0, with the weights that the ru
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Collection, Sequence
 
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.checkpoints.files import newest_step
+from hetrl.runtime.checkpoints.files import TAKES_UP, newest_step
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.transport.member import Member, RunAborted
@@ -47,7 +48,11 @@ class KeptCheckpoints:
     # ---- going on
 
     async def newest(self) -> int | None:
-        """Return the last step of which there is a checkpoint of every model that is trained; None: there is none."""
+        """Return the last step of which there is a checkpoint of every model that is trained; None: there is none.
+
+        Raises HetrlError where that is before the one which the launcher saw: its site has no member here, or does not
+        answer. To go on from an earlier one would leave what came behind it for good.
+        """
         for task in self._trained:
             own = wire.site_of(self._trainer(task))
             sites = sorted(self._context.plan.site_order, key=lambda site: site != own)
@@ -56,7 +61,16 @@ class KeptCheckpoints:
             self._found[task] = {}
             for keeper, steps in zip(keepers, answers, strict=True):
                 self._found[task] = {**dict.fromkeys(steps, keeper), **self._found[task]}
-        return newest_step(self._found)
+        newest, seen = newest_step(self._found), self._context.directory / TAKES_UP
+        wanted = json.loads(seen.read_text()) if seen.exists() else None
+        if wanted is not None and (newest is None or newest < wanted["step"]):
+            site = wanted["site"]
+            found = "none is found" if newest is None else f"that of step {newest} is the last found"
+            raise HetrlError(
+                f"{site}: the run goes on after step {wanted['step']}, whose checkpoint is there, and {found}; resume "
+                f"once jobs at {site} start and its disk answers, or go on without it (--without {site})"
+            )
+        return newest
 
     async def bring(self, step: int, *, first: bool) -> bool:
         """See that the checkpoints of the newest step are where their models are trained, and of the `first`, too.

@@ -79,7 +79,8 @@ class Iterations:
         self.groups, self.under_way = groups, under_way
         self.publish, self.record, self.samples, self.links = publish, record, samples, links
         self.tasks, self.turns, self.timeline = learner.tasks, learner.turns, learner.turns.timeline
-        self.first_version = versions.actor
+        self.begins_with = 0, versions.actor  # steps that were taken before, and the version of weights behind them
+        self.warmup = experiment.critic.warmup_steps if self.tasks.critic else 0
         self.last = LastStep(experiment.steps, record)
         self.generated = 0.0  # when the last sample of the newest batch was back
         self.works: Works  # that go on side by side, while steps are taken
@@ -93,21 +94,22 @@ class Iterations:
         self.checkpoints = CheckpointSchedule(self.tasks.actor, *kept)
         self.critic_checkpoints = None if critic is None else CheckpointSchedule(critic, *kept)
 
-    async def prepare(self, step: int, feed: Feed, first: int) -> Prepared:
-        """Take the batch of a step, send it to the actor's trainer, and ask all others what they say of it.
+    def trained_from(self, step: int) -> int:
+        """Return the version that a step trains from: each but those of the critic's warm-up gives the next one."""
+        begun, version = self.begins_with
+        return version + max(0, step - 1 - max(begun, self.warmup))
 
-        Step 1 is trained from version `first`.
-        """
+    async def prepare(self, step: int, feed: Feed) -> Prepared:
+        """Take the batch of a step, send it to the actor's trainer, and ask all others what they say of it."""
         seconds: dict[str, float] = {}
-        warmup = self.experiment.critic.warmup_steps if self.tasks.critic else 0
-        version = first + max(0, step - 1 - warmup)
+        version = self.trained_from(step)
         dropped, rejected = feed.dropped, feed.rejected
         groups = await feed.batch(version)
         ready = time.monotonic()
         seconds[ACTOR_GENERATION], latency_seconds = generation_seconds(groups, self.generated)
         self.generated = max(self.generated, *(group.back for group in groups))
         lost = {"dropped_groups": feed.dropped - dropped, "groups_rejected": feed.rejected - rejected}
-        batch = Batch(step, self.learner.experience(groups), step <= warmup, seconds)
+        batch = Batch(step, self.learner.experience(groups), step <= self.warmup, seconds)
         actor = self.works.begin(self.train_actor(batch, feed))
         rewarded, arrays, valued = await self.learner.scored(batch.arrays, groups, step, self.versions, seconds)
         batch.scored.set_result((rewarded, arrays))
@@ -116,23 +118,24 @@ class Iterations:
         told = {**valued, **lost, "generation_latency_seconds": round(latency_seconds, 4)}
         return Prepared(batch, rewarded, ready, told, actor)
 
-    async def run(self, feed: Feed, first: int) -> None:
+    async def run(self, feed: Feed) -> None:
         """Train on one batch after another; while a step is trained, the next batch is prepared as far as it can be.
 
         In mode sync that is not before the step's weights are served, as there are no samples. The steps that the feed
-        counts already are those of a run that this one goes on from; the first one was trained from version `first`.
+        counts already are those of a run that this one goes on from.
         """
-        self.first_version, self.works, step = first, Works(), feed.position.batches
+        self.works, step = Works(), feed.position.batches
+        self.begins_with = step, self.versions.actor
         self.whole.begin_with(step)
         self.last.reach(step)
-        coming = self.works.begin(self.prepare(step + 1, feed, first))
+        coming = self.works.begin(self.prepare(step + 1, feed))
         serving: asyncio.Future[None] | None = None
         start = time.monotonic()
         try:
             while (step := step + 1) <= self.last.number:
                 ours = await self.works.result(coming)
                 if step < self.last.number:
-                    coming = self.works.begin(self.prepare(step + 1, feed, first))
+                    coming = self.works.begin(self.prepare(step + 1, feed))
                 trained = await self.works.result(self.works.begin(self.train(ours, start)))
                 serving = self.works.begin(self.serve(trained, serving))
                 if not self.experiment.algorithm.max_staleness or step >= self.last.number:
@@ -244,7 +247,7 @@ class Iterations:
 
     def progress(self, feed: Feed) -> Progress:
         """Return what it takes to go on after the steps that were trained."""
-        return Progress(self.versions.actor, self.first_version, self.experiment.prompts, feed.position)
+        return Progress(self.versions.actor, self.experiment.prompts, feed.position)
 
     def samples_of(self, feed: Feed) -> bytes:
         """Return the samples that are drawn or under way and not trained on, as a checkpoint keeps them."""

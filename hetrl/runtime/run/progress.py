@@ -16,13 +16,12 @@ from hetrl.runtime.rl.feed import Position
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is: `version` of the actor's weights, that of the samples of its first step, what the feed gave.
+    """Where a run is: `version` of the actor's weights, what the feed gave.
 
     `prompts` are those of a batch, which numbers of prompts count in.
     """
 
     version: int
-    first_version: int
     prompts: int
     position: Position
 

@@ -14,6 +14,7 @@ from hetrl.errors import HetrlError
 from hetrl.files import read_lines
 from hetrl.plan.plan import Plan
 from hetrl.runtime import wire
+from hetrl.runtime.checkpoints.files import TAKES_UP
 from hetrl.runtime.run import copies
 from hetrl.runtime.run.copies import KeptCheckpoints
 from hetrl.runtime.run.record import Record
@@ -60,7 +61,9 @@ def kept(
     living: set[str] | None = None,
 ) -> KeptCheckpoints:
     experiment = quick_experiment(checkpoints={"copy_to": copy_to})
-    context = SimpleNamespace(plan=plan, experiment=experiment, addresses=lambda task: addresses_of(plan, task))
+    context = SimpleNamespace(
+        plan=plan, experiment=experiment, directory=directory, addresses=lambda task: addresses_of(plan, task)
+    )
     if living is None:
         living = {member for member in MEMBERS if wire.site_of(member) not in lost}
     return KeptCheckpoints(cast(Any, context), cast(Any, keepers), Record(directory, "alpha"), lambda: living)
@@ -210,3 +213,17 @@ def test_what_lies_elsewhere_is_brought_to_where_the_model_is_trained(tmp_path: 
     assert asyncio.run(scenario(False, alpha=(0, 4), beta=(0, 4), gamma=())) == (4, True, [])
     assert asyncio.run(scenario(False, alpha=(2,), gamma=(6,))) == (6, False, [("alpha", 6, "gamma")])
     assert asyncio.run(scenario(False, alpha=())) == (None, False, [])
+
+
+def test_a_run_goes_on_from_no_earlier_checkpoint_than_its_launcher_saw(tmp_path: Path) -> None:
+    """Its site has no member where a run begins without it, or does not answer."""
+    absent = {member for member in MEMBERS if wire.site_of(member) != "beta"}
+    there = Keepers(alpha=(80,), beta=(80, 120), gamma=())
+    assert asyncio.run(kept(there, tmp_path, living=absent).newest()) == 80
+    (tmp_path / TAKES_UP).write_text('{"step": 120, "site": "beta"}')
+    assert asyncio.run(kept(there, tmp_path).newest()) == 120
+    for keepers, living in ((there, absent), (Keepers(alpha=(80,), gamma=()), None)):
+        with pytest.raises(HetrlError, match="beta: .* after step 120, .* that of step 80 is the last found"):
+            asyncio.run(kept(keepers, tmp_path, living=living).newest())
+    with pytest.raises(HetrlError, match="none is found"):
+        asyncio.run(kept(Keepers(alpha=(), gamma=()), tmp_path).newest())

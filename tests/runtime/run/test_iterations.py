@@ -240,15 +240,16 @@ async def run(
     samples: Any = None,
     kl_in: str = "loss",
     taken: int = 0,
+    warmed: int = 0,
     checkpoints: Mapping[str, int] = MappingProxyType({"every_steps": 2}),
 ) -> list[Mapping[str, Any]]:
-    """Take all steps behind those that were `taken` by another run; return the rows."""
+    """Take all steps behind those that were `taken` by another run, `warmed` of them critic alone; return the rows."""
     experiment, member = experiment_of(staleness, warmup, kl_in, checkpoints), cast(Member, world)
     shared = [{task: Party((address(task),), "offload") for task in group} for group in world.groups if len(group) > 1]
     turns, tasks = Turns(member, shared, new_weights=staleness is None), tasks_of(member)
     models = experiment.reward, experiment.critic
     learner = Learner(tasks, turns, experiment.algorithm, 0, *models, judged_text=lambda *texts: (*texts[-1],))
-    versions, record = Versions(actor=1 + taken, critic=taken), Rows()
+    versions, record = Versions(actor=1 + taken - warmed, critic=taken), Rows()
     world.critic_version, world.served = versions.critic, versions.actor
     turns.begin_with(taken + 1)
     start = Position(taken, taken * BATCH)
@@ -259,7 +260,7 @@ async def run(
         files = samples or nothing
         iterations = Iterations(experiment, learner, versions, publish, cast(Any, record), files, nothing, groups)
         world.begins(iterations, record)
-        await iterations.run(feed, 1)
+        await iterations.run(feed)
     finally:
         await feed.close()
     return record.rows
@@ -602,3 +603,16 @@ def test_a_batch_that_cannot_be_scored_ends_a_step_that_takes_for_ever() -> None
 
     with pytest.raises(HetrlError, match="reward_inference is broken"):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("warmed", "warmup"), [(0, 0), (1, 1), (2, 0), (0, 3)])
+def test_a_run_goes_on_with_another_warm_up_of_the_critic(warmed: int, warmup: int) -> None:
+    """What the steps before made of the weights is what they are, whatever the experiment says by now."""
+
+    async def scenario() -> list[Mapping[str, Any]]:
+        async with asyncio.timeout(20.0):
+            return await run(World(groups_of(range(6)), 0), 1, warmup, taken=2, warmed=warmed)
+
+    versions = [row["weight_version"] for row in asyncio.run(scenario())]
+    first = 1 + 2 - warmed
+    assert versions == [first + max(0, step - max(2, warmup)) for step in range(2, STEPS)]
