@@ -121,12 +121,13 @@ class Dispatch:
     def late(self, now: float) -> list[Begun]:
         """Return which replicas begin stretches that hang elsewhere, each drawn by two at most.
 
-        Where one hangs, nothing else is begun until something comes from there.
+        Where one hangs, nothing else is begun until something comes from there; or one stretch alone, once all that
+        hung was drawn elsewhere.
         """
         drawing, begun = self._replicas.drawing(), list[Begun]()
         late = [(name, key) for name, key in drawing if self._replicas[name].is_late(key, now, self.stretch)]
         for name, key in late:
-            self._replicas[name].hanging.add(key)
+            self._replicas[name].hangs(key)
         for key in [key for _, key in late if len(self._drawers[key]) == 1]:
             able = [name for name, one in self._replicas.items() if one.free and key not in one.under_way]
             if able:
@@ -137,7 +138,7 @@ class Dispatch:
         """Note a stretch of so many tokens, drawn in so many seconds; return who draws it in vain."""
         self._replicas.measure(name, key, tokens, seconds)
         self._stop(name, key)
-        self._replicas[name].hanging.clear()
+        self._replicas[name].answers()
         self._add(key, tokens, complete=complete)
         return [self._stop(other, key) for other in [*self._drawers.get(key, ())]]
 
@@ -158,7 +159,7 @@ class Dispatch:
     def resume(self, name: str) -> None:
         """Let a replica go on."""
         self._replicas[name].paused = False
-        self._replicas[name].hanging.clear()
+        self._replicas[name].answers()
 
     def lost(self, name: str) -> list[Begun]:
         """Give a replica up: what nobody else draws of its samples waits again; return what it draws in vain."""

@@ -57,6 +57,7 @@ class Replica:
     looked: float = 0.0
     crowd_before: dict[Key, float] = field(default_factory=dict)
     hanging: set[Key] = field(default_factory=set)  # of these, those that are late
+    doubtful: bool = False  # nothing has come from it since some were: one more may show whether it still hangs
     prompts: set[int] = field(default_factory=set)  # that it has drawn from
     paused: bool = False
 
@@ -73,7 +74,7 @@ class Replica:
     @property
     def free(self) -> bool:
         """Return whether one more sequence can run."""
-        return self.at_work and len(self.under_way) < self.capacity.sequences
+        return self.at_work and len(self.under_way) < (1 if self.doubtful else self.capacity.sequences)
 
     @property
     def at_work(self) -> bool:
@@ -105,6 +106,16 @@ class Replica:
         """Let it draw a stretch no longer."""
         del self.under_way[key], self.crowd_before[key]
         self.hanging.discard(key)
+
+    def hangs(self, key: Key) -> None:
+        """Note that a stretch is late."""
+        self.hanging.add(key)
+        self.doubtful = True
+
+    def answers(self) -> None:
+        """Note that it does not hang."""
+        self.hanging.clear()
+        self.doubtful = False
 
     def drawn(self, now: float, stretch: int) -> float:
         """Return how many tokens the stretches under way are expected to have."""

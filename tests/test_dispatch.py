@@ -189,6 +189,22 @@ def test_what_hangs_is_drawn_elsewhere_and_the_replica_gets_no_more_until_it_ans
     assert hanging in {name for name, _ in dispatch.next(now)}
 
 
+def test_a_replica_whose_work_was_done_elsewhere_shows_with_one_stretch_whether_it_still_hangs() -> None:
+    dispatch = Dispatch({"a": Capacity(2, 2), "b": Capacity(2, 2)}, LONGEST, STRETCH)
+    dispatch.add(0, 0, 3)
+    *others, (hanging, key) = dispatch.next(0.0)
+    for name, one in others:
+        dispatch.advanced(name, one, STRETCH, 1.0, complete=True)
+    now = max(LATE_SECONDS, LATE_FACTOR) + 1
+    ((other, _),) = dispatch.late(now)
+    dispatch.add(1, 0, 200)
+    assert dispatch.advanced(other, key, STRETCH, 1.0, complete=True) == [(hanging, key)]
+    (trial,) = [one for name, one in dispatch.next(now) if name == hanging]
+    assert hanging not in {name for name, _ in dispatch.next(now)}
+    dispatch.advanced(hanging, trial, STRETCH, 1.0, complete=True)
+    assert [name for name, _ in dispatch.next(now)].count(hanging) == 2
+
+
 def test_what_a_lost_replica_draws_is_drawn_by_another_one() -> None:
     dispatch = Dispatch({"a": Capacity(1, 1), "b": Capacity(1, 1)}, LONGEST, STRETCH)
     dispatch.add(0, 0, 1)

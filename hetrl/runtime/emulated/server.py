@@ -104,7 +104,7 @@ class EmulatedServer:
         await self._pace.until(self._open)
 
     async def _draw(self, prompt: tuple[int, ...], sampling: wire.Sampling) -> wire.Sample:
-        length, each = self._length(prompt), self._replica.tokens_each
+        (length, shorter), each = self._length(prompt), self._replica.tokens_each
         to_go = math.ceil(length / each)
         count = min(to_go, sampling.max_tokens)
         left, context = float(min(length, count * each)), float(len(prompt) * each)
@@ -117,7 +117,8 @@ class EmulatedServer:
             self._waiting = deque(other for other in self._waiting if other is not one)
             self._running = [other for other in self._running if other is not one]
             raise
-        stops = sampling.stop_tokens if to_go < sampling.max_tokens else ()
+        ends = to_go < sampling.max_tokens + shorter  # with the last token that is asked for, too, unless it must
+        stops = sampling.stop_tokens if ends else ()
         tokens = (self._replica.filler,) * (count - len(stops[:1])) + stops[:1]
         return wire.Sample(
             tokens=tokens,
@@ -126,8 +127,11 @@ class EmulatedServer:
             finish_reason="stop" if stops else "length",
         )
 
-    def _length(self, prompt: tuple[int, ...]) -> int:
-        """Return how many tokens follow what there is of a response, whose length is drawn given that it is longer."""
+    def _length(self, prompt: tuple[int, ...]) -> tuple[int, bool]:
+        """Return how many tokens follow what there is of a response, and whether it could be longer.
+
+        Its length is drawn given that it is longer than that.
+        """
         fillers = 0
         while fillers < len(prompt) and prompt[-1 - fillers] == self._replica.filler:
             fillers += 1
@@ -136,8 +140,8 @@ class EmulatedServer:
             (length,) = response.draw(1, self._pace.random)
             length = self._pace.length(length, response.maximum)
             if length > have:
-                return length - have
-        return max(response.maximum - have, 1)
+                return length - have, length < response.maximum
+        return max(response.maximum - have, 1), False
 
     # ---- weights, and turns of other tasks
 

@@ -53,15 +53,13 @@ def read_progress(text: str, prompts: int) -> Progress:
 
 
 def rows_until(paths: Sequence[Path], step: int, now: float) -> tuple[list[dict[str, Any]], float]:
-    """Return the metrics of all steps to this one, from the first of the files that has them; else none.
+    """Return the metrics of the steps to this one, from the file that has the most of them, the first of such.
 
-    Then the seconds since the first start of its run `now` (in UNIX time): steps that were lost, too, and the time
-    since its last row.
+    A row may be missing: a checkpoint may be whole before its row is written, or come home. Then the seconds since the
+    first start of its run `now` (in UNIX time): steps that were lost, too, and the time since its last row.
     """
-    for path in paths:
-        found = [*read_lines(path)]
-        rows = [row for row in found if row["step"] <= step]
-        if [row["step"] for row in rows] == [*range(1, step + 1)]:
-            last = found[-1] if found else {}
-            return rows, last.get("elapsed_seconds", 0.0) + max(now - last.get("time", now), 0.0)
-    return [], 0.0
+    files = [[*read_lines(path)] for path in paths]
+    found = max(files, key=lambda rows: sum(row["step"] <= step for row in rows), default=[])
+    last = found[-1] if found else {}
+    spent_seconds = last.get("elapsed_seconds", 0.0) + max(now - last.get("time", now), 0.0)
+    return [row for row in found if row["step"] <= step], spent_seconds

@@ -75,6 +75,22 @@ def test_a_response_that_another_server_began_is_as_long_as_it_was_to_be() -> No
     served(body, Lengths(100, 100))
 
 
+def test_a_response_that_ends_where_a_stretch_does_is_not_drawn_on() -> None:
+    async def body(server: EmulatedServer) -> None:
+        (sample,) = await server.generate((2, 3), sampling(64), 10.0)
+        assert (len(sample.tokens), sample.tokens[-1], sample.finish_reason) == (64, STOP, "stop")
+
+    served(body, Lengths(64, 256, "empirical", values=(64,)))
+
+
+def test_a_response_that_may_not_be_longer_is_cut_off() -> None:
+    async def body(server: EmulatedServer) -> None:
+        (sample,) = await server.generate((2, 3), sampling(64), 10.0)
+        assert (sample.tokens, sample.finish_reason) == ((FILLER,) * 64, "length")
+
+    served(body, Lengths(64, 64))
+
+
 def test_lengths_have_the_mean_that_the_planner_was_told() -> None:
     async def body(server: EmulatedServer) -> None:
         drawn = await asyncio.gather(*(server.generate((2, n), sampling(400), 10.0) for n in range(10, 410)))

@@ -110,7 +110,17 @@ def test_what_went_into_steps_that_were_lost_counts_against_goodput(tmp_path: Pa
     (fault,) = summary["faults"]
     assert (fault["what"], fault["step"]) == ("taken up behind step 2", 3)
     assert fault["seconds"] == pytest.approx(109.0 - 80.0 - 20.0, abs=1.0)
-    assert rows_until([tmp_path / "before" / "metrics.jsonl"], 4, 2e9) == ([], 0.0)
+
+
+def test_a_row_that_is_missing_takes_no_other_with_it(tmp_path: Path) -> None:
+    for name, steps in (("short", (1, 2)), ("long", (1, 2, 4)), ("later", (5, 6, 7, 8, 9))):
+        for step in steps:
+            times = {"elapsed_seconds": 10.0 * step, "time": 1e9 + 10.0 * step}
+            append_line(tmp_path / name, {"step": step, **times})
+    files = [tmp_path / name for name in ("nowhere", "short", "long", "later")]
+    rows, spent_seconds = rows_until(files, 5, 1e9 + 42.0)
+    assert ([row["step"] for row in rows], spent_seconds) == ([1, 2, 4], 42.0)
+    assert rows_until([], 4, 1e9) == rows_until(files[:1], 4, 1e9) == ([], 0.0)
 
 
 def test_what_another_clock_says_makes_no_run_shorter(tmp_path: Path) -> None:
