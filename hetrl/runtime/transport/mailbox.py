@@ -19,7 +19,14 @@ class RunAborted(HetrlError):  # noqa: N818 - it says what happened to the run
 
 
 class DeadlineError(HetrlError):
-    """Nobody answered, sent or took anything in time; the message says who and who waited."""
+    """Nobody answered, sent or took anything in time; the message says who and who waited.
+
+    `stuck` are the receivers that had no room for what was to be sent, which then went to none.
+    """
+
+    def __init__(self, message: str, stuck: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.stuck = stuck
 
 
 @dataclass(frozen=True)

@@ -250,10 +250,11 @@ class Member:
                     await self._moved.wait()
                     self._mailbox.check()
         except TimeoutError:
-            stuck = ", ".join(self._exchange.stuck(shipment))
+            stuck = self._exchange.stuck(shipment)
             raise DeadlineError(
-                f"{stuck} took nothing from {self.address} for {SEND_SECONDS:g} s ({type(message).__name__}); "
-                "look into its log"
+                f"{', '.join(stuck)} took nothing from {self.address} for {SEND_SECONDS:g} s "
+                f"({type(message).__name__}); look into its log",
+                stuck,
             ) from None
         finally:
             if not shipment.posted:

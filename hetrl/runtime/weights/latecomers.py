@@ -27,7 +27,7 @@ class Latecomers:
 
     def __init__(self, member: Member, request: wire.CatchUp, kept: Kept) -> None:
         self._member, self._request, self._kept = member, request, kept
-        self._party = Party(member, request.receivers, gives_way=request.gives_way)
+        self._party = Party(member, request.receivers, gives_way=request.gives_way, least=0)
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
         self._version, self._digest, self._bytes = request.version, "", 0  # of what was brought last
         for receiver in request.receivers:  # who lacks what it proved was started again

@@ -9,7 +9,7 @@ from msgspec import structs
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.transport.chunks import Buffer
-from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.transport.member import DeadlineError, Envelope, Member
 
 APPLY_SECONDS = 600.0
 SLOWEST_BYTES_PER_S = 1e8  # of writing, hashing and loading a version: a file system over the network
@@ -22,12 +22,13 @@ class RefusedError(HetrlError):
 class Party:
     """Those that get a version; `left_out` has the cause of each that is not among them any more.
 
-    All that they get goes through one channel, behind other weights if it `gives_way`: what is left of a version that
+    Who takes nothing for too long is left out as long as `least` remain (None: nobody is), else the version fails. All
+    that they get goes through one channel, behind other weights if it `gives_way`: what is left of a version that
     somebody missed does not overtake the next.
     """
 
-    def __init__(self, member: Member, receivers: Iterable[str], *, gives_way: bool) -> None:
-        self._member, self._gives_way = member, gives_way
+    def __init__(self, member: Member, receivers: Iterable[str], *, gives_way: bool, least: int | None) -> None:
+        self._member, self._gives_way, self._least = member, gives_way, least
         self._channel = wire.priority_of(wire.WeightsBegin(version=0, gives_way=gives_way))
         self.present = [*receivers]
         self.left_out: dict[str, str] = {}
@@ -50,8 +51,15 @@ class Party:
 
     async def send(self, to: Sequence[str], message: wire.TravellingWeights, buffers: Sequence[Buffer] = ()) -> None:
         """Send something to those of some that are present."""
-        if present := [one for one in to if one in self.present]:
-            await self._member.send(present, structs.replace(message, gives_way=self._gives_way), buffers)
+        while present := [one for one in to if one in self.present]:
+            try:
+                await self._member.send(present, structs.replace(message, gives_way=self._gives_way), buffers)
+                return
+            except DeadlineError as error:
+                stuck = {one: str(error) for one in error.stuck if one in self.present}
+                if not stuck or self._least is None or len(self.present) - len(stuck) < self._least:
+                    raise
+                self.leave_out(stuck)
 
     async def word_of(
         self, receiver: str, version: int, digest: str, pieces: Iterable[wire.WeightsTensor], *, load: bool = True

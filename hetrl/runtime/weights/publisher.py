@@ -47,7 +47,7 @@ class Publisher:
     def __init__(self, member: Member, request: wire.Publish, kept: Kept) -> None:
         self._member, self._request, self._kept = member, request, kept
         self._loop = asyncio.get_running_loop()
-        self._party = Party(member, request.receivers, gives_way=request.gives_way)
+        self._party = Party(member, request.receivers, gives_way=request.gives_way, least=request.quorum)
         self._sends = True
         self._cuts: asyncio.Queue[Cut | None] = asyncio.Queue()  # None: all are taken
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
@@ -176,6 +176,7 @@ class Publisher:
             self._kept.proven.pop(receiver, None)
         for receiver in applied:
             self._kept.proven[receiver] = self._request.version
+        self._kept.behind |= {*self._party.left_out}
         self._kept.settle()
 
     def _of(self, *, holders: bool) -> list[str]:
