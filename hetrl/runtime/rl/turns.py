@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from hetrl.runtime import wire
 from hetrl.runtime.rl.timeline import Timeline
-from hetrl.runtime.transport.member import Member
+from hetrl.runtime.transport.member import Envelope, Member
 from hetrl.stopwatch import Stopwatch
 from hetrl.workload import ACTOR_GENERATION, INFERENCES, TASKS, TRAININGS
 
@@ -73,6 +73,7 @@ class Turns:
         self._groups = [_Group(parties) for parties in groups]
         self._of = {name: group for group in self._groups for name in group.parties}
         self._forgotten: set[str] = set()
+        self._asked: dict[str, asyncio.Future[Envelope]] = {}
         self.timeline = Timeline()
         self.seconds = 0.0  # what all changes took so far
         self._awake = Stopwatch(time.monotonic)  # goes while generation is
@@ -101,8 +102,10 @@ class Turns:
         return self._awake.seconds
 
     def forget(self, address: str) -> None:
-        """Tell a member nothing any more: it is lost."""
+        """Tell a member nothing any more, and wait for it no longer: it is lost."""
         self._forgotten.add(address)
+        if (asked := self._asked.get(address)) is not None:
+            asked.cancel()
 
     @asynccontextmanager
     async def of(self, task: str, batch: int | None = None) -> AsyncIterator[None]:
@@ -213,9 +216,17 @@ class Turns:
     ) -> None:
         """Send to all members of a task and wait for all; raises what `Member.request` does."""
         doing = f"{task}: {type(message).__name__.lower()}"
-        asked = (
-            self._member.request(to, message, timeout_seconds=timeout_seconds, doing=doing)
-            for to in group.parties[task].addresses
-            if to not in self._forgotten
-        )
-        await asyncio.gather(*asked)
+
+        async def ask(to: str) -> None:
+            request = self._member.request(to, message, timeout_seconds=timeout_seconds, doing=doing)
+            self._asked[to] = asked = asyncio.ensure_future(request)
+            try:
+                await asked
+            except asyncio.CancelledError:
+                this = asyncio.current_task()
+                if to not in self._forgotten or this is None or this.cancelling():
+                    raise
+            finally:
+                del self._asked[to]
+
+        await asyncio.gather(*(ask(to) for to in group.parties[task].addresses if to not in self._forgotten))

@@ -132,12 +132,12 @@ class Run:
         return Sampler(self.draws, self.turns, settings)
 
     def spare(self, member: str, error: HetrlError) -> bool:
-        """Whether the run goes on without a member: it does without a replica of generation, as long as one is left."""
+        """Whether the run goes on without a member: a keeper, or a replica of generation as long as one is left."""
         if member in self.draws.replicas:
             self.draws.lost(member, error)
         elif member in self.absent:
             self.record.replica_lost(member, error)
-        return member in self.context.replicas
+        return member in self.context.replicas or wire.role_of(member) == wire.KEEPER
 
     def back(self, member: str) -> bool:
         """Whether a member that was started again, or comes late, takes part: a replica with devices of its own."""

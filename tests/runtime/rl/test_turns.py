@@ -389,3 +389,40 @@ def test_a_member_that_is_lost_is_told_nothing_more() -> None:
         assert ADDRESSES[ACTOR_GENERATION][1] not in {to for to, _ in members.told}
 
     asyncio.run(run())
+
+
+def test_a_member_that_is_lost_while_it_is_to_sleep_is_waited_for_no_longer() -> None:
+    """It hangs; but who gives up waiting for a turn still hears of that."""
+    hanging = ADDRESSES[ACTOR_GENERATION][1]
+
+    class Hanging(Members):
+        async def request(self, to: str, message: Any, **more: Any) -> Any:
+            if to == hanging and isinstance(message, wire.Sleep):
+                self.awake.discard(to)
+                await asyncio.Event().wait()
+            return await super().request(to, message, **more)
+
+    async def run(lost: bool) -> None:
+        members = Hanging([ALL])
+        parties = {task: Party(ADDRESSES[task], "offload") for task in ALL}
+        turns = Turns(cast(Member, members), [parties], new_weights=True)
+        async with turns.prompt():
+            pass
+
+        async def score() -> None:
+            async with turns.of(REFERENCE_INFERENCE, 1):
+                assert members.awake == set(ADDRESSES[REFERENCE_INFERENCE])
+
+        scoring = asyncio.ensure_future(score())
+        done, _ = await asyncio.wait([scoring], timeout=0.1)
+        assert not done
+        if lost:
+            turns.forget(hanging)
+            await asyncio.wait_for(scoring, 10)
+            return
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(scoring, 10)
+
+    asyncio.run(run(lost=True))
+    asyncio.run(run(lost=False))

@@ -7,7 +7,8 @@ import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -78,3 +79,11 @@ def test_members_hear_it_where_the_disk_takes_no_event(tmp_path: Path, monkeypat
     member, ended = _ended_by(FULL, tmp_path, monkeypatch)
     assert [kind for kind, _ in member.sent] == ["Abort"]
     assert "No space left on device: 'events.jsonl'; mend this, then `hetrl resume`" in str(ended)
+
+
+def test_a_run_goes_on_without_replicas_and_keepers_of_checkpoints() -> None:
+    replicas = ("beta/actor_generation/0",)
+    context, draws = SimpleNamespace(replicas=replicas), SimpleNamespace(replicas=(), lost=None)
+    run = cast(controller.Run, SimpleNamespace(context=context, draws=draws, absent=set()))
+    members = (*replicas, "beta/keeper/3", "alpha/actor_training/0")
+    assert [controller.Run.spare(run, member, HetrlError("gone")) for member in members] == [True, True, False]
