@@ -121,9 +121,7 @@ def training_cost(name: str, task: TaskPlan, model: CostModel, sharing: Mapping[
     parts = {"pipeline": steps * slowest, "reduction": steps * left, "update": steps * update}
     scored = name == ACTOR_TRAINING and workload.scores_batch
     if scored:
-        there = hops_of(replicas, samples, model.topology, {}, back=False)
-        shared = [there.shared(placed, count) for placed, count in zip(replicas, samples, strict=True)]
-        parts[OLD_LOGPROBS] = _forward_seconds(task, shared, workload)
+        parts[OLD_LOGPROBS] = _forward_seconds(task, replicas, model)
     ahead: defaultdict[Direction, float] = defaultdict(float)
     wan = defaultdict(float, {direction: steps * load for direction, load in wan_reduction_bytes(rings).items()})
     for replica, placed in zip(task.replicas, replicas, strict=True):
@@ -189,15 +187,17 @@ def gradient_rings(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], model
 
 def inference_cost(name: str, task: TaskPlan, model: CostModel) -> Cost:
     """Return the seconds of one forward pass over the iteration's samples: the slowest replica."""
-    seconds = _forward_seconds(task, place_all(name, task.replicas, model), model.workload)
+    seconds = _forward_seconds(task, place_all(name, task.replicas, model), model)
     return Cost(seconds, {}, {"forward": seconds})
 
 
-def _forward_seconds(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], workload: Workload) -> float:
-    """Return the time of a forward pass over the batch on the slowest replica of a task."""
-    slowest = 0.0
+def _forward_seconds(task: TaskPlan, replicas: Sequence[tuple[Placed, ...]], model: CostModel) -> float:
+    """Return the time of a forward pass over the batch on the slowest replica of a task; hops share links and cards."""
+    slowest, workload = 0.0, model.workload
+    hops = hops_of(replicas, [replica.samples for replica in task.replicas], model.topology, {}, back=False)
     memo: dict[object, float] = {}
-    for replica, placed in zip(task.replicas, replicas, strict=True):
+    for replica, stages in zip(task.replicas, replicas, strict=True):
+        placed = hops.shared(stages, replica.samples)
         key = (replica.samples, tuple((stage.shape, stage.peers, stage.hop) for stage in placed))
         if key not in memo:
             memo[key] = forward_pipeline_seconds(placed, replica.samples, task.micro_batch, workload)

@@ -9,7 +9,7 @@ import pytest
 from hetrl.cost.hops import hops_of
 from hetrl.cost.model import CostModel
 from hetrl.cost.stages import place_all
-from hetrl.cost.training import training_cost
+from hetrl.cost.training import inference_cost, training_cost
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.plan.plan import Plan, Replica, Stage
 from tests.simulator.simulate_cases import ONE_STAGE, small_plan, small_workload, trained_seconds
@@ -87,6 +87,21 @@ def test_hops_between_nodes_of_a_site_share_their_network_cards() -> None:
     predicted = training_cost("actor_training", plan.tasks["actor_training"], CostModel(topology, alike), {})
     played, _ = trained_seconds(plan, topology, workload)
     assert predicted.seconds == pytest.approx(played, rel=0.05)
+
+
+def test_inferences_share_network_cards_as_trainings_do() -> None:
+    def seconds(nic_gbps: float, count: int) -> float:
+        nodes = tuple(Node(f"n{index}", "a100-80gb", 4, nic_gbps=nic_gbps) for index in range(2))
+        stages = [(Stage((f"a/n0/{i}",), (0, 20)), Stage((f"a/n1/{i}",), (20, 28))) for i in range(count)]
+        workload = small_workload(samples=8 * count)
+        task = replace(
+            small_plan(workload, ONE_STAGE).tasks["actor_training"],
+            replicas=tuple(Replica(8, pair) for pair in stages),
+        )
+        return inference_cost("actor_training", task, CostModel(Topology((Site("a", nodes),)), workload)).seconds
+
+    assert seconds(0.5, 4) == pytest.approx(seconds(0.5 / 4, 1))
+    assert seconds(0.5, 4) > 2 * seconds(0.5, 1)
 
 
 @pytest.mark.parametrize(
