@@ -45,7 +45,9 @@ def packing(response: Lengths, prompt_tokens: int, place: int, micro_batch: int)
         lengths = [prompt_tokens + length for length in responses]
         filled = [sum(lengths[i] for i in part) for part in micro_batches(range(len(lengths)), lengths, micro_batch)]
         count, fullest, tokens = count + len(filled), fullest + max(filled), tokens + sum(filled)
-    return Packing(count / (DEALT[place] * len(replicas)), fullest * count / (tokens * len(replicas)))
+    # What is counted for the nearest number of samples is exact for the others where all are equally long.
+    per_sample = 1 / micro_batch if response.kind == "fixed" else count / (DEALT[place] * len(replicas))
+    return Packing(per_sample, fullest * count / (tokens * len(replicas)))
 
 
 @lru_cache(maxsize=256)

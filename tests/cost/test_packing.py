@@ -7,6 +7,7 @@ from statistics import fmean
 
 import pytest
 
+from hetrl.cost.formulas import micro_batch_count
 from hetrl.cost.packing import DEALT, nearest, packing
 from hetrl.dealing import micro_batches
 from hetrl.lengths import Lengths, empirical
@@ -40,7 +41,7 @@ def test_shares_are_those_of_many_drawn_replicas(kind: str, samples: int, micro_
 def test_samples_of_one_length_fill_micro_batches_evenly(samples: int) -> None:
     found = packing(Lengths(500.0, 500), PROMPT_TOKENS, nearest(samples), 4)
     count = -(-samples // 4)
-    assert found.per_sample == count / samples
+    assert micro_batch_count(samples, found.per_sample) == count
     assert found.fullest == pytest.approx(-(-samples // count) * count / samples)
 
 
@@ -48,3 +49,10 @@ def test_the_nearest_number_is_dealt() -> None:
     for samples in range(1, 600):
         there = abs(DEALT[nearest(samples)] - samples)
         assert all(there <= abs(other - samples) for other in DEALT)
+
+
+@pytest.mark.parametrize("samples", [1, 33, 86, 100, 519])
+@pytest.mark.parametrize("micro_batch", [1, 3, 16, 64])
+def test_samples_of_one_length_make_as_few_micro_batches_as_they_can(samples: int, micro_batch: int) -> None:
+    packed = packing(Lengths(100, 100), 10, nearest(samples), micro_batch)
+    assert micro_batch_count(samples, packed.per_sample) == -(-samples // micro_batch)
