@@ -6,16 +6,21 @@ functions):
 
     seconds = sum over resources of d seconds / d slowness          slowness: 1, twice as slow: 2
 
-Only what somebody waits for counts. A transfer that hides behind a longer one has the derivative 0, and two that end
-together share it. A derivative may be negative: in mode async a version that is slower may find generation running, and
-one that is trained later may have the link to itself. No formula of the cost model is repeated here: the derivative is
-taken from two predictions.
+Only what somebody waits for counts. A transfer that hides behind a longer one has the derivative 0. Where several
+resources end together there is a kink and no derivative: slower, each of them costs the whole time, faster, none saves
+any. A part is then what both directions agree on, and what these leave over is shared by how far they disagree:
+
+    part = least + (seconds - sum of least) * bend / sum of bends         least: the smaller one of both differences
+                                                                          bend: how much larger the other one is
+A derivative may be negative: in mode async a version that is slower may find generation running, and one that is
+trained later may have the link to itself. No formula of the cost model is repeated here: the derivative is taken from
+three predictions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
@@ -28,7 +33,7 @@ from hetrl.workload import ITERATION
 
 Key = TypeVar("Key")
 MOVES = "state in and out"  # of GPU memory: what `idle_state: offload` costs
-STEP = 1e-3  # of the central difference: its error is of the order of 1e-6
+STEP = 1e-3  # of the differences: the error of a central one is of the order of 1e-6
 LEAST = 1e-4  # smaller shares of a time, either way, are left out
 
 
@@ -38,6 +43,25 @@ class Part:
 
     name: str
     seconds: float
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How fast a time grows where a resource (or task) takes longer, and falls where it takes less long."""
+
+    name: str
+    slower: float
+    faster: float
+
+    @property
+    def central(self) -> float:
+        """Return the central difference, the derivative where there is one."""
+        return (self.slower + self.faster) / 2
+
+    @property
+    def bend(self) -> float:
+        """Return by how much both sides differ."""
+        return abs(self.slower - self.faster)
 
 
 @dataclass(frozen=True)
@@ -139,15 +163,35 @@ def derivatives(
 ) -> dict[str, tuple[Part, ...]]:
     """Return the parts of each of the times that a function of the cost model returns."""
     usual = times(model)
-    parts: dict[str, list[Part]] = {name: [] for name in usual}
+    slopes: dict[str, list[Slope]] = {name: [] for name in usual}
     for resource in among:
         slow = times(resource.slower(model, 1 + STEP))
         if slow == usual:  # nobody waits for it, as for most links of many sites
             continue
         fast = times(resource.slower(model, 1 - STEP))
-        for name, seconds in slow.items():
-            parts[name].append(Part(resource.name, (seconds - fast[name]) / (2 * STEP)))
-    return {name: _largest_first(found) for name, found in parts.items()}
+        for name, seconds in usual.items():
+            slopes[name].append(_slope(resource.name, seconds, slow[name], fast[name]))
+    return {name: _largest_first(parts_of(found, usual[name])) for name, found in slopes.items()}
+
+
+def _slope(name: str, usual: float, slow: float, fast: float) -> Slope:
+    return Slope(name, (slow - usual) / STEP, (usual - fast) / STEP)
+
+
+def parts_of(slopes: Sequence[Slope], seconds: float) -> list[Part]:
+    """Return the part of each slope in a time: they sum to it where there is a kink, too.
+
+    What saves time by being slower keeps its central difference.
+    """
+    bends = sum(slope.bend for slope in slopes if slope.central > 0)
+    if not bends > LEAST * seconds:
+        return [Part(slope.name, slope.central) for slope in slopes]
+    least = [slope.central - slope.bend / 2 if slope.central > 0 else slope.central for slope in slopes]
+    shared = (seconds - sum(least)) / bends
+    return [
+        Part(slope.name, own + shared * slope.bend if slope.central > 0 else own)
+        for slope, own in zip(slopes, least, strict=True)
+    ]
 
 
 def _times(plan: Plan, model: CostModel) -> Mapping[str, float]:
@@ -194,9 +238,19 @@ def critical_path(plan: Plan, model: CostModel) -> tuple[Part, ...]:
         longer = replace(cost, seconds=seconds, parts=parts, wan_bytes=moved, scored_bytes=ahead)
         return plan_seconds(plan, {**costs, name: longer}, syncs, model)
 
-    found = [Part(name, (scaled(name, 1 + STEP) - scaled(name, 1 - STEP)) / (2 * STEP)) for name in (*costs, *trained)]
+    slopes = [_slope(name, total, scaled(name, 1 + STEP), scaled(name, 1 - STEP)) for name in (*costs, *trained)]
+    moves = (plan_seconds(plan, costs, syncs, _slower_moves(plan, model, factor)) for factor in (1 + STEP, 1 - STEP))
+    *found, _ = parts_of([*slopes, _slope(MOVES, total, *moves)], total)
     rest = total - sum(part.seconds for part in found)
     return (*found, Part(MOVES, rest)) if abs(rest) > LEAST * total else tuple(found)
+
+
+def _slower_moves(plan: Plan, model: CostModel, factor: float) -> CostModel:
+    """Return the cost model with a slower PCIe: of given costs, it changes what moves state in and out alone."""
+    for gpu in {model.topology.device_by_id[device].gpu for device in plan.devices}:
+        slower = _divided("host_bytes_per_s")(model.efficiencies.rates(gpu), factor)
+        model = replace(model, efficiencies=model.efficiencies.with_rates(gpu, slower))
+    return model
 
 
 def _scaled(amounts: Mapping[Key, float], factor: float) -> dict[Key, float]:

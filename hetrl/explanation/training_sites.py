@@ -28,6 +28,7 @@ from hetrl.search.space import powers_of_two
 from hetrl.workload import ACTOR_TRAINING, ENGINE_OF_TASK
 
 MICRO_BATCHES = (1, 4)
+_ENGINE = ENGINE_OF_TASK[ACTOR_TRAINING]
 Block = tuple[Device, ...]  # the tensor-parallel ranks of one stage, in one node
 
 
@@ -43,12 +44,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class TrainingSites:
-    """Where the plan trains, and what training would take at best in one site and in two; None: it does not fit."""
+    """Where the plan trains, and what training would take at best in one site and in two.
+
+    None: it does not fit, or of two, `why_not_two` says why there are none.
+    """
 
     sites: tuple[str, ...]
     seconds: float
     one: Spread | None
     two: Spread | None
+    why_not_two: str = ""
 
 
 def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
@@ -57,7 +62,7 @@ def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
         return None
     task = plan.tasks[ACTOR_TRAINING]
     here = tuple(sites_of(task.devices))
-    able = [site for site in model.topology.whole_gpus.sites if ENGINE_OF_TASK[ACTOR_TRAINING] in site.engines]
+    able = [site for site in model.topology.whole_gpus.sites if _ENGINE in site.engines]
     pairs = [
         (site, other)
         for site in able
@@ -69,7 +74,16 @@ def training_sites(plan: Plan, model: CostModel) -> TrainingSites | None:
         seconds=task_cost(ACTOR_TRAINING, task, model).seconds,
         one=_best([(site,) for site in able], plan, model),
         two=_best(pairs, plan, model),
+        why_not_two="" if pairs else _no_pair(here, able),
     )
+
+
+def _no_pair(here: Sequence[str], able: Sequence[Site]) -> str:
+    """Return why no two linked sites, of which training is at one, could do it together."""
+    others = [site.name for site in able if site.name not in here]
+    if not others:
+        return f"no other site has whole GPUs and the engine {_ENGINE}"
+    return f"no link joins {', '.join(here)} with {', '.join(others)}, where training could be, too"
 
 
 def _best(sets: Sequence[tuple[Site, ...]], plan: Plan, model: CostModel) -> Spread | None:

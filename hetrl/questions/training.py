@@ -8,7 +8,7 @@ nothing fits in any: the layout that needs the least memory is the answer, and d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import product
 
@@ -32,17 +32,18 @@ MICRO_BATCHES: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 
 
 def training(asked: SoloTraining) -> Answer:
-    """Return one optimiser step of the layout that the question names, or of the best legal one."""
+    """Return one optimiser step of the layout that the question names, or of the best legal one.
+
+    Raises UsageError for numbers that are not positive, and where no layout is legal.
+    """
     gpu_type(asked.gpu)
     positive(gpus=asked.gpus, sequence=asked.sequence, samples=asked.samples, micro_batch=asked.micro_batch)
-    positive(tp=asked.tensor, pp=asked.pipeline, dp=asked.data, nic_gbps=asked.nic_gbps)
+    positive(tp=asked.tensor, pp=asked.pipeline, dp=asked.data, node_gpus=asked.node_gpus, nic_gbps=asked.nic_gbps)
     found = best_step(asked)
     if found is None:
-        model = asked.architecture
         raise UsageError(
             f"no legal layout of {asked.gpus} GPUs with tp={asked.tensor or 'any'}, pp={asked.pipeline or 'any'}, "
-            f"dp={asked.data or 'any'}: they must multiply to --gpus, tp must divide {model.heads} heads and "
-            f"{model.kv_heads} key-value heads and fit a node of {asked.node_gpus}, pp at most {model.layers} layers"
+            f"dp={asked.data or 'any'}: {'; '.join(_causes(asked))}"
         )
     (whole,) = even_stages(asked.architecture, asked.rates, 1, 1)
     flops = 3 * forward_flops(whole, asked.sequence) * found.tokens  # backward: twice the forward
@@ -90,10 +91,45 @@ def _layouts(asked: SoloTraining, offload: str) -> Iterator[Parallelism]:
         for sharding, recompute, size in product(shardings, recomputes, micro_batches):
             # Of one replica there is nothing to share out; full sharding takes the place of the other two.
             alone = sharding != "none" and data == 1 and asked.sharding is None
-            mixed = sharding == "full" and (pipeline > 1 or (tensor > 1 and asked.tensor is None))
+            mixed = sharding == "full" and _is_split(asked, tensor, pipeline)
             if alone or mixed or (pipeline > 1 and offload == "all"):
                 continue
             yield Parallelism(tensor, pipeline, data, size, recompute, sharding, offload)
+
+
+def _is_split(asked: SoloTraining, tensor: int, pipeline: int) -> bool:
+    """Return whether layers or stages are split in a way that full sharding does not go with."""
+    return pipeline > 1 or (tensor > 1 and asked.tensor is None)
+
+
+def _causes(asked: SoloTraining) -> list[str]:
+    """Return what rules out every layout of a question that has no legal one, as in `_layouts`."""
+    model, samples = asked.architecture, asked.samples
+    left = [grid for grid in grids(asked) if grid[1] <= model.layers]
+    if not left:
+        return [
+            f"they must multiply to --gpus, tp must divide {model.heads} heads and {model.kv_heads} key-value heads "
+            f"and fit a node of {asked.node_gpus}, pp at most {model.layers} layers"
+        ]
+    if samples is not None and asked.micro_batch is not None and asked.micro_batch > samples:
+        return [f"--micro-batch {asked.micro_batch} is more than --samples {samples}; lower it, or raise --samples"]
+    rules: dict[str, Callable[[int, int, int], bool]] = {
+        f"--samples {samples} lets dp be {samples} at most": lambda _tensor, _pipeline, data: (
+            samples is not None and data > samples
+        ),
+        "--offload all needs pp=1 (--offload optimizer does not)": lambda _tensor, pipeline, _data: (
+            asked.offload == "all" and pipeline > 1
+        ),
+        "--sharding full needs pp=1, and tp=1 unless --tp says otherwise": lambda tensor, pipeline, _data: (
+            asked.sharding == "full" and _is_split(asked, tensor, pipeline)
+        ),
+    }
+    causes = []
+    for cause, rules_out in rules.items():
+        kept = [grid for grid in left if not rules_out(*grid)]
+        causes += [cause] if len(kept) < len(left) else []
+        left = kept
+    return causes
 
 
 def grids(asked: SoloTraining) -> Iterator[tuple[int, int, int]]:

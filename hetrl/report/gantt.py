@@ -164,8 +164,11 @@ class GroupWaits:
 
 
 def group_waits(rows: Sequence[Row], plan: Plan) -> list[GroupWaits]:
-    """Return the waits of every group of the plan: the medians over the steps; none before the first step."""
-    timed = [row for row in rows if "waits" in row]
+    """Return the waits of every group of the plan: the medians over the steps; none before the first step.
+
+    Rows of another number of groups are of another plan, and left out.
+    """
+    timed = [row for row in rows if len(row.get("waits", ())) == len(plan.groups)]
     if not timed:
         return []
     iteration = statistics.median(row["seconds"][ITERATION] for row in timed)

@@ -30,7 +30,8 @@ def training_reason(training: TrainingSites) -> str:
     """Return why training is in one site or in several, with the best that either could have."""
     sites, one, two = training.sites, training.one, training.two
     here = f"{', '.join(sites)}, {figure(training.seconds)} s"
-    best = f"With nothing else on their GPUs it takes in one site {_spread(one)}, in two {_spread(two)}."
+    in_two = "" if training.why_not_two else f", in two {_spread(two)}"
+    best = f"With nothing else on their GPUs it takes in one site {_spread(one)}{in_two}."
     if len(sites) > 1:
         if one is None:
             return f"Training is spread over {len(sites)} sites ({here}) because it fits into no site alone. {best}"
@@ -38,7 +39,8 @@ def training_reason(training: TrainingSites) -> str:
         why = f"because one takes {figure(more)} s more" if more > 0 else "although one could be faster"
         return f"Training is spread over {len(sites)} sites ({here}) {why}. {best}"
     if two is None:
-        return f"Training stays in one site ({here}) because it fits into no two linked sites. {best}"
+        why = training.why_not_two or "it fits into no two linked sites"
+        return f"Training stays in one site ({here}) because {why}. {best}"
     if one is None or two.seconds >= one.seconds:
         return f"Training stays in one site ({here}) because two are slower. {best}"
     return f"Training stays in one site ({here}) although two could be faster: the plan has other work there. {best}"

@@ -65,6 +65,7 @@ def run_page(
     `held` (site -> devices that the jobs hold) gives the GPU-hours before the end. `samples` are texts with rewards.
     """
     rows = [row for row in metrics if "step" in row]
+    own = _behind_resumption(rows, events)
     told = [event for event in event_rows(events) if event.kind != "step"]
     known = facts(summary, rows, events, held or {})
     return render(
@@ -78,10 +79,10 @@ def run_page(
         staleness=histogram("Staleness of the samples", staleness_counts(rows), "versions behind the trainer"),
         samples=_newest_of_some_steps(samples),
         asynchronous=is_asynchronous(plan),
-        replicas=_replica_bars(rows, is_asynchronous(plan)),
-        gantt=gantt(plan, rows),
-        seconds=_seconds(summary, rows, plan),
-        waits=group_waits(rows, plan),
+        replicas=_replica_bars(own, is_asynchronous(plan)),
+        gantt=gantt(plan, own),
+        seconds=_seconds(summary, own, plan),
+        waits=group_waits(own, plan),
         used=len(plan.devices),
         marks=marks(plan),
         mark_of_task=mark_of_task(plan),
@@ -98,6 +99,12 @@ def run_page(
         events=told[-_MOST_ROWS:],
         left_out=max(0, len(told) - _MOST_ROWS),
     )
+
+
+def _behind_resumption(rows: Sequence[Row], events: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows of this run alone: those of the one that it goes on from may be of another plan."""
+    resumed = next((event for event in reversed(events) if event.get("kind") == "resumed"), {})
+    return rows[resumed.get("rows", 0) :]
 
 
 def _newest_of_some_steps(samples: Sequence[Row]) -> list[Row]:

@@ -17,17 +17,26 @@ from hetrl.cost.model import CostModel
 from hetrl.cost.objective import COST, Objective
 from hetrl.explanation import Explanation, explain, with_choices
 from hetrl.explanation.idle import idle
-from hetrl.explanation.resources import ITERATION, Resource, attribution, critical_path, derivatives
+from hetrl.explanation.resources import (
+    ITERATION,
+    Resource,
+    Slope,
+    attribution,
+    critical_path,
+    derivatives,
+    parts_of,
+    resources,
+)
 from hetrl.explanation.training_sites import shares, training_sites
 from hetrl.explanation.what_if import UNCHANGED, questions, runner_up, study
 from hetrl.explanation.worse_links import ALL, worse_links
 from hetrl.hardware import Link, Node, Site, Topology
-from hetrl.plan.plan import Plan
+from hetrl.plan.plan import Group, Plan, Replica, Route, Stage
 from hetrl.problem import Problem, read_problem
-from hetrl.report.reasons import worse_links_reason
+from hetrl.report.reasons import training_reason, worse_links_reason
 from hetrl.search import solve
 from hetrl.search.sha_ea import groupings
-from hetrl.workload import Lengths, Workload
+from hetrl.workload import Lengths, Workload, architecture
 from launch.cli import main
 from tests.launch.launch_cases import ROOT
 from tests.plan.plan_cases import plan, topology, workload
@@ -59,6 +68,42 @@ def spread_training() -> Plan:
     return replace(base, tasks=tasks)
 
 
+def star(*gbps: float) -> tuple[Plan, Topology, Workload]:
+    """Return training at alps that sends its weights to one L4 at each of other sites, over links of so many Gbps."""
+    names = [f"s{index}" for index in range(len(gbps))]
+    around = tuple(Site(name, (Node("l4-0", "l4", 1),)) for name in names)
+    links = tuple(Link(("alps", name), 1.0, rate) for name, rate in zip(names, gbps, strict=True))
+    base, job = plan(), replace(workload(), **MODES["sync"])
+    samples = [8 * count for count in shares([1.0] * len(names), job.samples // 8)]
+    replicas = tuple(
+        Replica(count, (Stage((f"{name}/l4-0/0",), (0, 28)),), 9.5, 64)
+        for name, count in zip(names, samples, strict=True)
+    )
+    reward = replace(base.tasks["reward_inference"], replicas=base.tasks["reference_inference"].replicas[:1])
+    generation = replace(base.tasks["actor_generation"], replicas=replicas)
+    found = replace(
+        base,
+        algorithm=replace(base.algorithm, mode="sync", max_staleness=0),
+        tasks={**base.tasks, "actor_generation": generation, "reward_inference": reward},
+        groups=(
+            Group(tuple(name for name in base.tasks if name != "actor_generation"), base.groups[0].devices),
+            Group(("actor_generation",), generation.devices),
+        ),
+        weight_sync=replace(base.weight_sync, routes=tuple(Route("alps", name) for name in names)),
+        site_order=("alps", *names),
+    )
+    where = Topology((topology().sites[0], *around), links)
+    return with_prediction(found, CostModel(where, job)), where, job
+
+
+def slowed(found: Plan, model: CostModel, gpu: str, factor: float) -> CostModel:
+    """Return the cost model in which all that a type of GPU does takes longer by a factor."""
+    for resource in resources(found, model.topology):
+        if resource.name.startswith(f"{gpu}: "):
+            model = resource.slower(model, factor)
+    return model
+
+
 # What binds
 
 
@@ -78,6 +123,68 @@ def test_what_would_save_time_by_being_slower_counts_too() -> None:
     amounts = {"a": 3.0, "b": 1.0, "c": 1e-5}
     parts = derivatives(among, amounts, lambda now: {"time": 2 * now["a"] - now["b"] + now["c"]})["time"]
     assert [(part.name, part.seconds) for part in parts] == [("a", pytest.approx(6)), ("b", pytest.approx(-1))]
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3, 5])
+def test_links_that_are_equally_slow_share_what_one_alone_would_take(sites: int) -> None:
+    found, where, job = star(*[1.0] * sites)
+    parts = attribution(found, CostModel(where, job))
+    for name, seconds in {**found.predicted.tasks, ITERATION: found.predicted.iteration_seconds}.items():
+        assert sum(part.seconds for part in parts[name]) == pytest.approx(seconds, rel=2e-3)
+    links = [part.seconds for part in parts["weight_sync"] if part.name.startswith("link ")]
+    one, hub, _ = star(1.0)
+    (alone,) = (p.seconds for p in attribution(one, CostModel(hub, job))["weight_sync"] if p.name.startswith("link "))
+    assert links == pytest.approx([alone / sites] * sites, rel=2e-3)
+
+
+@pytest.mark.parametrize("faster", [1.0005, 1.0009, 1.1])
+def test_links_that_are_nearly_as_slow_take_less_of_it(faster: float) -> None:
+    found, where, job = star(1.0, faster, faster, faster)
+    parts = attribution(found, CostModel(where, job))["weight_sync"]
+    assert sum(part.seconds for part in parts) == pytest.approx(found.predicted.tasks["weight_sync"], rel=2e-3)
+    slowest, *others = [part for part in parts if part.name.startswith("link ")]
+    assert slowest.name == "link alps–s0" and all(part.seconds < slowest.seconds / 2 for part in others)
+    assert len(others) == (0 if faster > 1.001 else 3)
+
+
+def test_a_kink_leaves_alone_what_is_smooth_and_what_saves() -> None:
+    tied = [Slope(name, 10.0, 0.0) for name in "abcd"]
+    slopes = [Slope("smooth", 60.0, 60.0), Slope("both", 22.0, 12.0), Slope("saves", -2.0, 0.0), *tied]
+    parts = {part.name: part.seconds for part in parts_of(slopes, 81.0)}
+    assert parts == pytest.approx({"smooth": 60, "both": 14, "saves": -1, **dict.fromkeys("abcd", 2)})
+    assert [part.seconds for part in parts_of([Slope("a", 3.001, 2.999), Slope("b", -1.0, -1.0)], 2.0)] == [3.0, -1.0]
+
+
+def test_three_groups_that_take_equally_long_share_the_iteration() -> None:
+    _, where, job = case("async", max_staleness=8)
+    alps, jsc, lab = where.sites
+    jsc = replace(jsc, nodes=(jsc.nodes[0], replace(jsc.nodes[1], gpu="h100")))
+    where = Topology((alps, jsc, lab), tuple(replace(link, gbps=400.0, delay_ms=0.1) for link in where.links))
+    base = plan()
+    spots = {
+        "actor_generation": "lab/l4-0/0",
+        "reference_inference": "jsc/l40s-0/0",
+        "reward_inference": "jsc/l40s-1/0",
+    }
+    alone = {
+        name: replace(
+            base.tasks[name], replicas=(Replica(64, (Stage((spot,), (0, 28)),), 9.5, 64),), idle_state="resident"
+        )
+        for name, spot in spots.items()
+    }
+    groups = (Group(("actor_training",), base.groups[0].devices), *(Group((n,), (spot,)) for n, spot in spots.items()))
+    sync = replace(base.weight_sync, routes=(Route("alps", "lab"),))
+    found = replace(base, tasks={**base.tasks, **alone}, groups=groups, weight_sync=sync)
+    model = slowed(found, CostModel(where, job), "l4", 0.01)
+    seconds = predict(found, model).tasks
+    for gpu, task in (("l40s", "reference_inference"), ("h100", "reward_inference")):
+        model = slowed(found, model, gpu, seconds["actor_training"] / seconds[task])
+    third = predict(found, model).iteration_seconds / 3
+    path = {part.name: part.seconds for part in critical_path(found, model) if part.seconds > 0}
+    assert path == pytest.approx(dict.fromkeys(("reference_inference", "reward_inference", "actor_training"), third))
+    parts = attribution(found, model)[ITERATION]
+    assert sum(part.seconds for part in parts) == pytest.approx(3 * third, rel=2e-3)
+    assert sum(part.seconds for part in parts if part.name.startswith("l40s")) == pytest.approx(third, rel=2e-3)
 
 
 @settings(max_examples=20)
@@ -188,6 +295,28 @@ def test_a_plan_that_crosses_is_asked_what_one_that_does_not_would_take() -> Non
 def test_one_site_alone_has_nothing_to_compare() -> None:
     found, where, job = case()
     assert training_sites(found, CostModel(Topology(where.sites[:1]), job)) is None
+
+
+def test_why_there_are_no_two_sites_that_could_train_is_told_apart() -> None:
+    found, where, job = case("sync")
+    alps, jsc, lab = where.sites
+    rollouts_only = tuple(replace(site, engines=("vllm",)) for site in (jsc, lab))
+    huge = replace(job, actor=architecture("qwen2.5-72b"))
+    for sites, trained, why in (
+        (where, job, ""),
+        (Topology((alps, *rollouts_only), where.links), job, "no other site has whole GPUs and the engine megatron"),
+        (Topology(where.sites, where.links[2:]), job, "no link joins alps with jsc, lab, where training could be, too"),
+        (where, huge, ""),
+    ):
+        compared = training_sites(found, CostModel(sites, trained))
+        assert compared is not None and compared.why_not_two == why
+        said = training_reason(compared)
+        if trained is huge:
+            assert "because it fits into no two linked sites" in said
+        elif why:
+            assert f"because {why}. With" in said and "fit" not in said and "in two" not in said
+        else:
+            assert "because two are slower" in said and "in two" in said
 
 
 @given(st.lists(st.floats(0.1, 100), min_size=1, max_size=8), st.integers(8, 200))

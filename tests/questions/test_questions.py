@@ -32,6 +32,7 @@ from tests.plan.plan_cases import plan, topology as plan_topology, workload as p
 
 ROOT = Path(__file__).parents[2]
 SEVEN_B = architecture("qwen2.5-7b")
+TRAINING = "training --architecture qwen2.5-7b --gpu a100-80gb --gpus 8 --sequence 2048"
 QUESTION = ["predict", "--task", "generation", "--architecture", "qwen2.5-7b", "--gpu", "a100-80gb"]
 
 
@@ -368,6 +369,13 @@ def test_every_task_answers_in_a_table(
         ("decode-layer --architecture qwen2.5-7b --gpu l4 --context -1", "--context must be a number of tokens"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 8 --sequence 128 --tp 3", "no legal layout of 8 GPUs"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 0 --sequence 128", "--gpus must be positive"),
+        (f"{TRAINING} --node-gpus 0", "--node-gpus must be positive, not 0"),
+        (f"{TRAINING} --dp 3", "dp=3: they must multiply to --gpus"),
+        (f"{TRAINING} --offload all --pp 2", "pp=2, dp=any: --offload all needs pp=1 (--offload optimizer does not)\n"),
+        (f"{TRAINING} --micro-batch 64 --samples 8", "--micro-batch 64 is more than --samples 8; lower it, or raise"),
+        (f"{TRAINING} --samples 2 --tp 1 --pp 1", "pp=1, dp=any: --samples 2 lets dp be 2 at most\n"),
+        (f"{TRAINING} --sharding full --dp 4", "--sharding full needs pp=1, and tp=1 unless --tp says otherwise\n"),
+        (f"{TRAINING} --sharding full --samples 2", "--samples 2 lets dp be 2 at most; --sharding full needs pp=1"),
         ("training --architecture qwen2.5-7b --gpu l4 --gpus 1 --sequence 128 --trainer llmw", 'did you mean "llmq"'),
         ("training --architecture mpt-7b --gpu l4 --gpus 1 --sequence 128 --trainer llm-foundri", '"llm-foundry"?'),
         ("weight-sync --architecture qwen3-8b --topology nowhere.yaml --from a --to b", "No such file"),

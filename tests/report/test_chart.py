@@ -200,6 +200,9 @@ def test_waits_of_groups_are_medians_with_the_longest_reason_first() -> None:
     assert waits[0].reasons == "weight sync 2.00 s, actor training 2.00 s"
     assert (waits[1].seconds, waits[1].reasons, waits[1].devices) == (0.0, "–", len(second.devices))
     assert group_waits([{"step": 1, "seconds": {}}], plan()) == []
+    of_others = [{"step": n, "seconds": {"iteration": 99.0}, "waits": [{"actor_training": 9.0}] * n} for n in (1, 2, 4)]
+    assert group_waits([*of_others, *rows], plan()) == waits
+    assert group_waits(of_others, plan()) == []
 
 
 def test_the_step_with_the_median_time_is_drawn() -> None:

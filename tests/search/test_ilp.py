@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hetrl.cost.check import check
+from hetrl.errors import InfeasibleError
 from hetrl.hardware import Link, Node, Site, Topology
 from hetrl.problem import Problem
 from hetrl.search import solve
@@ -128,6 +129,11 @@ def test_without_time_the_plan_of_sha_ea_is_returned_unproven() -> None:
     start = search(evaluator, Limits(NEVER, EVALUATIONS), 0)
     found = best_in_space(evaluator, start.x, start.seconds, -NEVER)
     assert (found.seconds, found.bound, found.proven) == (start.seconds, 0.0, False)
+
+
+def test_where_the_time_was_too_short_the_error_says_so() -> None:
+    with pytest.raises(InfeasibleError, match=r"within 0 s; 0 were compared.*raise planner\.budget_seconds"):
+        solve(problem(3, "grpo", "sync"), "ilp", 0.0, 0)
 
 
 def test_an_interrupt_returns_the_plan_of_sha_ea_unproven(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def plan(space: Space, budget_seconds: float, made: Made) -> tuple[Plan, int]:
     if best is None and interrupted:
         raise KeyboardInterrupt
     if best is None:
-        raise explain_infeasible(space, f"within {budget_seconds:g} s", "planner.budget_seconds")
+        raise explain_infeasible(space, f"within {budget_seconds:g} s", "planner.budget_seconds", compared)
     seconds, x, evaluator = best
     answer = evaluator.assemble(x, made)
     status = "optimal" if seconds <= bound * (1 + EXACT) else "feasible"
