@@ -37,6 +37,7 @@ class Record:
         self._directory, self._site = directory, site
         self.began = time.time()
         self._start, self._spent_seconds = time.monotonic(), 0.0  # the latter until then, since the first start of all
+        self._rows_before = 0  # of metrics, of another run
         self._open, self._met = dict[str, str](), dict[str, str]()  # faults that go on; those since the last step
         self._named = set[str]()  # all faults so far
         self._engines: dict[str, str] = {}
@@ -125,7 +126,7 @@ class Record:
 
         Of `begun` prompts it has samples that were under way; this one began `spent_seconds` after the first start.
         """
-        self._spent_seconds = spent_seconds
+        self._spent_seconds, self._rows_before = spent_seconds, len(rows)
         self._met["resumed"] = f"taken up behind step {step}"
         for row in rows:
             self._named.update(row.get("faults", ()))
@@ -178,7 +179,7 @@ class Record:
         summary = {
             "run": context.run,
             "name": context.experiment.name,
-            "steps": len(rows),
+            "steps": rows[-1]["step"],
             "reward_first": rows[0]["reward"],
             "reward_last": round(statistics.fmean(row["reward"] for row in rows[-LAST_STEPS:]), 4),
             "reward_last_steps": min(LAST_STEPS, len(rows)),
@@ -187,7 +188,7 @@ class Record:
             "tokens_per_second": round(sum(row["tokens"] for row in rows) / elapsed, 3),
             "engines": self._engines,
             "sites": list(plan.site_order),
-            "tasks": _task_seconds(rows, plan),
+            "tasks": _task_seconds(rows[self._rows_before :] or rows, plan),  # those before may be of another one
             "weight_versions": self._versions(),
             "batch_versions": [[row["step"], row["versions"]] for row in rows],
             "bytes_per_link": {

@@ -101,12 +101,13 @@ def test_what_went_into_steps_that_were_lost_counts_against_goodput(tmp_path: Pa
     assert ([one["step"] for one in rows], spent_seconds) == ([1, 2], 109.0)
     record = Record(tmp_path / "run", "alps")
     record.goes_on(2, 3, rows, 4, spent_seconds)
-    record.step({"step": 3, **row}, 3)
+    record.step({"step": 3, **row, "seconds": {"iteration": 30.0}}, 3)
     context = SimpleNamespace(run="try-1", experiment=SimpleNamespace(name="try"), plan=plan(), held={})
     record.summary(cast(Context, context), NO_LINKS)
     summary: dict[str, Any] = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["elapsed_seconds"] >= 109.0
-    assert summary["goodput"] == pytest.approx(60 / summary["elapsed_seconds"], rel=1e-3)
+    assert summary["tasks"]["iteration"]["measured_seconds"] == 30.0
+    assert summary["goodput"] == pytest.approx(70 / summary["elapsed_seconds"], rel=1e-3)
     (fault,) = summary["faults"]
     assert (fault["what"], fault["step"]) == ("taken up behind step 2", 3)
     assert fault["seconds"] == pytest.approx(109.0 - 80.0 - 20.0, abs=1.0)
