@@ -67,7 +67,7 @@ def prepare_local(
     secrets = relay_secrets(site for site in used if links[site.name].relays)
     keys = make_run_keys(plan.site_order)
     gpus = {device.id: device.gpu for device in problem.topology.devices}
-    run = create_run(problem.experiment.name, config.read_text(), plan, dry=dry_run)
+    run = create_run(problem.experiment.name, config.read_text(encoding="utf-8"), plan, dry=dry_run)
     emulates = problem.experiment.launch.emulates
     rendered = render(plan, gpus, emulates=emulates)
     jobs = commands(rendered, run.id, gpus, {site.name: site.prefix for site in used})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetrl.files import read_lines
+from hetrl.files import read_lines, replace_text
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
@@ -67,7 +67,7 @@ def _staged(run: Run, plan: Plan) -> dict[str, Any]:
 def _write(path: Path, page: Callable[[], str]) -> None:
     """Write a page; one that cannot be drawn is a warning, for a run is worth more than its picture."""
     try:
-        path.write_text(page())
+        replace_text(path, page())
     except Exception as error:
         print(f"warning: {path.name} was not written: {type(error).__name__}: {error}", file=sys.stderr)
 

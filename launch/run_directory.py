@@ -113,7 +113,7 @@ def create_run(name: str, config_text: str, plan: Plan, *, dry: bool = False) ->
             (run.path / "logs" / site).mkdir()
         (run.site(plan.lead_site) / "checkpoints").mkdir()
         (run.path / "checkpoints").symlink_to(Path("sites") / plan.lead_site / "checkpoints")
-        (run.path / "config.yaml").write_text(config_text)
+        (run.path / "config.yaml").write_text(config_text, encoding="utf-8")
         replace_json(run.path / "plan.json", plan.to_json())
     except OSError as error:
         where = error.filename or runs_directory()
@@ -199,7 +199,7 @@ def stage(
     for site in plan.site_order:
         directory, experiment = run.site(site), experiments[site]
         document = yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
-        (directory / "config.yaml").write_text(document)
+        (directory / "config.yaml").write_text(document, encoding="utf-8")
         replace_json(directory / "plan.json", plan.to_json())
         shared = {"run": run.id, "site": site, "bind": gateways[site]}
         described = {**shared, "lead_site": plan.lead_site, "gpus": dict(gpu_by_device), "held": dict(held)}

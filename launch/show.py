@@ -210,16 +210,14 @@ def names_error(line: str) -> bool:
     return _NAMES_ERROR.search(line + " ") is not None
 
 
-def log_tail(path: Path, lines: int | None = None) -> str:
-    """Return the end of a log file (its last `lines`, or 64 KiB); nothing where there is none."""
+def log_tail(path: Path) -> str:
+    """Return the end of a log file, 64 KiB; nothing where there is none."""
     try:
         with path.open("rb") as file:
-            if lines is None:
-                file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-    return text if lines is None else "".join(text.splitlines(keepends=True)[-lines:] if lines else [])
 
 
 def from_here(path: Path) -> str:

@@ -100,7 +100,7 @@ def write_inventory(path: Path, inventory: Inventory) -> None:
 def read_inventory(path: Path) -> Inventory:
     """Read a measured file; raises UsageError where it is not one."""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
         if document.pop("format", None) != INVENTORY_FORMAT:
             raise ValueError(f"its format is not {INVENTORY_FORMAT}")
         return msgspec.convert(document, Inventory)

@@ -110,7 +110,7 @@ def plan_from_json(document: Any, where: str = "plan.json") -> Plan:
 def read_plan(path: Path) -> Plan:
     """Read a plan file; raises UsageError where it is missing or not a plan."""
     try:
-        return plan_from_json(json.loads(path.read_text()), str(path))
+        return plan_from_json(json.loads(path.read_text(encoding="utf-8")), str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; make one with `hetrl plan CONFIG -o {path}`") from None
     except json.JSONDecodeError as error:

@@ -59,7 +59,7 @@ class Facts:
 def facts(summary: Row, rows: Sequence[Row], events: Sequence[Row], held: Mapping[str, int]) -> Facts:
     """Return what is known of a run; `summary` is empty before its end, `held` are the devices of its jobs per site."""
     planned = _last(events, "planned") or {}
-    end = next((event for event in reversed(events) if event.get("kind") in _ENDS), {})
+    end = next((event for event in events if event.get("kind") in _ENDS), {})  # the first decides, as in state.json
     times = [event["time"] for event in events if "time" in event]
     elapsed = times[-1] - times[0] if times else 0.0
     rewards = [row["reward"] for row in rows if row.get("reward") is not None]

@@ -17,6 +17,7 @@ from hetrl.describe.inventory import ClusterNode, Inventory, node_groups, write_
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
+from hetrl.report.tables import add_row
 from launch.remote import script
 from launch.shell import LOGIN_BASH, Shell
 from launch.slurm.text import of_cluster, parse_discovery
@@ -103,9 +104,9 @@ def inventory_table(inventories: Sequence[Inventory]) -> Table:
                 kinds.setdefault(gres, []).append(node)
         for gres, nodes in kinds.items():
             partitions = dict.fromkeys(name for node in nodes for name in node.partitions)
-            table.add_row(inventory.site, gres or "(no type)", ", ".join(partitions), *_counts(gres, nodes))
+            add_row(table, inventory.site, gres or "(no type)", ", ".join(partitions), *_counts(gres, nodes))
         if not kinds:
-            table.add_row(inventory.site, "none", "", "0", "0", "0", "0")
+            add_row(table, inventory.site, "none", "", "0", "0", "0", "0")
     return table
 
 

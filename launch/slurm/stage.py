@@ -65,7 +65,7 @@ def stage_slurm(
     folder = find(templates, [Path(), config.parent], f"{config}: launch.templates") if templates else None
     scratch = {site.name: scratch_of(site, dry_run) for site in used}
     keys = make_run_keys(plan.site_order)
-    run = create_run(problem.experiment.name, config.read_text(), plan, dry=dry_run)
+    run = create_run(problem.experiment.name, config.read_text(encoding="utf-8"), plan, dry=dry_run)
     directories = {site: f"{parent}/hetrl/{run.id}/{site}" for site, parent in scratch.items()}
     links = {site: with_endpoint_files(one, directories) for site, one in links.items()}
     scripts = site_scripts(plan, problem, run.id, directories, inventories_of(used), folder)

@@ -170,7 +170,7 @@ def _topology(paths: Sequence[Path]) -> Topology:
     keys = {}
     for path in paths:
         try:
-            found = yaml.safe_load(path.read_text())
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
             raise UsageError(f"--topology {path}: {getattr(error, 'strerror', None) or 'not YAML'}") from None
         keys[path] = set(found) if isinstance(found, dict) else set()

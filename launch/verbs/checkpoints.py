@@ -17,6 +17,7 @@ from hetrl.errors import HetrlError, UsageError
 from hetrl.files import read_lines
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan, site_of
+from hetrl.report.tables import add_row
 from hetrl.report.text import byte_figure
 from hetrl.runtime.checkpoints.places import EarlierRun
 from hetrl.workload import TRAININGS
@@ -44,20 +45,25 @@ def checkpoints_command(arguments: argparse.Namespace) -> int:
         print("in", *roots, sep="\n  ")
     else:
         print(f"{run.id} has no checkpoint at any site that answers", file=sys.stderr)
-    raise_for(list(errors.values()), reached=len({one.site for one in stored}))
+    raise_for(list(errors.values()), reached=len(places_of(run)) - len(errors))
     return 0
 
 
 def export_command(arguments: argparse.Namespace) -> int:
-    """Copy the model of a checkpoint, with tokenizer and chat template, to a directory that transformers reads."""
+    """Copy the model of a checkpoint, with tokenizer and chat template, to a directory that transformers reads.
+
+    Raises SiteUnreachableError where no site answers, HetrlError where none that answers has the checkpoint.
+    """
     run, target = find_run(arguments.run), Path(arguments.directory).absolute()
     if target.exists():
         raise UsageError(f"{target} is there already; name a directory that is not")
     target.parent.mkdir(parents=True, exist_ok=True)
     stored, errors = everywhere(run)
+    shells = {place.name: place.shell for place in places_of(run)}
+    if len(errors) == len(shells):
+        raise_for(list(errors.values()), reached=0)
     for error in errors.values():
         print(f"not asked: {error}", file=sys.stderr)
-    shells = {place.name: place.shell for place in places_of(run)}
     candidates = chosen(stored, arguments.step)
     for number, one in enumerate(candidates, 1):
         try:
@@ -122,5 +128,5 @@ def _table(stored: Sequence[Stored], taken: Sequence[Stored]) -> Table:
         standing = "whole" if one.whole else "not whole"
         standing += ", for resume" if one in taken else ""
         model = one.task.removesuffix("_training")
-        table.add_row(model, str(one.step), one.site, byte_figure(one.bytes), written, standing)
+        add_row(table, model, str(one.step), one.site, byte_figure(one.bytes), written, standing)
     return table

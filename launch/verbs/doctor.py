@@ -16,6 +16,7 @@ from rich.table import Table
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import SiteUnreachableError, UsageError
 from hetrl.problem import Problem, read_problem
+from hetrl.report.tables import add_row
 from launch.executor import SLURM, choose_executor
 from launch.findings import Finding, Wish, may_lead, models_found, packages_found, packages_of, wish_of
 from launch.slurm.discover import at_every_site
@@ -33,11 +34,13 @@ def doctor_command(arguments: argparse.Namespace) -> int:
     problem = read_problem(arguments.config)
     wish, sites = wish_of(problem), problem.scenario.sites
     on_slurm = choose_executor(problem.experiment.launch.executor, sites) == SLURM
+    if arguments.deep and not on_slurm:
+        raise UsageError("--deep: these sites are this machine; leave it out, or set launch.executor: slurm")
     answers, errors = at_every_site(
         sites, lambda site: examine(problem, site, wish) if on_slurm else examine_here(site, wish)
     )
     findings = [finding for found in answers.values() for finding in found]
-    if arguments.deep and on_slurm:
+    if arguments.deep:
         findings += _deep(problem, [site for site in sites if site.name in answers], findings, wish)
     if sum(map(may_lead, sites)) > 1:  # any of these may be the one that leads, and reads the data
         findings = [_softened(finding) for finding in findings]
@@ -93,5 +96,5 @@ def findings_table(findings: Sequence[Finding]) -> Table:
         table.add_column(column, overflow="fold")
     for finding in findings:
         text = finding.found + (f"\n-> {finding.remedy}" if finding.remedy else "")
-        table.add_row(finding.site, finding.what, _MARK[finding.verdict], text)
+        add_row(table, finding.site, finding.what, _MARK[finding.verdict], text)
     return table

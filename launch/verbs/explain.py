@@ -13,6 +13,7 @@ from rich.console import Console
 
 import hetrl
 from hetrl.errors import HetrlError, UsageError
+from hetrl.files import replace_text
 from launch.verbs.arguments import check_writable
 from launch.verbs.planning import given_plan, problem_at
 
@@ -86,7 +87,14 @@ def _write_page(found: Explanation, problem: Problem, arguments: argparse.Namesp
             play = played(found.plan, hetrl.simulate(found.plan, problem, arguments.seed))
     page = plan_page(found.plan, problem.topology, problem.workload, found, play)
     try:
-        arguments.html.write_text(page)
+        _write(arguments.html, page)
     except OSError as error:
         raise HetrlError(f"{arguments.html}: cannot write the page ({error.strerror})") from None
     print(f"the page is in {arguments.html}", file=sys.stderr)
+
+
+def _write(path: Path, page: str) -> None:
+    if path.exists() and not path.is_file():
+        path.write_text(page, encoding="utf-8")  # a device or a pipe must stay one
+    else:
+        replace_text(path.resolve(), page)  # a link still leads there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,9 @@ from hetrl.errors import UsageError, nearest
 from launch.collect import Collector
 from launch.local import processes_of
 from launch.run_directory import Run, find_run, lead_site_of
-from launch.show import log_tail
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import fetch_logs, living_jobs, refresh
+from launch.state import State
 
 FOLLOW_SECONDS = 0.2
 
@@ -27,7 +28,7 @@ def logs_command(arguments: argparse.Namespace) -> int:
     tails = [Tail(path, label) for path, label in chosen_logs(run, arguments.site, arguments.process)]
     width = max((len(tail.label) for tail in tails), default=0)
     for tail in tails:
-        for line in tail.last(arguments.lines):
+        for line in tail.last(arguments.lines, final=not arguments.follow):
             print(f"{tail.label:<{width}} | {line}", flush=True)
     if arguments.follow:
         _follow(run, slurm, tails, lambda: chosen_logs(run, arguments.site, arguments.process), width)
@@ -59,11 +60,10 @@ class Tail:
         self.path, self.label = path, label
         self._offset, self._rest = 0, b""
 
-    def last(self, lines: int) -> list[str]:
-        """Return the last whole lines and go on behind them."""
-        text = log_tail(self.path, lines)
-        self._offset = self.path.stat().st_size
-        return text.splitlines()
+    def last(self, lines: int, *, final: bool = False) -> list[str]:
+        """Return the last lines that are whole by now and go on behind them; `final` as of `read`."""
+        found = self.read(final)
+        return found[-lines:] if lines else []
 
     def read(self, final: bool = False) -> list[str]:
         """Return the lines that were completed since; `final` takes a last line without an end too."""
@@ -74,7 +74,14 @@ class Tail:
         *whole, self._rest = (self._rest + data).split(b"\n")
         if final and self._rest:
             whole, self._rest = [*whole, self._rest], b""
-        return [line.decode(errors="replace").rstrip("\r") for line in whole]
+        shown = (line.decode(errors="replace").splitlines() for line in whole)  # of a bar, each of its states
+        return [line for lines in shown for line in lines or [""]]
+
+
+def is_over(state: State) -> bool:
+    """Return whether nothing of a local run lives; one without a last word may still get it from its launcher."""
+    known = [*state.processes, *([state.launcher] if state.launcher and not state.ended else [])]
+    return (state.ended or bool(known)) and not processes_of(known)
 
 
 def _follow(
@@ -89,6 +96,8 @@ def _follow(
             for line in tail.read(final=over):
                 print(f"{tail.label:<{width}} | {line}", flush=True)
         if over:
+            if slurm is None and not collector.state.ended:
+                print(f"{run.id}: its processes are gone without a last word", file=sys.stderr)
             return
         if slurm is not None:
             time.sleep(slurm.poll_seconds)
@@ -97,4 +106,4 @@ def _follow(
         else:
             time.sleep(FOLLOW_SECONDS)
             collector.collect()
-            over = collector.state.ended and not processes_of(collector.state.processes)
+            over = is_over(collector.state)

@@ -21,6 +21,7 @@ from hetrl.errors import UsageError
 from hetrl.files import parse_lines
 from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
+from hetrl.report.tables import add_row
 from launch.executor import HERE, SLURM, ExecutorName, choose_executor
 from launch.life import Manner, ended, live
 from launch.rehearsal import Compared, Settings, compare, document, ratio, rehearsed, settings_of
@@ -100,5 +101,5 @@ def table(compared: Sequence[Compared], settings: Settings) -> Table:
     for one in compared:
         over = ratio(one)
         shown = "" if math.isnan(over) else f"{over:.2f}"
-        made.add_row(one.name, f"{one.predicted:.3g}", f"{one.rehearsed:.3g}", shown)
+        add_row(made, one.name, f"{one.predicted:.3g}", f"{one.rehearsed:.3g}", shown)
     return made

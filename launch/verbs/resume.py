@@ -29,7 +29,7 @@ from hetrl.problem import without
 from hetrl.runtime.checkpoints.files import METRICS_BEFORE, TAKES_UP
 from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
-from launch.executor import SLURM, Prepared, choose_executor
+from launch.executor import HERE, SLURM, ExecutorName, Prepared, choose_executor
 from launch.follow import Outcome
 from launch.life import Manner, begin, bring_up
 from launch.local import carrying, processes_of, stop_processes
@@ -70,6 +70,10 @@ def resume_command(arguments: argparse.Namespace) -> int:
     """Take a run up where the last launcher, or the run itself, left it; returns the exit code of its end."""
     run = find_run(arguments.run)
     slurm, state = read_slurm_run(run), current_state(run)
+    check_detach(arguments.detach, HERE if slurm is None else SLURM)
+    changed = arguments.config is not None or arguments.plan is not None or arguments.replan
+    if slurm is not None and not state.ended and changed and not arguments.without:
+        state = _ended_by_now(run, slurm)
     if slurm is not None and not state.ended and not arguments.without:
         plan = read_plan(run.path / "plan.json")
         console = Console()
@@ -84,6 +88,23 @@ def resume_command(arguments: argparse.Namespace) -> int:
     prepared, plan = _go_on(run, slurm, wanted, console)
     config = arguments.config or run.path / "config.yaml"
     return begin_and_restart(prepared, plan, config, console, yes=arguments.yes, detach=arguments.detach)
+
+
+def check_detach(detach: bool, executor: ExecutorName) -> None:
+    """Raise UsageError where nobody is to follow a run that ends with its launcher."""
+    if detach and executor != SLURM:
+        raise UsageError("--detach: these sites are this machine, where a run ends with its launcher; leave it out")
+
+
+def _ended_by_now(run: Run, slurm: SlurmRun) -> State:
+    """Return the state of a run that nobody followed to its end; raises UsageError where it has none yet."""
+    state = refresh(run, slurm, "resume")
+    if not state.ended:
+        raise UsageError(
+            f"{run.id}: it has not ended; `hetrl cancel {run.id}` first, or leave --config, --plan and --replan out "
+            "to follow it"
+        )
+    return state
 
 
 def begin_and_restart(

@@ -13,7 +13,7 @@ from launch.screen import say
 from launch.show import from_here
 from launch.verbs.planning import given_plan, print_plan, print_sites, problem_at, solve_problem
 from launch.verbs.prepare import prepare
-from launch.verbs.resume import begin_and_restart
+from launch.verbs.resume import begin_and_restart, check_detach
 
 
 def submit_command(arguments: argparse.Namespace) -> int:
@@ -21,6 +21,7 @@ def submit_command(arguments: argparse.Namespace) -> int:
     console = Console()
     problem = problem_at(arguments.config)
     executor = choose_executor(problem.experiment.launch.executor, problem.scenario.sites)
+    check_detach(arguments.detach, executor)
     if not (arguments.dry_run and executor == SLURM):  # scripts can be looked at without the data and the weights
         check_runnable(problem.experiment)
     print_sites(console, problem)

@@ -70,6 +70,12 @@ def test_each_is_listed_with_its_site_and_whether_it_is_whole(run: Run, tmp_path
     assert "whole, for resume" in capsys.readouterr().out
 
 
+def test_what_a_site_calls_a_task_is_shown_as_it_is(run: Run, capsys: Any) -> None:
+    checkpoint(run.site("alpha"), 4, "[bold]_training")
+    assert main(["checkpoints"]) == 0
+    assert "│ [bold] │" in capsys.readouterr().out
+
+
 def test_a_run_without_any_says_so(run: Run, capsys: Any) -> None:
     assert main(["checkpoints", run.id]) == 0
     said = capsys.readouterr()

@@ -9,14 +9,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from hetrl.cost.objective import COST, Objective
 from hetrl.describe.experiment import Planner
+from hetrl.files import EventLog
 from hetrl.plan.plan import Algorithm, Group, Plan, Predicted, Replica, Route, Solver, Stage, TaskPlan, WeightSync
 from hetrl.problem import objective_of, read_problem
 from launch.cli import main, parser
+from launch.state import State
+from launch.verbs.logs import Tail, is_over
 from launch.verbs.planning import given_plan, planner_of, tell_solver
 from tests.launch.launch_cases import ROOT
 
@@ -283,6 +287,19 @@ def test_a_plan_that_cannot_be_written_is_printed(hetrl):
     assert json.loads(done.stdout)["format"] == "hetrl-plan/1"
 
 
+def test_the_page_of_a_plan_is_utf_8_wherever_it_goes(hetrl, tmp_path):
+    words = ("explain", write_plan(tmp_path / "plan.json", quickstart_plan()), "--config", QUICKSTART, "--html")
+    (tmp_path / "link.html").symlink_to("page.html")
+    for place in ("link.html", "/dev/stdout"):
+        done = hetrl(*words, place, LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0", PYTHONIOENCODING="utf-8")
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "link.html").is_symlink()
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and "×" in page
+    assert page in done.stdout
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 def test_dry_run_writes_the_run_directory_and_starts_nothing(hetrl, tmp_path):
     plan = write_plan(tmp_path / "plan.json", quickstart_plan())
     done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run")
@@ -351,6 +368,13 @@ def test_slurm_needs_a_directory_that_nodes_share(hetrl, tmp_path):
     assert "alpha: scratch is not set" in done.stderr
 
 
+def test_a_local_run_is_not_left_to_itself(hetrl, tmp_path):
+    done = hetrl("submit", QUICKSTART, "--plan", "absent.json", "--detach")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--detach: these sites are this machine" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 def test_runs_directory_that_cannot_be_made_is_an_error(hetrl, tmp_path):
     plan = write_plan(tmp_path / "plan.json", quickstart_plan())
     done = hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run", HETRL_RUNS=str(plan / "runs"))
@@ -383,6 +407,49 @@ def test_logs_are_merged_prefixed_and_chosen_by_site_and_process(hetrl, tmp_path
     wrong = hetrl("logs", run, "--site", "alpa")
     assert wrong.returncode == 2
     assert 'no log of site "alpa"; did you mean "alpha"?' in wrong.stderr
+
+
+def test_a_log_is_read_on_where_its_last_whole_line_ends(tmp_path):
+    path = tmp_path / "gateway.log"
+    path.write_text("one\n\ntwo\nthr")
+    tail = Tail(path, "alpha/gateway")
+    assert tail.last(2) == ["", "two"]
+    with path.open("a") as log:
+        log.write("ee\n0 %\r1 %\r\nfo")
+    assert tail.read() == ["three", "0 %", "1 %"]
+    assert tail.read() == []
+    assert tail.read(final=True) == ["fo"]
+    assert Tail(path, "alpha/gateway").last(2, final=True) == ["1 %", "fo"]
+    assert Tail(path, "alpha/gateway").last(0) == []
+
+
+def test_logs_are_followed_while_processes_live_or_a_launcher_may_have_the_last_word():
+    me = psutil.Process()
+    living = {"pid": me.pid, "created": me.create_time()}
+    gone = {**living, "created": 0.0}
+    for phase, processes, launcher, over in [
+        ("planned", (), None, False),
+        ("planned", (), living, False),
+        ("running", (living,), gone, False),
+        ("running", (gone,), living, False),
+        ("running", (gone,), gone, True),
+        ("failed", (living,), gone, False),
+        ("failed", (gone,), living, True),
+        ("cancelled", (), None, True),
+    ]:
+        assert is_over(State(phase=phase, processes=processes, launcher=launcher)) == over
+
+
+def test_logs_follow_ends_where_the_processes_are_gone_without_a_last_word(hetrl, tmp_path):
+    plan = write_plan(tmp_path / "plan.json", quickstart_plan())
+    assert hetrl("submit", QUICKSTART, "--plan", plan, "--dry-run").returncode == 0
+    run = only_run(tmp_path)
+    (run / "logs" / "alpha" / "gateway.log").write_text("one")
+    gone = {"name": "gateway", "pid": os.getpid(), "created": 0.0}
+    EventLog(run / "events.jsonl", "launcher").append("submitted", site="alpha", job="gang", processes=[gone])
+    done = hetrl("logs", run.name, "-f")
+    assert (done.returncode, done.stdout) == (0, "alpha/gateway | one\n")
+    assert done.stderr == f"{run.name}: its processes are gone without a last word\n"
 
 
 def test_logs_follow_ends_with_the_run(hetrl, tmp_path):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hetrl.describe.experiment import Batch, Overlong, Reward
 from hetrl.lengths import Lengths
 from hetrl.problem import Problem, read_problem
 from lab.lab import ROOT
 from launch.rehearsal import MOST_TOKENS, MOST_WEIGHT_BYTES, WANTED_SECONDS, compare, document, rehearsed, settings_of
+from launch.verbs.rehearse import table
 from tests.plan.plan_cases import plan, topology, workload
 
 
@@ -103,6 +106,9 @@ def test_rehearsed_seconds_are_those_of_the_engines_in_the_steps_that_count() ->
     rows = [{"seconds": {"iteration": 9.0}}] * 7 + [{"seconds": {"iteration": took}} for took in (2.0, 4.0)]
     compared = compare(rows, plan(), settings)
     assert (compared[-1].name, compared[-1].predicted, compared[-1].rehearsed) == ("iteration", seconds, 30.0)
+    console = Console(file=StringIO(), width=120)
+    console.print(table([replace(compared[-1], name="a [/x]")], settings))
+    assert isinstance(console.file, StringIO) and "a [/x]" in console.file.getvalue()
     found = document(compared, settings, ["data: none"], "a-run", 12.34)
     assert found["tasks"]["iteration"] == {"predicted_seconds": seconds, "rehearsed_seconds": 30.0}
     assert (found["speed"], found["counted_steps"], found["wall_seconds"]) == (10.0, 2, 12.3)

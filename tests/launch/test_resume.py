@@ -52,6 +52,13 @@ def test_a_run_that_lives_is_left_alone(run, capsys):
     assert not [row for row in read_lines(run.events) if row["kind"] == "failed"]
 
 
+def test_nobody_leaves_a_local_run_to_itself(run, capsys):
+    before = run.events.read_bytes()
+    assert main(["resume", "--detach"]) == 2
+    assert "--detach: these sites are this machine" in capsys.readouterr().err
+    assert run.events.read_bytes() == before
+
+
 def test_what_is_left_of_a_run_that_ended_without_its_launcher_is_ended(run, capsys):
     events = EventLog(run.events, LAUNCHER)
     executor = LocalExecutor(run, [job(run, "alpha", gateway="import time; time.sleep(60)")], events, lambda: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import locale
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -216,6 +217,17 @@ def test_a_missing_file_and_broken_json(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text('{"format":\n oops}')
     with pytest.raises(UsageError, match=r"broken\.json: not JSON \(line 2"):
         read_plan(tmp_path / "broken.json")
+
+
+def test_the_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    original = replace(plan(), solver=replace(plan().solver, name="größer"))
+    (tmp_path / "plan.json").write_text(json.dumps(original.to_json(), ensure_ascii=False), encoding="utf-8")
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert read_plan(tmp_path / "plan.json") == original
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:

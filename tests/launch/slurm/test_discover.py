@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hetrl.describe.inventory import read_inventory
 from launch.cli import main
+from launch.slurm.discover import inventory_table
+from launch.slurm.text import parse_discovery
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
 
@@ -57,6 +63,15 @@ def test_names_that_nobody_mapped_are_asked_for(cluster, capsys):
 def test_slices_that_are_mapped_to_the_whole_gpu_are_refused(cluster, capsys):
     assert main(["discover", site(cluster, "alps", gres={"a100_3g.20gb": "a100-40gb"})]) == 2
     assert "write `gres: {a100_3g.20gb: a100-40gb-3g.20gb}`" in capsys.readouterr().err
+
+
+def test_names_that_a_cluster_gives_are_shown_as_they_are():
+    found = parse_discovery((RECORDED / "22.05.txt").read_text(), "[alps]", "now")
+    node = replace(found.nodes[0], gpus={"[a100]": 4}, gpus_used={}, partitions=("gpu", "[/x]"))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(inventory_table([replace(found, nodes=(node,)), replace(found, site="[jsc]", nodes=())]))
+    assert "[jsc]" in console.file.getvalue()
+    assert re.search(r"\[alps\] .* \[a100\] .* gpu, \[/x\]", console.file.getvalue())
 
 
 def test_one_site_that_cannot_be_reached_leaves_the_other(cluster, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from hetrl.describe.container import Container
 from hetrl.describe.sites import SiteFile
@@ -19,6 +21,7 @@ from launch.cli import main
 from launch.findings import Finding, Wish
 from launch.remote import parse
 from launch.slurm.preconditions import judge, questions
+from launch.verbs.doctor import findings_table
 from tests.launch.remote_cases import part
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
@@ -81,6 +84,14 @@ def test_each_thing_that_may_be_wrong(changes, what, verdict, found, remedy):
     assert remedy in finding.remedy
 
 
+def test_what_a_site_says_is_shown_as_it_says_it():
+    said, remedy = "nodes cpu-[a01-a04] are down: /scratch/[/x] :warning:", "see [bold]"
+    console = Console(file=io.StringIO(), width=120)
+    console.print(findings_table([Finding("alps", "node [a]", "failed", said, remedy)]))
+    shown = console.file.getvalue()
+    assert all(text in shown for text in (said, f"-> {remedy}", "node [a]"))
+
+
 def test_models_that_are_not_there():
     wish = replace(WISH, models=("/data/actor", "/data/reward"))
     assert examined(wish=wish)["models"].found == "/data/actor, /data/reward"
@@ -120,6 +131,8 @@ def test_a_local_run_needs_no_slurm_but_its_models(tmp_path, capsys):
     assert main(["doctor", str(QUICKSTART), "--json"]) == 0
     found = {(each["site"], each["what"]): each["verdict"] for each in json.loads(capsys.readouterr().out)}
     assert found == {(site, "packages"): "ok" for site in ("alpha", "beta", "gamma")}
+    assert main(["doctor", str(QUICKSTART), "--deep"]) == 2
+    assert "--deep: these sites are this machine" in capsys.readouterr().err
     write_tiny_model(tmp_path / "model")
     config = changed(tmp_path, model={"architecture": str(tmp_path / "model"), "weights": "/nowhere/model"})
     (tmp_path / "topology").symlink_to(ROOT / "topology")

@@ -259,6 +259,32 @@ def test_a_run_that_finished_goes_on_only_with_another_experiment(clusters, run,
     assert "is finished already; nothing of it was left; --config EXPERIMENT" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--replan"], ["--plan", "absent.json"], ["--config", "absent.yaml"]])
+def test_what_a_run_shall_have_of_its_own_is_refused_until_it_has_ended(clusters, run, capsys, words):
+    assert main(["resume", "--detach", *words]) == 2
+    assert f"{run.id}: it has not ended; `hetrl cancel {run.id}` first" in capsys.readouterr().err
+    assert clusters.states()["alpha"] == ["RUNNING"]
+
+
+def test_what_ended_while_nobody_followed_may_have_an_experiment_of_its_own(clusters, run, capsys):
+    clusters.control(run, "failed", cause="told to", exit_code=1)
+    assert main(["resume", "--config", "absent.yaml"]) == 2
+    assert "absent.yaml: No such file or directory" in capsys.readouterr().err
+
+
+def test_checkpoints_are_partly_known_where_one_site_is_silent_and_not_at_all_where_all_are(clusters, run, capsys):
+    clusters.cut("gamma")
+    assert main(["checkpoints"]) == 5
+    assert main(["export", run.id, "model"]) == 1
+    assert "no whole checkpoint is at any site that answers" in capsys.readouterr().err
+    clusters.cut("alpha")
+    clusters.cut("beta")
+    for words in (["checkpoints"], ["export", run.id, "model"]):
+        assert main(words) == 4
+        said = capsys.readouterr().err
+        assert [said.count(f"ssh {site} failed") for site in SITES] == [1, 1, 1]
+
+
 def test_cancel_when_nobody_answers(clusters, run):
     for site in SITES:
         clusters.cut(site)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import locale
 import os
 import subprocess
 from dataclasses import replace
@@ -114,6 +116,18 @@ def test_the_measured_file_holds_all_of_it(version, tmp_path):
     path = tmp_path / "measured" / "alps.json"
     write_inventory(path, inventory(version))
     assert read_inventory(path) == inventory(version)
+
+
+def test_the_measured_file_is_utf_8_whatever_the_locale(tmp_path):
+    found = replace(inventory("22.05"), cluster="größer")
+    document = json.dumps(found.to_json(), ensure_ascii=False)
+    (tmp_path / "alps.json").write_text(document, encoding="utf-8")
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        assert read_inventory(tmp_path / "alps.json") == found
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def test_a_file_that_is_no_inventory(tmp_path):
