@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from hetrl.describe.experiment import Experiment, Model
@@ -9,9 +10,14 @@ from hetrl.describe.models import critic_of
 from hetrl.errors import UsageError
 from hetrl.runtime.data.prompts import open_source
 from hetrl.runtime.data.rewards import rule_of
+from hetrl.runtime.transport.chunks import MESSAGE_BYTES
 from hetrl.runtime.weights.model_directory import TINY
 from hetrl.workload import architecture
 
+TRAINED_BYTES, SCORED_BYTES = (
+    33,
+    8,
+)  # of a token, at most: its id; to train on it, its mask and six numbers in fp32, too
 PADDING_ROWS = 1024  # by which embeddings of one tokenizer may differ: qwen2.5-7b has 128 more than qwen2.5-1.5b
 
 
@@ -30,7 +36,23 @@ def check_runnable(experiment: Experiment) -> None:
             "warm_start: it imitates bare answers, and reward.rule math reads only an answer that is stated as such "
             "(\\boxed{..} or #### ..); leave warm_start out, or set reward.rule: exact"
         )
+    _check_messages(experiment)
     open_source(experiment.data)
+
+
+def _check_messages(experiment: Experiment) -> None:
+    """A minibatch goes to the trainer, and a batch to who scores it, as one message, as wide as its longest sample."""
+    samples, minibatches = experiment.batch.samples, experiment.algorithm.minibatches
+    tokens = experiment.batch.prompt_tokens + experiment.batch.response_tokens
+    for key, what, count, of_token in (
+        ("algorithm.minibatches", "a minibatch", math.ceil(samples / minibatches), TRAINED_BYTES),
+        ("batch.samples", "a batch", samples, SCORED_BYTES),
+    ):
+        if (size_bytes := count * tokens * of_token) > MESSAGE_BYTES:
+            raise UsageError(
+                f"{key}: {what} of {count} samples of up to {tokens} tokens has {size_bytes / 1e9:.1f} GB and goes as "
+                f"one message, which may have {MESSAGE_BYTES / 1e9:.1f}; take fewer samples in {what}"
+            )
 
 
 def _check_critic(experiment: Experiment) -> None:

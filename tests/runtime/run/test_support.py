@@ -54,6 +54,17 @@ def test_ppo_and_reward_models_can_be_run(sections: dict[str, Any]) -> None:
         ({"model": {"architecture": "qwen3-8b"}}, "model.weights: qwen3-8b"),
         ({"data": {"kind": "math", "path": "/data/math"}}, "warm_start: it imitates bare answers"),
         ({"data": {"kind": "math"}, "warm_start": None}, "data.path: kind math needs"),
+        (
+            {"batch": {**QUICKSTART["batch"], "samples": 8192, "response_tokens": 32768}},
+            "algorithm.minibatches: a minibatch of .* has 8.9 GB and goes as one message, which may have 4.3",
+        ),
+        (
+            {
+                "batch": {**QUICKSTART["batch"], "samples": 32768, "response_tokens": 32768},
+                "algorithm": {**QUICKSTART["algorithm"], "minibatches": 16},
+            },
+            "batch.samples: a batch of 32768 samples .* has 8.6 GB",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(sections: dict[str, Any], message: str) -> None:
