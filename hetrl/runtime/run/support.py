@@ -14,10 +14,7 @@ from hetrl.runtime.transport.chunks import MESSAGE_BYTES
 from hetrl.runtime.weights.model_directory import TINY
 from hetrl.workload import architecture
 
-TRAINED_BYTES, SCORED_BYTES = (
-    33,
-    8,
-)  # of a token, at most: its id; to train on it, its mask and six numbers in fp32, too
+TRAINED_BYTES, SCORED_BYTES = 33, 8  # of a token: its id; to train on it its mask, and at most six numbers in fp32
 PADDING_ROWS = 1024  # by which embeddings of one tokenizer may differ: qwen2.5-7b has 128 more than qwen2.5-1.5b
 
 
