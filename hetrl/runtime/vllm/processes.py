@@ -11,6 +11,7 @@ from collections.abc import Collection
 import psutil
 
 STOP_SECONDS = 10.0
+STACKS_SECONDS = 1.0  # that a process has to say where its threads stand, before the next one does
 
 
 def terminate(process: subprocess.Popen[bytes], workers: Collection[psutil.Process]) -> None:
@@ -32,13 +33,19 @@ def terminate(process: subprocess.Popen[bytes], workers: Collection[psutil.Proce
 def end_with_stacks(pid: int, workers: Collection[psutil.Process]) -> None:
     """End a server that hangs, with its workers, also where they are stopped.
 
-    Each first says in the server's log where its threads stand: `PYTHONFAULTHANDLER` is set for it.
+    Each first says in the server's log where its threads stand: `PYTHONFAULTHANDLER` is set for it. One after the
+    other, as they write into one file, and the server last, with which its workers would end.
     """
-    for number in (signal.SIGABRT, signal.SIGCONT):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in (psutil.Process(pid), *workers):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server = psutil.Process(pid)
+        server.suspend()  # it would end by itself, without a word, once a worker has
+        for process in (*workers, server):
+            for number in (signal.SIGABRT, signal.SIGCONT):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
+            deadline = time.monotonic() + STACKS_SECONDS
+            while _lives(process) and time.monotonic() < deadline:
+                time.sleep(0.01)
 
 
 def _lives(process: psutil.Process) -> bool:

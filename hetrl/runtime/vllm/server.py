@@ -141,7 +141,7 @@ class VllmServer:
         try:
             answer = await self._unless_it_hangs(self._call("POST", GENERATE, timeout_seconds, body))
         except SilentError:
-            if self._process is not None:
+            if self._process is not None and not self.ended:  # other requests may hang as well
                 end_with_stacks(self._process.pid, self._family)
             raise
         return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
