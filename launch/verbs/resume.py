@@ -7,7 +7,6 @@ not where what it was given is wrong, or where it took no step: another start wo
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -22,7 +21,7 @@ from rich.console import Console
 from hetrl.describe.experiment import Experiment
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError, TimeUpError, UsageError
-from hetrl.files import EventLog, read_lines
+from hetrl.files import EventLog, read_lines, replace_json
 from hetrl.plan.document import read_plan
 from hetrl.plan.plan import Plan
 from hetrl.problem import without
@@ -265,7 +264,7 @@ def _go_on(
     prepared = prepare(problem, plan, config, executor, console, continues=continues, holding=holding)
     if taken:
         seen = {"step": taken.step, "site": taken.site}
-        (prepared.run.site(plan.lead_site) / TAKES_UP).write_text(json.dumps(seen))
+        replace_json(prepared.run.site(plan.lead_site) / TAKES_UP, seen)
     if run.metrics.exists():
         shutil.copyfile(run.metrics, prepared.run.site(plan.lead_site) / METRICS_BEFORE)
     return prepared, plan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import locale
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -31,6 +30,7 @@ from hetrl.plan.plan import (
     WeightSync,
 )
 from hetrl.workload import TASKS
+from tests.locales import in_the_c_locale
 from tests.plan.plan_cases import plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "plan.json"
@@ -222,12 +222,8 @@ def test_a_missing_file_and_broken_json(tmp_path: Path) -> None:
 def test_the_file_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     original = replace(plan(), solver=replace(plan().solver, name="größer"))
     (tmp_path / "plan.json").write_text(json.dumps(original.to_json(), ensure_ascii=False), encoding="utf-8")
-    before = locale.setlocale(locale.LC_CTYPE)
-    locale.setlocale(locale.LC_CTYPE, "C")
-    try:
+    with in_the_c_locale():
         assert read_plan(tmp_path / "plan.json") == original
-    finally:
-        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:

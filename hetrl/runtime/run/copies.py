@@ -12,11 +12,11 @@ one. Of the steps that wait, the newest and step 0, with the weights that the ru
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Collection, Sequence
 
 from hetrl.errors import HetrlError
+from hetrl.files import read_json
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.files import TAKES_UP, newest_step
 from hetrl.runtime.run.context import Context
@@ -62,7 +62,7 @@ class KeptCheckpoints:
             for keeper, steps in zip(keepers, answers, strict=True):
                 self._found[task] = {**dict.fromkeys(steps, keeper), **self._found[task]}
         newest, seen = newest_step(self._found), self._context.directory / TAKES_UP
-        wanted = json.loads(seen.read_text()) if seen.exists() else None
+        wanted = read_json(seen) if seen.exists() else None
         if wanted is not None and (newest is None or newest < wanted["step"]):
             site = wanted["site"]
             found = "none is found" if newest is None else f"that of step {newest} is the last found"

@@ -20,9 +20,7 @@ def terminate(process: subprocess.Popen[bytes], workers: Collection[psutil.Proce
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
     # Only a server that ended in order has told its workers to end.
-    deadline = time.monotonic() + (STOP_SECONDS if process.returncode == 0 else 1.0)
-    while any(_lives(worker) for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    _wait_for(workers, STOP_SECONDS if process.returncode == 0 else 1.0)
     for worker in filter(_lives, workers):
         with contextlib.suppress(psutil.NoSuchProcess):
             worker.kill()
@@ -43,9 +41,14 @@ def end_with_stacks(pid: int, workers: Collection[psutil.Process]) -> None:
             for number in (signal.SIGABRT, signal.SIGCONT):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
-            deadline = time.monotonic() + STACKS_SECONDS
-            while _lives(process) and time.monotonic() < deadline:
-                time.sleep(0.01)
+            _wait_for([process], STACKS_SECONDS)
+
+
+def _wait_for(processes: Collection[psutil.Process], seconds: float) -> None:
+    """Return when none of them lives any more, or after so long."""
+    deadline = time.monotonic() + seconds
+    while any(map(_lives, processes)) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import locale
 import os
 import subprocess
 from dataclasses import replace
@@ -17,6 +16,7 @@ from hetrl.errors import HetrlError, UsageError
 from launch.remote import script
 from launch.slurm.text import at_cluster, of_cluster, parse_discovery, parse_gres, parse_seconds
 from tests.launch.remote_cases import part
+from tests.locales import in_the_c_locale
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm"
 WHEN = "2026-11-21T13:17:00+00:00"
@@ -122,12 +122,8 @@ def test_the_measured_file_is_utf_8_whatever_the_locale(tmp_path):
     found = replace(inventory("22.05"), cluster="größer")
     document = json.dumps(found.to_json(), ensure_ascii=False)
     (tmp_path / "alps.json").write_text(document, encoding="utf-8")
-    before = locale.setlocale(locale.LC_CTYPE)
-    locale.setlocale(locale.LC_CTYPE, "C")
-    try:
+    with in_the_c_locale():
         assert read_inventory(tmp_path / "alps.json") == found
-    finally:
-        locale.setlocale(locale.LC_CTYPE, before)
 
 
 def test_a_file_that_is_no_inventory(tmp_path):
