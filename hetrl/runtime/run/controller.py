@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 from hetrl.describe.experiment import WarmStart
-from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch
 from hetrl.errors import HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.checkpoints.files import METRICS_BEFORE
@@ -31,7 +30,7 @@ from hetrl.runtime.rl.draws import Draws
 from hetrl.runtime.rl.experience import padded
 from hetrl.runtime.rl.feed import Feed, Position
 from hetrl.runtime.rl.learner import Versions
-from hetrl.runtime.rl.sampling import PromptGroup, Sampler, SamplingSettings, mean_of
+from hetrl.runtime.rl.sampling import PromptGroup, Sampler, mean_of
 from hetrl.runtime.rl.serving import Serving
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.rl.under_way import Samples, oldest_version, unpack
@@ -44,7 +43,7 @@ from hetrl.runtime.run.membership import Membership
 from hetrl.runtime.run.progress import Progress, read_progress, rows_until
 from hetrl.runtime.run.record import Record
 from hetrl.runtime.run.samples import SampleFiles
-from hetrl.runtime.run.tasks import learner_of, tasks_of
+from hetrl.runtime.run.tasks import dispatch_of, learner_of, sampling_of, tasks_of
 from hetrl.runtime.run.warm_start import warm_start
 from hetrl.runtime.side_by_side import first_to_end
 from hetrl.runtime.transport.member import Member
@@ -80,8 +79,11 @@ class Run:
         opened = open_source(self.experiment.data, lambda prompt: len(self.encode(prompt)) <= limit)
         self.source: Source = opened.source
         record.prompts(opened.prompts, opened.left_out, limit)
-        self.draws = self._make_draws()
-        self.sampler = self._make_sampler(scorer)
+        self.draws = Draws(member, dispatch_of(context), self.lost, turns.timeline, turns.generating)
+        for name in self.absent:
+            self.draws.begin_without(name)
+        sampling = sampling_of(self.experiment, self.encode, self.tokenizer, scorer, self.stop_tokens)
+        self.sampler = Sampler(self.draws, turns, sampling)
         self.tasks = tasks_of(context, member)
         self.learner = learner_of(context, self.tasks, turns, directory)
         others = [site for site in context.plan.site_order if site != context.lead_site]
@@ -103,33 +105,6 @@ class Run:
             lambda: {**self.begun, **self.draws.under_way},
         )
         self.begun: dict[int, Samples] = {}  # by their prompts, the samples that were under way where this run goes on
-
-    def _make_draws(self) -> Draws:
-        replicas = zip(self.context.replicas, self.context.plan.tasks[GENERATION].replicas, strict=True)
-        capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
-        stretch = max(STRETCH_TOKENS // self.experiment.launch.emulation.tokens_each, 1)
-        dispatch = Dispatch(capacities, self.experiment.batch.response_tokens, stretch)
-        draws = Draws(self.member, dispatch, self.lost, self.turns.timeline, self.turns.generating)
-        for name in self.absent:
-            draws.begin_without(name)
-        return draws
-
-    def _make_sampler(self, scorer: Scorer) -> Sampler:
-        algorithm, batch = self.experiment.algorithm, self.experiment.batch
-        settings = SamplingSettings(
-            encode=self.encode,
-            tokenizer=self.tokenizer,
-            scorer=scorer,
-            reward=self.experiment.reward,
-            stop_tokens=self.stop_tokens,
-            batch_prompts=self.experiment.prompts,
-            samples_per_prompt=algorithm.samples_per_prompt,
-            prompt_tokens=batch.prompt_tokens,
-            response_tokens=batch.response_tokens,
-            temperature=algorithm.temperature,
-            seed=self.experiment.seed,
-        )
-        return Sampler(self.draws, self.turns, settings)
 
     def spare(self, member: str, error: HetrlError) -> bool:
         """Whether the run goes on without a member: a keeper, or a replica of generation as long as one is left."""
@@ -254,18 +229,16 @@ class Run:
         async with self.turns.of(ACTOR_TRAINING), self.versions.actor_lock:
             for step in range(done, done + settings.steps_per_check):
                 demonstrations = [self.source(step * settings.samples + number) for number in range(settings.samples)]
+                answers = [self.tokenizer.encode(one.answer, add_special_tokens=False).ids for one in demonstrations]
                 sequences = [
-                    (self.encode(one), (*self._answer_tokens(one.answer), self.stop_tokens[0]))
-                    for one in demonstrations
+                    (self.encode(one), (*answer, self.stop_tokens[0]))
+                    for one, answer in zip(demonstrations, answers, strict=True)
                 ]
                 await self.tasks.actor.train(padded(sequences, self.pad_token), loss, step)
             await self.serving.publish()
 
     def _text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
-
-    def _answer_tokens(self, answer: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(answer, add_special_tokens=False).ids)
 
 
 async def control(context: Context) -> None:

@@ -1,16 +1,23 @@
-"""The Megatron tasks of a run, as its controller sees them, and what learns by them."""
+"""The tasks of a run, as its controller sees them: who draws samples and how, who scores and trains, what learns."""
 
 from __future__ import annotations
 
+from tokenizers import Tokenizer
+
+from hetrl.describe.experiment import Experiment
 from hetrl.describe.models import reward_model_of
-from hetrl.runtime.data.chat import judged_text_encoder
+from hetrl.dispatch import STRETCH_TOKENS, Capacity, Dispatch
+from hetrl.runtime.data.chat import Encoder, judged_text_encoder
+from hetrl.runtime.data.rewards import Scorer
 from hetrl.runtime.rl.learner import Learner, Tasks
+from hetrl.runtime.rl.sampling import SamplingSettings
 from hetrl.runtime.rl.tasks import Inference, Trainer
 from hetrl.runtime.rl.turns import Turns
 from hetrl.runtime.run.context import Context
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.model_directory import ModelDirectory, ensure_model_directory
 from hetrl.workload import (
+    ACTOR_GENERATION,
     ACTOR_TRAINING,
     CRITIC_INFERENCE,
     CRITIC_TRAINING,
@@ -20,6 +27,34 @@ from hetrl.workload import (
     architecture,
     versions_ahead,
 )
+
+
+def dispatch_of(context: Context) -> Dispatch:
+    """Return what deals samples out to the plan's replicas of generation."""
+    replicas = zip(context.replicas, context.plan.tasks[ACTOR_GENERATION].replicas, strict=True)
+    capacities = {name: Capacity(plan.max_sequences, plan.samples) for name, plan in replicas}
+    stretch = max(STRETCH_TOKENS // context.experiment.launch.emulation.tokens_each, 1)
+    return Dispatch(capacities, context.experiment.batch.response_tokens, stretch)
+
+
+def sampling_of(
+    experiment: Experiment, encode: Encoder, tokenizer: Tokenizer, scorer: Scorer, stop_tokens: tuple[int, ...]
+) -> SamplingSettings:
+    """Return how prompts are encoded, sampled and judged."""
+    algorithm, batch = experiment.algorithm, experiment.batch
+    return SamplingSettings(
+        encode=encode,
+        tokenizer=tokenizer,
+        scorer=scorer,
+        reward=experiment.reward,
+        stop_tokens=stop_tokens,
+        batch_prompts=experiment.prompts,
+        samples_per_prompt=algorithm.samples_per_prompt,
+        prompt_tokens=batch.prompt_tokens,
+        response_tokens=batch.response_tokens,
+        temperature=algorithm.temperature,
+        seed=experiment.seed,
+    )
 
 
 def tasks_of(context: Context, member: Member) -> Tasks:
