@@ -86,6 +86,10 @@ class Inventory:
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
 
+    def taking_jobs(self, named: Sequence[str]) -> tuple[str, ...]:
+        """Return the partitions that jobs go to: those that the site's file names, else the cluster's default one."""
+        return tuple(named) or tuple(partition.name for partition in self.partitions if partition.default)
+
     def to_json(self) -> dict[str, Any]:
         """Return the document of `topology/measured/SITE.json`."""
         return {"format": INVENTORY_FORMAT, **asdict(self)}
@@ -128,7 +132,8 @@ class NodeGroup:
 def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions: Sequence[str]) -> list[NodeGroup]:
     """Return the GPU nodes in service, grouped by type and size, in the order of the cluster.
 
-    `gpu_of_gres` maps a GRES type, else a node feature, to the catalogue; `partitions` (none: all) limits the nodes.
+    `gpu_of_gres` maps a GRES type, else a node feature, to the catalogue; the nodes are those of `partitions`, without
+    any of the default partition, or of all where the cluster has none.
     Slices of a GPU (MIG) are mapped by their GRES type alone: a feature says what the node's whole GPUs are. Raises
     UsageError for a partition that is not there, or GPUs whose name nothing maps.
     """
@@ -138,9 +143,10 @@ def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions
             raise UsageError(
                 f'{inventory.site}: there is no partition "{name}"{nearest(name, known)}; known: {", ".join(known)}'
             )
+    limits = set(inventory.taking_jobs(partitions))
     groups: dict[tuple[str, int, float, int], list[ClusterNode]] = {}
     for node in inventory.nodes:
-        if node.in_service and (not partitions or set(partitions) & set(node.partitions)):
+        if node.in_service and (not limits or limits.intersection(node.partitions)):
             for gres, gpus in node.gpus.items():
                 groups.setdefault((gres, gpus, node.memory_gb, node.cpus), []).append(node)
     found = []

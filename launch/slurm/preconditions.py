@@ -178,7 +178,7 @@ def _environment(site: SiteFile, text: str, wish: Wish) -> Iterator[Finding]:
 
 def _partitions(site: SiteFile, inventory: Inventory, wish: Wish) -> Iterator[Finding]:
     known = {partition.name: partition for partition in inventory.partitions}
-    names = site.partitions or tuple(name for name, partition in known.items() if partition.default)
+    names = inventory.taking_jobs(site.partitions)
     if not names:
         remedy = f"set partitions in the site's file; there are {', '.join(known)}"
         yield Finding(site.name, "partitions", "failed", "the cluster has no default partition", remedy)
@@ -227,7 +227,7 @@ def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
 
 def _queue(site: SiteFile, inventory: Inventory, waiting: Part) -> Finding:
     """Say how busy the site's partitions are."""
-    names = {*site.partitions} or {partition.name for partition in inventory.partitions if partition.default}
+    names = {*inventory.taking_jobs(site.partitions)}
     nodes = [node for node in inventory.nodes if node.in_service and names.intersection(node.partitions)]
     gpus = sum(sum(node.gpus.values()) for node in nodes)
     used = sum(sum(node.gpus_used.values()) for node in nodes)

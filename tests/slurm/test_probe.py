@@ -36,7 +36,10 @@ def lab() -> Iterator[Lab]:
     skip_unless_available()
     with Lab(SITES, {("alpha", "beta"): LINK}, slurm=True) as lab:
         describe(lab)
+        hidden = ["scontrol", "update", "PartitionName=gpu"]
+        lab.run("beta", [*hidden, "Hidden=YES"], user="root")  # a site's file may name a partition that is
         found = hetrl(lab, "discover", "alpha.yaml", "beta.yaml")
+        lab.run("beta", [*hidden, "Hidden=NO"], user="root")
         assert found.returncode == 0, found.stderr
         yield lab
 

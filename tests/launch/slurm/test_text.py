@@ -88,6 +88,19 @@ def test_everything_is_asked_of_the_cluster_that_is_named(tmp_path):
     assert (at_cluster("sinfo", "beta"), at_cluster("sinfo", None)) == ("sinfo -M beta", "sinfo")
 
 
+def test_nodes_are_those_of_the_default_partition_where_none_is_named():
+    found = inventory("22.05")
+    first, *others = found.nodes
+    found = replace(found, nodes=(replace(first, partitions=("short",)), *others))
+    (group,) = node_groups(found, {"a100": "a100-80gb"}, [])
+    assert group.nodes == ("a-n2",), "a job that names no partition never starts on a-n1"
+    (group,) = node_groups(found, {"a100": "a100-80gb"}, ["short"])
+    assert group.nodes == ("a-n1", "a-n2")
+    without = replace(found, partitions=tuple(replace(one, default=False) for one in found.partitions))
+    (group,) = node_groups(without, {"a100": "a100-80gb"}, [])
+    assert group.nodes == ("a-n1", "a-n2")
+
+
 def test_gpus_that_nothing_maps_are_asked_for_by_name():
     with pytest.raises(UsageError, match=r"alps: .*gpu:a100 on a-n1 .*gres: \{a100: NAME\}.* a100, ib, nvlink"):
         node_groups(inventory("22.05"), {}, [])
