@@ -22,6 +22,17 @@ async def first_to_end(*works: Awaitable[None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def beside(work: Coroutine[Any, Any, None], *others: Coroutine[Any, Any, None]) -> None:
+    """Do a work while others go on; end with it, or with what any of them raises. The others are cancelled by then."""
+    works = Works()
+    for other in others:
+        works.begin(other)
+    try:
+        await works.result(works.begin(work))
+    finally:
+        await works.end()
+
+
 class Works:
     """Works that begin while others go on; who waits for one of them hears at once where any fails. Made in a loop."""
 

@@ -33,6 +33,7 @@ from hetrl.runtime.run.context import (
     run_members,
 )
 from hetrl.runtime.run.rollout import scratch_of, serve
+from hetrl.runtime.side_by_side import beside
 from hetrl.runtime.transport.member import Member
 from hetrl.runtime.weights.intake import Intake
 from hetrl.runtime.weights.model_directory import ensure_model_directory
@@ -70,14 +71,11 @@ async def _replica(shared: Emulated, number: int) -> None:
     pace = shared.pace(wire.address(context.site, GENERATION, number))
     server = EmulatedServer(_server_of(shared, number), pace)
     switch = play.switch_seconds(GENERATION, context.plan.tasks[GENERATION], shared.model)
-    engine = asyncio.create_task(server.run())
-    try:
-        async with context.joined(GENERATION, number) as member:
-            turn = await context.first_turn(member, GENERATION)
-            size = int(shared.weight_bytes(ACTOR_TRAINING))
-            await serve(context, number, member, turn, server, EmulatedIdle(server, pace, switch), size)
-    finally:
-        await _cancelled(engine)
+    async with context.joined(GENERATION, number) as member:
+        turn = await context.first_turn(member, GENERATION)
+        size = int(shared.weight_bytes(ACTOR_TRAINING))
+        served = serve(context, number, member, turn, server, EmulatedIdle(server, pace, switch), size)
+        await beside(served, server.run())
 
 
 def _server_of(shared: Emulated, number: int) -> Replica:
@@ -111,11 +109,8 @@ async def _lead(shared: Emulated, world: World) -> None:
         directory = context.directory / f"weights-{world.task}-{world.number}"
         weights = Intake(WeightFile(directory, most_bytes(context.architecture)))
         places = places_of(world.task, context.continues)
-        beside = [asyncio.create_task(rank.serve()), asyncio.create_task(rank.keep_alive(WORD_SECONDS))]
-        try:
-            await EmulatedWorld(member, rank, world, shared, weights, places).serve()
-        finally:
-            await _cancelled(*beside)
+        served = EmulatedWorld(member, rank, world, shared, weights, places).serve()
+        await beside(served, rank.serve(), rank.keep_alive(WORD_SECONDS))
 
 
 async def _follow(context: Context, world: World, rank: int) -> None:
@@ -134,13 +129,6 @@ async def _rank_member(context: Context, world: World, rank: int) -> AsyncIterat
             orphan_seconds = launch.orphan_timeout_seconds
             member.expect_word_of(world.ranks[0], orphan_seconds, launch.start_seconds + orphan_seconds)
         yield member
-
-
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
-    """End what goes on beside a member."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> int:

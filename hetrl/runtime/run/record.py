@@ -172,9 +172,14 @@ class Record:
         self._open[key] = self._met[key]
 
     def summary(self, context: Context, stats: wire.LinkStatsReply) -> None:
-        """Write summary.json; `stats` are those of the lead site's gateway."""
+        """Write summary.json; `stats` are those of the lead site's gateway.
+
+        None is written where no row of metrics is there: taken up behind the last step, of which the rows are lost.
+        """
         plan = context.plan
         rows = [*read_lines(self._directory / METRICS)]
+        if not rows:
+            return
         elapsed = sum(row["seconds"][ITERATION] for row in rows)
         summary = {
             "run": context.run,

@@ -234,3 +234,11 @@ def test_a_replica_that_is_lost_is_a_fault_that_the_run_survived(tmp_path: Path)
     context = SimpleNamespace(run="try-1", experiment=SimpleNamespace(name="try"), plan=plan(), held={})
     record.summary(cast(Context, context), NO_LINKS)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["faults_survived"] == 1
+
+
+def test_a_run_without_a_row_has_no_summary(tmp_path: Path) -> None:
+    record = Record(tmp_path, "alps")
+    record.goes_on(4, 5, ())
+    context = SimpleNamespace(run="try-1", experiment=SimpleNamespace(name="try"), plan=plan(), held={})
+    record.summary(cast(Context, context), NO_LINKS)
+    assert not (tmp_path / "summary.json").exists()
