@@ -16,6 +16,10 @@ from hetrl.runtime.vllm.server import VllmServer
 
 log = logging.getLogger(__name__)
 
+# The first sleep that keeps weights pins as much of the host's memory as they take, a few GB a second: above a minute
+# for the largest that fit a GPU.
+MOVE_SECONDS = 600.0
+
 
 class Idle:
     """Puts one server to sleep and wakes it; requests under way are held in between."""
@@ -38,7 +42,7 @@ class Idle:
         """
         self._state = idle_state
         if idle_state == "offload":
-            await self._server.call(f"/sleep?level={1 if keep_weights else 2}&mode=keep")
+            await self._moves(f"/sleep?level={1 if keep_weights else 2}&mode=keep")
         else:
             await self._server.pause(forget=idle_state == "sleep")
         if not self._on_gpu:
@@ -53,12 +57,15 @@ class Idle:
         """Take the devices back and let requests continue; `load` is called when there is room for weights."""
         state, self._state = self._state, None
         if state == "offload":
-            await self._server.call("/wake_up?tags=weights")
+            await self._moves("/wake_up?tags=weights")
         await load()
         if state == "offload" or (state == "sleep" and self._on_gpu):
-            await self._server.call("/wake_up?tags=kv_cache")  # requests continue, too
+            await self._moves("/wake_up?tags=kv_cache")  # requests continue, too
         else:
             await self._server.resume()
+
+    async def _moves(self, route: str) -> None:
+        await self._server.call(route, timeout_seconds=MOVE_SECONDS)
 
     def _tell(self, idle_state: str) -> None:
         if not self._told and idle_state != "resident":

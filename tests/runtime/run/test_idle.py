@@ -22,9 +22,11 @@ class Server:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.given_seconds: dict[str, float] = {}
 
-    async def call(self, route: str, *_: Any) -> None:
+    async def call(self, route: str, *_: Any, timeout_seconds: float = 60.0) -> None:
         self.asked.append(route)
+        self.given_seconds[route] = timeout_seconds
 
     async def pause(self, *, forget: bool) -> None:
         self.asked.append(f"pause, forget {forget}")
@@ -79,6 +81,21 @@ def sleep(state: str, *, keep: bool = False) -> wire.Sleep:
 
 def version(number: int) -> wire.WeightsEnd:
     return wire.WeightsEnd(version=number, tensors=1, bytes=1, digest="d")
+
+
+def test_a_copy_of_140_gb_of_weights_may_be_pinned_at_2_gb_a_second() -> None:
+    server = Server()
+    idle = Idle(cast(VllmServer, server), "cuda")
+
+    async def load() -> None:
+        pass
+
+    async def sleep_and_wake() -> None:
+        await idle.sleep("offload", keep_weights=True)
+        await idle.wake(load)
+
+    asyncio.run(sleep_and_wake())
+    assert len(server.given_seconds) == 3 and min(server.given_seconds.values()) >= 140 / 2
 
 
 @pytest.mark.parametrize(
