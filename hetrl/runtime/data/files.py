@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,10 @@ from hetrl.errors import UsageError
 from hetrl.runtime.data.math_answer import last_boxed, marked
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
+
+
+class _Number(str):
+    """A number with a point or an exponent, as the file has its digits: 5.10 is another text than 5.1."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,21 @@ def question_and_answer(kind: str, row: DataRow) -> tuple[str, str]:
 
 def _text(row: DataRow, key: str) -> str:
     value = row.values.get(key)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or isinstance(value, _Number) or not value.strip():
         raise UsageError(f'{row.place}: expected a text under "{key}"; its keys are: {", ".join(row.values) or "none"}')
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f'{row.place}: "{key}" has half of a pair of surrogates (\\ud800 to \\udfff)') from None
     return value
 
 
 def _plain(row: DataRow) -> str:
     value = row.values.get("answer")
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, _Number) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
+    if isinstance(value, float) and math.isfinite(value):  # of parquet: as it would be written by hand
+        return f"{Decimal(repr(value)):f}"
     return _text(row, "answer")
 
 
@@ -123,9 +135,13 @@ def rows_of(path: Path) -> Iterator[DataRow]:
             yield _row(f"{path}:{number}", line)
 
 
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
 def _row(place: str, content: bytes) -> DataRow:
     try:
-        values = json.loads(content)
+        values = json.loads(content, parse_float=_Number, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise UsageError(f"{place}: expected a JSON object; {error}") from None
     if not isinstance(values, dict):

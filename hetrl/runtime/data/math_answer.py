@@ -9,8 +9,12 @@ ANSWER_MARK = "####"
 _TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _BARE = re.compile(r"\\(?:boxed|fbox)\s+([^\s{}$][^{}$\n]*)")
 _EMPHASIS, _CURRENCIES = "*_` ", "€£"
-# Of two letters and more, as `eggs`; not what is a number or a relation itself.
-_UNIT = re.compile(r"(?<=\d)\s+(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|and|or|to)\b)([A-Za-z]{2}[A-Za-z .]*)$")
+_BOLD = re.compile(r"\*\*([^*]+)\*\*")
+# Of two letters and more, as `eggs`, `km/h` or `cm^2`; not what is a number, a relation or a power itself.
+_UNIT = re.compile(
+    r"(?<=\d)\s+\(?(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp|and|or|to)\b)"
+    r"([A-Za-z]{2}[A-Za-z .]*(?:/[A-Za-z .]+)?)(?:(?<=[ckm]m|ft|in|yd)\^[23])?\)?$"
+)
 _ANY_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 
 
@@ -36,10 +40,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def marked(text: str) -> str | None:
-    """Return the rest of the line after the last `####`, None where there is no such mark or nothing after it."""
-    _, mark, rest = text.rpartition(ANSWER_MARK)
+    """Return the rest of the line after the last `####`, None where there is no such mark or nothing after it.
+
+    What is bold in it no longer is; a `####` that closes a heading, as the last thing that is said, is no mark.
+    """
+    _, mark, rest = text.rstrip().rstrip("#").rpartition(ANSWER_MARK)
     lines = rest.strip().splitlines()
-    return lines[0].strip() if mark and lines else None
+    return _BOLD.sub(r"\1", lines[0]).strip() if mark and lines else None
 
 
 def tidied(said: str) -> str:

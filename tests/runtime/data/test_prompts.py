@@ -6,8 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import given, strategies as st
+from pyarrow import parquet
 
 from hetrl.describe.experiment import Data
 from hetrl.errors import UsageError
@@ -115,6 +117,16 @@ def test_json_lines_take_numbers_a_byte_order_mark_and_empty_lines(tmp_path: Pat
     assert read_prompts("jsonl", path, "train") == (Prompt("a", "7"), Prompt("b", "0.5"))
 
 
+def test_the_digits_of_a_number_are_those_that_are_written(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "rows.jsonl", ["5.10", "0.00001", "1e16", "12345678901234567890.5", "-3"]
+    path.write_text("".join(f'{{"prompt": "q", "answer": {number}}}\n' for number in numbers))
+    assert [prompt.answer for prompt in read_prompts("jsonl", path, "train")] == numbers
+    table = {"prompt": ["q", "q", "q"], "answer": [0.00001, 1e16, 0.5]}
+    parquet.write_table(pyarrow.table(table), tmp_path / "rows.parquet")
+    found = read_prompts("jsonl", tmp_path / "rows.parquet", "train")
+    assert [prompt.answer for prompt in found] == ["0.00001", "10000000000000000", "0.5"]
+
+
 # --- what is wrong with a file ----------------------------------------------------------------------------------------
 
 
@@ -128,6 +140,9 @@ def test_json_lines_take_numbers_a_byte_order_mark_and_empty_lines(tmp_path: Pat
         ("jsonl", '{"prompt": "q", "answer": null}', 'expected a text under "answer"'),
         ("jsonl", '{"prompt": " ", "answer": "a"}', 'expected a text under "prompt"'),
         ("jsonl", '{"prompt": 3, "answer": true}', 'expected a text under "prompt"'),
+        ("jsonl", '{"prompt": 3.5, "answer": 1}', 'expected a text under "prompt"'),
+        ("jsonl", '{"prompt": "q", "answer": NaN}', "NaN is no number of JSON"),
+        ("jsonl", '{"prompt": "\\ud83d", "answer": "a"}', '"prompt" has half of a pair of surrogates'),
         ("jsonl", b'{"prompt": "\xff", "answer": "a"}', "expected a JSON object"),
         ("gsm8k", '{"prompt": "q", "answer": "1"}', 'expected a text under "question"; its keys are: prompt, answer'),
         ("gsm8k", '{"question": "q", "answer": "it is 4"}', '"answer" has no "#### "'),
