@@ -5,8 +5,9 @@
     held = hold(place / name)               who shares one: it stays for as long as somebody holds it
     remove_unheld()                         whoever lives on, or comes next to the node, clears the rest
 
-Who uses a directory holds the kernel's lock (flock(2)) on a file in it, which ends with the last process that has it
-open, also where that is killed. A directory that nobody holds is nobody's.
+Who uses a directory holds the kernel's lock (flock(2)) on it, which ends with the last process that has it open, also
+where that is killed. A directory that nobody holds is nobody's. systemd-tmpfiles, which clears /tmp of what is old,
+leaves alone what is locked so, with all that is in it (systemd-tmpfiles(8)).
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-PREFIX = "hetrl-run-"
+PREFIX = "hetrl-tmp-"
 MEMORY = Path("/dev/shm")
-LOCK = "held.lock"
 # unix(7): the path of a socket has 107 bytes. A server's own sockets add 14 for their directory and 37 for a name.
 MOST_BYTES = 56
 ATTEMPTS = 5  # a process that ends meanwhile may still write
@@ -87,12 +87,11 @@ def remove_private(path: Path) -> None:
 
 def hold(directory: Path) -> Held:
     """Hold a directory that is there; raises FileNotFoundError where somebody who found it unheld removes it."""
-    path = directory / LOCK
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        if not _is_there(path, descriptor):
-            raise FileNotFoundError(path)
+        if not _is_there(directory, descriptor):
+            raise FileNotFoundError(directory)
     except FileNotFoundError:
         os.close(descriptor)
         raise
@@ -111,22 +110,20 @@ def remove_unheld() -> None:
 
 def _remove_if_unheld(directory: Path) -> None:
     """Remove a directory of this user that nobody holds, at most; what others do meanwhile is no error."""
-    path = directory / LOCK
     with suppress(OSError):
-        found = directory.lstat()
-        if directory.is_symlink() or found.st_uid != os.getuid():
-            return
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # whoever makes it just now makes another one
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
+            if os.fstat(descriptor).st_uid != os.getuid():
+                return
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_there(path, descriptor):
+            if _is_there(directory, descriptor):
                 shutil.rmtree(directory, ignore_errors=True)
         finally:
             os.close(descriptor)
 
 
 def _is_there(path: Path, descriptor: int) -> bool:
-    """Whether a path still leads to the file that was opened."""
+    """Whether a path still leads to the directory that was opened."""
     with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     return False

@@ -27,7 +27,7 @@ HOLDS_WEIGHTS = """
 import sys, time
 from pathlib import Path
 from hetrl.runtime.weights.node_directory import node_directory
-with node_directory("hetrl-run-x", 0, int(sys.argv[1]), Path(".")) as (directory, share):
+with node_directory("hetrl-tmp-x", 0, int(sys.argv[1]), Path(".")) as (directory, share):
     share.leads(), (directory / "version-1.safetensors").touch()
     print(directory, flush=True)
     time.sleep(99)
@@ -125,6 +125,17 @@ def test_processes_with_directories_of_their_own_share_their_node_s(
         assert directory.parent.parent == place
     held.leave()
     remove_unheld()
+    assert left(place) == []
+
+
+def test_what_is_held_stays_where_a_cleaner_took_what_was_old_in_it(place: Path) -> None:
+    held = make_private()
+    (held.path / "old").touch()
+    for old in held.path.iterdir():
+        old.unlink()
+    remove_unheld()
+    assert held.path.is_dir()
+    held.release()
     assert left(place) == []
 
 
