@@ -27,3 +27,4 @@ def test_ppo_learns_what_its_reward_model_and_the_rule_agree_on(tmp_path: Path) 
     checkpoints = run.directory / "checkpoints"
     for own in (checkpoints, checkpoints / "critic_training"):
         assert (own / f"step-{len(rows):08d}" / "COMPLETE").exists()
+    assert not [*(run.directory / "sites").glob("*/weights-*")], "versions go with the worlds that they were sent to"

@@ -106,11 +106,11 @@ async def _lead(shared: Emulated, world: World) -> None:
         await member.send(context.controller, ready)
         if turn is not None:
             await member.reply(turn, wire.Done())
-        directory = context.directory / f"weights-{world.task}-{world.number}"
-        weights = Intake(WeightFile(directory, most_bytes(context.architecture)))
         places = places_of(world.task, context.continues)
-        served = EmulatedWorld(member, rank, world, shared, weights, places).serve()
-        await beside(served, rank.serve(), rank.keep_alive(WORD_SECONDS))
+        with context.versions_of(world) as directory:
+            weights = Intake(WeightFile(directory, most_bytes(context.architecture)))
+            served = EmulatedWorld(member, rank, world, shared, weights, places).serve()
+            await beside(served, rank.serve(), rank.keep_alive(WORD_SECONDS))
 
 
 async def _follow(context: Context, world: World, rank: int) -> None:

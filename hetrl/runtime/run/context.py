@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -114,6 +115,15 @@ class Context:
     def planned_seconds(self, task: str) -> float:
         """Return what the plan counts on for a task, in seconds of this run: emulated engines have their own time."""
         return self.plan.predicted.tasks.get(task, 0.0) / self.experiment.launch.emulation.speed
+
+    @contextmanager
+    def versions_of(self, world: World) -> Iterator[Path]:
+        """Give the directory in which rank 0 of a world has weight versions; at the end it is removed."""
+        directory = self.directory / f"weights-{world.task}-{world.number}"
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
 
     def worlds(self, task: str) -> tuple[World, ...]:
         """Return the worlds of a Megatron task."""

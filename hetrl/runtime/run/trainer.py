@@ -42,13 +42,14 @@ with uncollected():
     from hetrl.runtime.checkpoints.places import CheckpointPlaces, places_of
     from hetrl.runtime.hang import HangWatch
     from hetrl.runtime.megatron.engine import MegatronEngine
-    from hetrl.runtime.megatron.hf_weights import iter_safetensors
     from hetrl.runtime.megatron.model import kernels
     from hetrl.runtime.run.context import Context, answer_requests, exit_with, log_to_stderr, read_context
     from hetrl.runtime.run.engines import build_engine
     from hetrl.runtime.run.world import execute, follow, following, share, share_tensors
     from hetrl.runtime.transport.member import Envelope, Member
+    from hetrl.runtime.vllm.loading import tensors_of
     from hetrl.runtime.wan.world import start_wan_world, stop_wan_world
+    from hetrl.runtime.weights import safetensors_file
     from hetrl.runtime.weights.intake import Intake
     from hetrl.runtime.weights.publications import Publications
     from hetrl.runtime.weights.publisher import Publisher
@@ -170,7 +171,7 @@ class Lead:
 
     def _load(self, message: wire.WeightsEnd, path: Path) -> None:
         share(message)
-        self._engine.load(share_tensors(iter_safetensors(path)))
+        self._engine.load(share_tensors(tensors_of(path, safetensors_file.places_of(path), torch.device("cpu"))))
 
     async def _in_thread(self, work: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
@@ -202,9 +203,10 @@ async def lead(context: Context, world: World, device: int) -> None:
             if turn is not None:
                 await member.reply(turn, wire.Done())
             most = most_bytes(architecture(model_of(context.experiment, world.task).architecture))
-            weights = WeightFile(context.directory / f"weights-{world.task}-{world.number}", most)
             places = places_of(world.task, context.continues, world.beside(0))
-            await Lead(member, engine, thread, Intake(weights), places, watch_of(context, world, 0)).serve()
+            with context.versions_of(world) as directory:
+                weights = Intake(WeightFile(directory, most))
+                await Lead(member, engine, thread, weights, places, watch_of(context, world, 0)).serve()
             await loop.run_in_executor(thread, engine.close)
 
 

@@ -22,8 +22,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from hetrl.runtime.vllm.command import BACKEND
 from hetrl.runtime.vllm.loading import tensors_of
-from hetrl.runtime.weights.safetensors_file import Places, places_of
-from hetrl.runtime.wire import TensorSpec
+from hetrl.runtime.weights.safetensors_file import places_of
 
 
 class WorkerExtension:
@@ -47,17 +46,16 @@ class FileUpdate(WeightTransferUpdateInfo):
 
 
 class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
-    """Loads a whole version from one file in one step; a file that is refused leaves the model as it was."""
+    """Loads a whole version from one file in one step; where that fails the model may be of two versions."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
-    _specs: dict[str, TensorSpec] | None = None
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
         """Do nothing: there is no connection."""
 
     def start_weight_update(self) -> None:
-        """Do nothing: the model must stay whole until the file has passed its checks."""
+        """Do nothing: `receive_weights` begins and ends with a model that can serve."""
 
     def finish_weight_update(self) -> None:
         """Do nothing: `receive_weights` leaves a model that can serve."""
@@ -66,24 +64,11 @@ class FileEngine(WeightTransferEngine[FileInit, FileUpdate]):
         """Do nothing: there is no connection."""
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load the file; raises ValueError when its tensors are not those of the model.
-
-        A file whose tensors differ in name, dtype or shape from the version before is refused before the model is
-        touched, so only the first version can fail half-way.
-        """
+        """Load the file; raises ValueError where it lacks weights of the model."""
         path = Path(update_info.path)
-        places = places_of(path)
-        specs = {name: spec for name, (spec, _) in places.items()}
-        if self._specs is not None and specs != self._specs:
-            differing = sorted(name for name, _ in specs.items() ^ self._specs.items())
-            raise ValueError(f"{path}: {differing[0]} is not as in the version before")
-        self._load(path, places)
-        self._specs = specs
-
-    def _load(self, path: Path, places: Places) -> None:
         initialize_layerwise_reload(self.model)
         try:
-            loaded = self.model.load_weights(tensors_of(path, places, self.device))
+            loaded = self.model.load_weights(tensors_of(path, places_of(path), self.device))
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():

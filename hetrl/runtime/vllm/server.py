@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -21,8 +19,10 @@ import psutil
 from hetrl.errors import GangTimeoutError, HetrlError
 from hetrl.runtime import wire
 from hetrl.runtime.parent_death import end_with_parent
+from hetrl.runtime.vllm.answers import last_words, reason_of, sample_of, spread_seed
 from hetrl.runtime.vllm.command import MODEL_NAME, VllmSettings, command_of, environment_of
 from hetrl.runtime.vllm.processes import end_with_stacks, terminate
+from hetrl.runtime.weights.safetensors_file import places_of
 from hetrl.stopwatch import Stopwatch
 
 __all__ = ["VllmServer", "VllmSettings"]
@@ -58,6 +58,7 @@ class VllmServer:
         self._has_weights = settings.load_format != "dummy"
         self._updating = asyncio.Lock()
         self._loaded = 0  # version
+        self._specs: dict[str, wire.TensorSpec] = {}  # of the last file that was loaded
         self._going = Stopwatch(time.monotonic)  # stands still while requests are held
 
     @property
@@ -129,7 +130,7 @@ class VllmServer:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "seed": _spread(sampling.seed),
+            "seed": spread_seed(sampling.seed),
             "logprobs": 0,
             "ignore_eos": True,
             "stop_token_ids": list(sampling.stop_tokens),
@@ -144,7 +145,7 @@ class VllmServer:
             if self._process is not None and not self.ended:  # other requests may hang as well
                 end_with_stacks(self._process.pid, self._family)
             raise
-        return tuple(_sample(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
+        return tuple(sample_of(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"]))
 
     async def _unless_it_hangs(self, asked: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         """Return the answer; SilentError where requests went on for `hang_seconds` without it."""
@@ -163,26 +164,45 @@ class VllmServer:
         """Load a version from a safetensors file, whose digest was proven before, then serve it.
 
         Requests under way are held, then continue under the new weights, with `recompute` after their context was
-        computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). When the file is refused (a tensor
-        that the version before did not have) the old version is served on and HetrlError raised.
+        computed anew (https://docs.vllm.ai/en/latest/training/weight_transfer/). Raises HetrlError as `load_weights`
+        does; after a refusal the old version is served on.
         """
         async with self._updating:
             await self.pause(forget=recompute)
             try:
                 await self.load_weights(version, path, timeout_seconds)
             finally:
-                await self.resume()
+                if not self.ended:
+                    await self.resume()
 
     async def load_weights(self, version: int, path: Path, timeout_seconds: float) -> None:
-        """Load a version as `update_weights` does, into a server that is paused."""
+        """Load a version as `update_weights` does, into a server that is paused.
+
+        Raises HetrlError where the file is refused, for a tensor that is not as in the version before; and where it
+        cannot be loaded, by which the model may be of two versions, so that a server with weights is ended.
+        """
+        specs = self._specs_of(version, path)
         update = {"update_info": {"path": str(path.absolute())}}
         try:
             await self.call("/start_weight_update")
             await self.call("/update_weights", update, timeout_seconds)
             await self.call("/finish_weight_update", {"weight_version": str(version)})
-            self._has_weights, self._loaded = True, version
         except HetrlError as error:
+            if self._has_weights and self._process is not None:
+                await asyncio.to_thread(terminate, self._process, self._family)
             raise HetrlError(f"weight version {version}: {error}") from None
+        self._has_weights, self._loaded, self._specs = True, version, specs
+
+    def _specs_of(self, version: int, path: Path) -> dict[str, wire.TensorSpec]:
+        """Return what the tensors of a file are; HetrlError where they are not those of the version before."""
+        try:
+            specs = {name: spec for name, (spec, _) in places_of(path).items()}
+        except OSError as error:
+            raise HetrlError(f"weight version {version}: {path}: {error.strerror}") from None
+        if self._specs and specs != self._specs:
+            differing = sorted(name for name, _ in specs.items() ^ self._specs.items())
+            raise HetrlError(f"weight version {version}: {path}: {differing[0]} is not as in the version before")
+        return specs
 
     async def pause(self, *, forget: bool = True) -> None:
         """Hold all requests where they are; with `forget` the keys and values of all contexts are dropped."""
@@ -271,44 +291,6 @@ class VllmServer:
             self._raise_if_ended(process)
             raise HetrlError(f"vllm: {route} failed: {error}; see {self._log_path}") from None
         if response.status_code != httpx.codes.OK:
-            raise HetrlError(f"vllm: {route} answered {response.status_code}: {_reason(response)}")
+            raise HetrlError(f"vllm: {route} answered {response.status_code}: {reason_of(response)}")
         content: dict[str, Any] = response.json()
         return content
-
-
-def last_words(log: str) -> str:
-    """Return the line of a log that tells most: the last error, else the last line; without vLLM's prefixes."""
-    lines = [re.sub(r"^\(\w+ pid=\d+\) *", "", line).strip() for line in log.splitlines()]
-    lines = [line for line in lines if line and not line.startswith(("For further information", "^"))]
-    errors = [line for line in lines if re.match(r"([\w.]+(Error|Exception)|error): ", line)]
-    # The server repeats the failure of its engine; the root cause was printed by the engine before.
-    causes = [line for line in errors if "Engine core initialization failed" not in line]
-    return (causes or errors or lines or ["nothing"])[-1]
-
-
-def _reason(response: httpx.Response) -> str:
-    """Return the message inside vLLM's error answers ({"error": {"message": ...}}), or the start of the body."""
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return str(response.json()["error"]["message"])
-    return response.text[:500]
-
-
-def _spread(seed: int) -> int:
-    """Return 31 bits out of a seed: vLLM gives sample k the seed + k, so that near seeds would share samples."""
-    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=4).digest(), "little") >> 1
-
-
-def _sample(choice: Mapping[str, Any]) -> wire.Sample:
-    """Return one choice of an answer of /inference/v1/generate."""
-    tokens = choice["token_ids"] or []
-    content = (choice["logprobs"] or {}).get("content") or []
-    versions = tuple(
-        wire.VersionSpan(0 if span["version"] == "default" else int(span["version"]), span["start"], span["end"])
-        for span in choice["weight_versions"] or []
-    )
-    return wire.Sample(
-        tokens=tuple(tokens),
-        logprobs=tuple(entry["logprob"] for entry in content),
-        versions=versions,
-        finish_reason=choice["finish_reason"],
-    )

@@ -82,15 +82,20 @@ class Intake:
             self._file.reject(self._cause)
         path, digest = await asyncio.to_thread(self._file.end, end)
         if self._share is not None:
-            self._share.offer(path, digest)
+            self._share.offer(path, end.version, digest)
         return path, digest
 
     async def _follow(self, end: WeightsEnd, share: NodeShare) -> tuple[Path, str]:
-        """Wait for the file of the replica that takes versions for this node, and make it this one's, too."""
+        """Wait for the file of the replica that takes versions for this node, and make it this one's, too.
+
+        That is in vain where it has a newer one already.
+        """
         deadline, pause_seconds = time.monotonic() + SHARE_SECONDS, _POLL_SECONDS
         while time.monotonic() < deadline and not share.leads():
-            if (path := share.find(end.digest)) is not None:
+            if (path := share.find(end.version, end.digest)) is not None:
                 return await asyncio.to_thread(self._file.adopt, path, end.version, end.digest), end.digest
+            if share.newest() > end.version:
+                break
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(_POLL_GROWTH * pause_seconds, _LONGEST_POLL_SECONDS)
         if not share.leads():

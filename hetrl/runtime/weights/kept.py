@@ -68,10 +68,13 @@ class Anchor:
                 return saved
             return self._tensors[place[0]][place[1] : place[1] + message.bytes].tobytes()
 
-    def save(self, place: _Place, held: NDArray[numpy.uint8]) -> None:
-        """Copy what is about to be written over, if it is still to be read; called with the lock."""
-        if place in self._unread and place not in self._saved:
-            self._saved[place] = held.tobytes()
+    def lacks(self, place: _Place) -> bool:
+        """Return whether a piece is still to be read, and was not saved; called with the lock."""
+        return place in self._unread and place not in self._saved
+
+    def save(self, place: _Place, held: bytes) -> None:
+        """Keep what is about to be written over; called with the lock."""
+        self._saved[place] = held
 
 
 @dataclass
@@ -123,8 +126,10 @@ class Kept:
             held[:] = data
             return
         with self.lock:
-            for anchor in self.anchors:
-                anchor.save(place, held)
+            if lacking := [anchor for anchor in self.anchors if anchor.lacks(place)]:
+                copy = held.tobytes()  # one for all of them
+                for anchor in lacking:
+                    anchor.save(place, copy)
             held[:] = data
 
     def whole(self, message: wire.WeightsTensor) -> memoryview:

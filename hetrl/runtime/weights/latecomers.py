@@ -2,7 +2,8 @@
 
 until all of them have it, those that lack most first:
     what changed since the version that they proved, a delta at a time, of which the last one is loaded
-    the full set, where that is not known any more, or was refused: as it is kept then, whatever is published meanwhile
+    the full set, where that is not known any more, or was refused: as it is kept then, whatever is published meanwhile;
+    once more where it was refused, too
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class Latecomers:
         self._member, self._request, self._kept = member, request, kept
         self._party = Party(member, request.receivers, gives_way=request.gives_way, least=0)
         self._applied, self._failed, self._repaired = dict[str, float](), dict[str, str](), dict[str, str]()
+        self._refused_whole = set[str]()
         self._version, self._digest, self._bytes = request.version, "", 0  # of what was brought last
         for receiver in request.receivers:  # who lacks what it proved was started again
             if kept.proven.get(receiver, _NOTHING) >= request.version:
@@ -108,7 +110,10 @@ class Latecomers:
                 await self._party.send(to, message, [anchor.read(message)])
             refused = await self._close(to, anchor.version, anchor.digest, anchor.messages, load=True)
         for receiver, cause in refused.items():
-            self._give_up(receiver, f"{receiver}: {cause}")
+            if receiver in self._refused_whole:
+                self._give_up(receiver, f"{receiver}: {cause}")
+            self._refused_whole.add(receiver)  # one that counted on another of its node takes the next one by itself
+            self._repaired[receiver] = cause
 
     async def _close(
         self, to: Sequence[str], version: int, digest: str, pieces: Sequence[wire.WeightsTensor], *, load: bool
@@ -133,7 +138,7 @@ class Latecomers:
         return refused
 
     def _give_up(self, receiver: str, cause: str) -> None:
-        self._kept.proven.pop(receiver, None)
-        if receiver in self._party.present:  # else it was left out
+        if receiver in self._party.present:  # else it was left out, and has what it had
+            self._kept.proven.pop(receiver, None)
             self._party.present.remove(receiver)
             self._failed[receiver] = cause

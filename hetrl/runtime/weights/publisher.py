@@ -173,7 +173,8 @@ class Publisher:
     def _note(self, applied: Iterable[str]) -> None:
         """Note who has the version, and forget what changed before where nobody is behind."""
         for receiver in self._failed:
-            self._kept.proven.pop(receiver, None)
+            if receiver not in self._party.left_out:  # else what it was asked failed with that, and it has what it had
+                self._kept.proven.pop(receiver, None)
         for receiver in applied:
             self._kept.proven[receiver] = self._request.version
         self._kept.behind |= {*self._party.left_out}

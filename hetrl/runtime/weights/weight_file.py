@@ -8,6 +8,7 @@ file of that version stays as it is until the next one is proven.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -188,9 +189,9 @@ class WeightFile:
         Raises HetrlError where the file is gone, or is none that was written here.
         """
         self._discard()
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._directory / f"version-{version}.safetensors"
         try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
             os.link(proven, path)
             places = places_of(path)
@@ -279,11 +280,13 @@ class WeightFile:
         self.held = held
         for other in self._directory.glob("version-*.safetensors"):
             if other != held.path:
-                other.unlink()
+                with suppress(OSError):  # what is there too long takes room, and the next version tries again
+                    other.unlink()
 
     def _discard(self) -> None:
         if self._descriptor is not None:
-            self._part.unlink(missing_ok=True)
+            with suppress(OSError):  # as in `_hold`
+                self._part.unlink()
         self._close()
 
     def _close(self) -> None:

@@ -9,9 +9,20 @@ import pytest
 
 from hetrl.describe.launching import Emulation
 from hetrl.runtime.run.context import Context
-from hetrl.workload import WEIGHT_SYNC
+from hetrl.runtime.wire.members import World
+from hetrl.workload import ACTOR_TRAINING, WEIGHT_SYNC
 from lab.quick import quick_plan
 from tests.launch.launch_cases import quick_experiment, quick_gpus
+
+
+def test_the_versions_of_a_world_go_with_it(tmp_path: Path) -> None:
+    plan, world = quick_plan(), World(ACTOR_TRAINING, 0, 0, quick_plan().tasks[ACTOR_TRAINING])
+    context = Context(tmp_path, "run", "alpha", "alpha", "", quick_gpus(plan), {}, quick_experiment(), plan)
+    with pytest.raises(RuntimeError), context.versions_of(world) as directory:
+        directory.mkdir()
+        (directory / "version-3.safetensors").touch()
+        raise RuntimeError("the run was aborted")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -11,37 +11,25 @@ import pytest
 
 from hetrl.runtime import wire
 from hetrl.runtime.vllm import server as server_module
-from hetrl.runtime.vllm.server import GENERATE, SilentError, VllmServer, VllmSettings
+from hetrl.runtime.vllm.server import GENERATE, SilentError
+from tests.runtime.vllm.vllm_cases import HANG_SECONDS, Served, weight_file
 
-HANG_SECONDS = 0.4
 SAMPLING = wire.Sampling(samples=1, max_tokens=4, temperature=1.0, top_p=1.0, seed=0, stop_tokens=())
 
 
-class Served(VllmServer):
-    """Answers a request once it has gone on for `takes` seconds in all, and everything else at once."""
+def served(path: Path, takes: float) -> tuple[Served, list[str]]:
+    """Answer a request once it has gone on for `takes` seconds in all, all else at once; return the salts, too."""
+    server, salts = Served(path), list[str]()
 
-    def __init__(self, path: Path, takes: float) -> None:
-        settings = VllmSettings(
-            model_directory=path,
-            kv_cache_bytes=2**20,
-            max_sequences=4,
-            max_model_tokens=8,
-            load_format="auto",
-            hang_seconds=HANG_SECONDS,
-        )
-        super().__init__(settings, path, path / "log")
-        self.takes, self.salts = takes, list[str]()
-
-    async def _call(
-        self, method: str, path: str, timeout_seconds: float, body: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        if path != GENERATE:
-            return {}
+    async def draw(body: Mapping[str, Any] | None) -> dict[str, Any]:
         assert body is not None
-        self.salts.append(body["cache_salt"])
-        await asyncio.sleep(self.takes)
+        salts.append(body["cache_salt"])
+        await asyncio.sleep(takes)
         choice = {"token_ids": [5], "logprobs": None, "weight_versions": None, "finish_reason": "length", "index": 0}
         return {"choices": [choice]}
+
+    server.answer, server.answered = draw, GENERATE
+    return server, salts
 
 
 @pytest.mark.parametrize(
@@ -53,7 +41,7 @@ def test_a_request_does_not_hang_while_it_is_held(
     monkeypatch.setattr(server_module, "LOOK_SECONDS", 0.05)
 
     async def scenario() -> tuple[wire.Sample, ...]:
-        server = Served(tmp_path, 3 * HANG_SECONDS)
+        server, _ = served(tmp_path, 3 * HANG_SECONDS)
         drawing = asyncio.create_task(server.generate([1], SAMPLING, 60.0))
         await asyncio.sleep(0.05)
         await server.call(hold)
@@ -66,17 +54,17 @@ def test_a_request_does_not_hang_while_it_is_held(
 
 def test_a_request_that_goes_on_without_an_answer_hangs(tmp_path: Path) -> None:
     with pytest.raises(SilentError, match=f"no answer to {GENERATE} in {HANG_SECONDS:g} s"):
-        asyncio.run(Served(tmp_path, 60.0).generate([1], SAMPLING, 60.0))
+        asyncio.run(served(tmp_path, 60.0)[0].generate([1], SAMPLING, 60.0))
 
 
 def test_prompts_share_contexts_of_one_version_only(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
-        server = Served(tmp_path, 0.0)
+        server, salts = served(tmp_path, 0.0)
         for version in (1, 2):
             await server.generate([1], SAMPLING, 60.0)
-            await server.update_weights(version, tmp_path, 60.0, recompute=False)
+            await server.update_weights(version, weight_file(tmp_path, version), 60.0, recompute=False)
         await server.generate([1], SAMPLING, 60.0)
         await server.generate([1, 5], SAMPLING, 60.0, since=1)  # it goes on with what it has
-        return server.salts
+        return salts
 
     assert asyncio.run(scenario()) == ["0", "1", "2", "1"]

@@ -8,18 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
+from hetrl.errors import HetrlError
 from hetrl.runtime import wire
-from hetrl.runtime.transport.member import Member
-from hetrl.runtime.weights import publisher
+from hetrl.runtime.transport.member import Envelope, Member
+from hetrl.runtime.weights import intake, publisher
 from hetrl.runtime.weights.kept import Kept
 from hetrl.runtime.weights.latecomers import Latecomers
+from hetrl.runtime.weights.node_share import NodeShare
+from hetrl.runtime.weights.publisher import Publisher
 from tests.runtime.weights.receivers import Receiver, Wire, model, published, same, stepped
 
 A, B, C = "a/actor_generation/0", "b/actor_generation/0", "b/actor_generation/1"
 Model = dict[str, torch.Tensor]
+SPEC = wire.TensorSpec(name="w", dtype="float32", shape=(64,), bytes=256)
 
 
 class SlowWire(Wire):
@@ -47,6 +52,27 @@ class SlowWire(Wire):
     def abandon(self, _: str, priority: wire.Priority, __: str) -> None:
         self.abandoned.add(priority)
         self._moved.set()
+
+
+class Window(SlowWire):
+    """What goes to those that are `far` counts as sent, and never arrives; they say nothing until it is abandoned."""
+
+    def __init__(self, receivers: dict[str, Receiver]) -> None:
+        super().__init__(receivers)
+        self.far: set[str] = set()
+
+    def open_bytes(self, *_: Any) -> int:
+        return 0
+
+    async def send(self, to: Sequence[str], message: wire.Message, buffers: Sequence[Any] = ()) -> None:
+        await super().send([name for name in to if name not in self.far], message, buffers)
+
+    async def request(self, to: str, message: wire.Message, **named: Any) -> Envelope:
+        if to not in self.far:
+            return await super().request(to, message, **named)
+        while not self.abandoned:
+            await asyncio.sleep(0.01)
+        raise HetrlError(f"{to} cannot be reached")
 
 
 class Trainer:
@@ -203,6 +229,82 @@ def test_who_refuses_the_full_set_too_has_failed_and_the_others_go_on(trainer: T
         trainer.check(A, C)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+def test_who_is_left_out_while_its_word_is_awaited_has_what_it_had(trainer: Trainer, in_step: bool) -> None:
+    """Later it gets what changed since, not the full set."""
+    line = trainer.wire = Window(trainer.wire.receivers)
+
+    async def publish_without() -> wire.Published:
+        trainer.version += 1
+        trainer.published[trainer.version] = stepped(trainer.published[trainer.version - 1], trainer.version)
+        request = wire.Publish(
+            version=trainer.version, receivers=(A, B), quorum=1, patience_seconds=0.1, encoding="delta"
+        )
+        one = Publisher(cast(Member, line), request, trainer.kept)
+        with one.leaving_out():
+            await asyncio.to_thread(one.take, trainer.published[trainer.version].items())
+            await one.send()
+            return await one.finish()
+
+    async def bring_without() -> wire.Published:
+        trainer.kept.behind.add(B)
+        await trainer.publish([A])
+        coming = asyncio.create_task(trainer.catch_up(B))
+        await asyncio.sleep(0.05)
+        line.links.lost("b")
+        return await coming
+
+    async def run() -> None:
+        await trainer.publish([A, B])
+        line.far = {B}
+        assert set((await (publish_without() if in_step else bring_without())).left_out) == {B}
+        line.far = set()
+        line.links.restored("b")
+        line.sent.clear()
+        assert set((await trainer.catch_up(B)).apply_seconds) == {B}
+        assert [one.encoding for one in trainer.sent(B) if isinstance(one, wire.WeightsBegin)] == ["delta"]
+        trainer.check(A, B)
+
+    asyncio.run(run())
+
+
+def test_who_counts_on_another_of_its_node_that_is_ahead_takes_the_full_set_by_itself(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B and C share a node, B takes versions for it; C is brought one that B has no more."""
+    monkeypatch.setattr(intake, "SHARE_SECONDS", 3600.0)
+    trainer.wire.receivers |= {name: Receiver(tmp_path / name[-1], NodeShare(tmp_path)) for name in (B, C)}
+
+    async def run() -> None:
+        await trainer.publish([B, C])
+        assert trainer.wire.receivers[C].intake.follows
+        trainer.kept.behind.add(C)
+        del trainer.kept.proven[C]
+        trainer.wire.held = {C}
+        coming = asyncio.create_task(trainer.catch_up(C))
+        await asyncio.sleep(0.05)
+        await trainer.publish([B])
+        trainer.wire.go_on()
+        found = await coming
+        assert (found.failed, set(found.apply_seconds)) == ({}, {C})
+        assert "does not have it" in found.repaired[C]
+        trainer.check(B, C)
+
+    asyncio.run(run())
+
+
+def test_what_several_that_are_behind_still_need_is_kept_once() -> None:
+    kept, message = Kept(), wire.WeightsTensor(version=1, tensor=SPEC, offset=0, bytes=SPEC.bytes, digest="d")
+    held, _ = kept.room_for(SPEC)
+    kept.version, kept.pieces = 1, {(SPEC.name, 0): message}
+    with kept.anchor() as first, kept.anchor() as second, kept.anchor() as done:
+        assert first is not None and second is not None and done is not None
+        done.read(message)
+        kept.replace((SPEC.name, 0), held, np.ones(SPEC.bytes, np.uint8))
+        was = first.read(message)
+        assert was == bytes(SPEC.bytes) and second.read(message) is was
 
 
 def test_whoever_is_behind_a_link_that_goes_out_goes_on_later(trainer: Trainer) -> None:

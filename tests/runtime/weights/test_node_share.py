@@ -148,7 +148,7 @@ def test_the_first_place_with_room_is_taken_and_left_as_it_was(
             assert all(one.stat().st_mode & 0o777 == 0o700 for one in (first, second, first.parent))
             assert (lead.leads(), other.leads()) == (True, False)
         (first / "version-1.safetensors").touch()
-        lead.offer(first / "version-1.safetensors", "digest")
+        lead.offer(first / "version-1.safetensors", 1, "digest")
     assert list((tmp_path / expected).iterdir()) == []
 
 

@@ -164,6 +164,17 @@ def test_only_the_newest_version_stays(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == [files[-1]]
 
 
+@pytest.mark.parametrize("error", [PermissionError, FileNotFoundError])
+def test_a_file_that_cannot_be_removed_costs_no_version(tmp_path, monkeypatch, error) -> None:
+    weights = WeightFile(tmp_path, MOST)
+    first, _ = arrive(weights, small())
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(error()))
+        second, _ = arrive(weights, cut(2, {"a": numpy.arange(2)}, 8))
+    assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert [arrive(weights, cut(3, {"a": numpy.arange(3)}, 8))[0]] == list(tmp_path.iterdir())
+
+
 def test_a_refused_version_leaves_the_one_before_and_the_next_arrives(tmp_path) -> None:
     weights = WeightFile(tmp_path, MOST)
     first, _ = arrive(weights, cut(1, {"a": numpy.arange(4)}, 8))
