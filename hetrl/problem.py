@@ -26,7 +26,7 @@ from hetrl.describe.sites import ScenarioFile, read_scenario, read_sites, topolo
 from hetrl.describe.yaml_file import find, read_yaml
 from hetrl.errors import UsageError, nearest
 from hetrl.hardware import Topology
-from hetrl.workload import Workload, architecture
+from hetrl.workload import Workload, architecture, architecture_catalogue
 
 PLACES = {  # by section the keys that may name a file or directory, which are elsewhere names of the catalogue, too
     "model": ("architecture", "weights"),
@@ -208,13 +208,21 @@ def _located(experiment: Experiment, bases: Sequence[Path]) -> Experiment:
 
 
 def with_places(experiment: Experiment, place: Callable[[str], str]) -> Experiment:
-    """Return the experiment with `place` of each name that may be that of a directory or file of models and data."""
+    """Return the experiment with `place` of each name that may be that of a directory or file of models and data.
+
+    What the catalogue of architectures has is none, whatever lies here under its name.
+    """
     changes = {}
     for section, keys in PLACES.items():
         part = getattr(experiment, section)
-        named = {key: place(value) for key in keys if (value := getattr(part, key))}
+        values = {key: value for key in keys if (value := getattr(part, key))}
+        named = {key: place(value) for key, value in values.items() if not _in_catalogue(key, value)}
         changes[section] = part.model_copy(update=named)
     return experiment.model_copy(update=changes)
+
+
+def _in_catalogue(key: str, value: str) -> bool:
+    return key == "architecture" and value in architecture_catalogue()
 
 
 def _bases(path: Path) -> list[Path]:

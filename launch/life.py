@@ -100,7 +100,7 @@ def live(
     executor = executor_of(events, lambda: collector.state)
     remains: Sequence[str] = ()
     with ExitStack() as stack:
-        stack.enter_context(_only_launcher(run))
+        stack.enter_context(only_launcher(run))
         screen = stack.enter_context(Screen(console, collector.state.steps))
         interrupts = stack.enter_context(Interrupts(manner.yes or executor.outlives, screen.hold))
         stack.callback(executor.leave)
@@ -171,7 +171,7 @@ def _end(executor: Executor, events: EventLog, outcome: Outcome, *, kept: bool) 
 
 
 @contextmanager
-def _only_launcher(run: Run) -> Iterator[None]:
+def only_launcher(run: Run) -> Iterator[None]:
     """Keep other launchers off the run; raises UsageError where one is at it."""
     descriptor = os.open(run.path / ".launcher", os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -24,6 +24,7 @@ LOCAL = "local"
 CONNECT_SECONDS = 10
 PERSIST_SECONDS = 600
 FULL = re.compile(r"No space left on device|Disk quota exceeded")
+REFUSED = re.compile(r"mkdir: .*: (Permission denied|Read-only file system)")
 SSH_FAILED = 255  # ssh's own exit code, EXIT STATUS of ssh(1)
 
 # They run the script that they get as input: as a word it may be too long (128 KiB, execve(2)), and the user's own
@@ -115,6 +116,8 @@ class Shell:
         code, stdout, stderr = self._spawn(argv, argv, timeout_seconds, None)
         if code and (full := FULL.search(stderr)):
             raise HetrlError(f"{self.site}: cannot copy {source} to {remote}: {full[0]}; make room there")
+        if code and (refused := REFUSED.search(stderr)):
+            raise HetrlError(f"{self.site}: {refused[0]}; name a `scratch` that is yours in the site's file")
         if code:
             said = Done(tuple(argv), code, stdout, stderr).telling
             raise SiteUnreachableError(f"{self.site}: cannot copy {source} to {remote}: {said}")

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-FINISHED = "finished"
-ENDED = (FINISHED, "failed", "cancelled")
+FINISHED, CANCELLED = "finished", "cancelled"
+ENDED = (FINISHED, "failed", CANCELLED)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,9 @@ from hetrl.files import replace_json
 INVENTORY_FORMAT = "hetrl-inventory/1"
 # States in which a node takes no job, and may for days: NODE STATE CODES of sinfo(1). One that is powered down to save
 # power is powered up for a job.
-_OUT_OF_SERVICE = {"DOWN", "DRAIN", "FAIL", "INVAL", "MAINT", "UNKNOWN", "FUTURE", "NOT_RESPONDING"}
+_OUT_OF_SERVICE = {
+    *("DOWN", "DRAIN", "FAIL", "INVAL", "INVALID_REG", "MAINT", "MAINTENANCE", "UNKNOWN", "FUTURE", "NOT_RESPONDING")
+}
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,10 @@ def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions
     """Return the GPU nodes in service, grouped by type and size, in the order of the cluster.
 
     `gpu_of_gres` maps a GRES type, else a node feature, to the catalogue; the nodes are those of `partitions`, without
-    any of the default partition, or of all where the cluster has none.
-    Slices of a GPU (MIG) are mapped by their GRES type alone: a feature says what the node's whole GPUs are. Raises
-    UsageError for a partition that is not there, or GPUs whose name nothing maps.
+    any of the default partition, or of all where the cluster has none. Of a node with several types of GPUs each has
+    an equal part of the memory and CPUs. Slices of a GPU (MIG) are mapped by their GRES type alone: a feature says
+    what the node's whole GPUs are. GPUs that nothing maps are left out; raises UsageError where no others are there,
+    and for a partition that is not.
     """
     known = [partition.name for partition in inventory.partitions]
     for name in partitions:
@@ -143,30 +146,48 @@ def node_groups(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions
             raise UsageError(
                 f'{inventory.site}: there is no partition "{name}"{nearest(name, known)}; known: {", ".join(known)}'
             )
-    limits = set(inventory.taking_jobs(partitions))
-    groups: dict[tuple[str, int, float, int], list[ClusterNode]] = {}
-    for node in inventory.nodes:
-        if node.in_service and (not limits or limits.intersection(node.partitions)):
-            for gres, gpus in node.gpus.items():
-                groups.setdefault((gres, gpus, node.memory_gb, node.cpus), []).append(node)
-    found = []
-    for (gres, gpus, memory_gb, cpus), nodes in groups.items():
-        gpu = _catalogue_gpu(inventory.site, gres, nodes, gpu_of_gres)
-        found.append(NodeGroup(gres, gpu, gpus, memory_gb, cpus, tuple(node.name for node in nodes)))
+    found, unknown = _grouped(inventory, gpu_of_gres, partitions)
+    if unknown and not found:
+        raise UsageError(unknown[0])
     return found
 
 
-def _catalogue_gpu(site: str, gres: str, nodes: Sequence[ClusterNode], gpu_of_gres: Mapping[str, str]) -> str:
-    sliced = profile_of(gres) is not None
-    features = [] if sliced else sorted(set.intersection(*(set(node.features) for node in nodes)))
-    for name in (gres, *features):
-        if name in gpu_of_gres:
-            return gpu_of_gres[name]
+def unmapped_gpus(inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions: Sequence[str]) -> list[str]:
+    """Return what is to be written where GPUs of these partitions are left out for their name, a line for each kind."""
+    return _grouped(inventory, gpu_of_gres, partitions)[1]
+
+
+def _grouped(
+    inventory: Inventory, gpu_of_gres: Mapping[str, str], partitions: Sequence[str]
+) -> tuple[list[NodeGroup], list[str]]:
+    limits = set(inventory.taking_jobs(partitions))
+    groups: dict[tuple[str, str, int, float, int], list[str]] = {}
+    unknown: dict[str, list[ClusterNode]] = {}
+    for node in inventory.nodes:
+        if not node.in_service or (limits and not limits.intersection(node.partitions)):
+            continue
+        kinds = {gres: gpu for gres in node.gpus if (gpu := _gpu_of(node, gres, gpu_of_gres)) is not None}
+        for gres in node.gpus.keys() - kinds.keys():
+            unknown.setdefault(gres, []).append(node)
+        for gres, gpu in kinds.items():
+            key = (gres, gpu, node.gpus[gres], node.memory_gb / len(kinds), node.cpus // len(kinds))
+            groups.setdefault(key, []).append(node.name)
+    found = [NodeGroup(*key, tuple(names)) for key, names in groups.items()]
+    return found, [_complaint(inventory.site, gres, nodes) for gres, nodes in unknown.items()]
+
+
+def _gpu_of(node: ClusterNode, gres: str, gpu_of_gres: Mapping[str, str]) -> str | None:
+    features = () if profile_of(gres) is not None else sorted(node.features)
+    return next((gpu_of_gres[name] for name in (gres, *features) if name in gpu_of_gres), None)
+
+
+def _complaint(site: str, gres: str, nodes: Sequence[ClusterNode]) -> str:
     called = f"its GPUs gpu:{gres}" if gres else "its GPUs, which have no type"
-    if sliced:
-        raise UsageError(f"{site}: {called} on {nodes[0].name} are slices of a GPU (MIG); {remedy(gres)}")
+    if profile_of(gres) is not None:
+        return f"{site}: {called} on {nodes[0].name} are slices of a GPU (MIG); {remedy(gres)}"
+    features = sorted(set.intersection(*(set(node.features) for node in nodes)))
     has = f" or one of the features {', '.join(features)}" if features else ""
-    raise UsageError(
+    return (
         f"{site}: which GPU of the catalogue {called} on {nodes[0].name} are is not known; write "
         f"`gres: {{{gres or 'FEATURE'}: NAME}}`{has} in the site's file"
     )

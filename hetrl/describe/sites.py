@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from hetrl.describe.container import ContainerEntry
 from hetrl.describe.inventory import NodeGroup, node_groups, read_inventory
 from hetrl.describe.links import Links, LinksFile
+from hetrl.describe.sbatch_options import KEYED, OWN, refuse_options
 from hetrl.describe.slices import refusal
 from hetrl.describe.yaml_file import AtLeastOne, Name, NotNegative, Positive, Strict, read_yaml
 from hetrl.errors import UsageError
@@ -166,6 +168,12 @@ class SiteFile(Strict):
         return self
 
     @model_validator(mode="after")
+    def _without_options_of_the_run(self) -> SiteFile:
+        refuse_options("sbatch", self.sbatch, (*OWN, *KEYED))
+        refuse_options("gateway_sbatch", self.gateway_sbatch, (*OWN, "clusters", "time"))
+        return self
+
+    @model_validator(mode="after")
     def _whole_nodes_where_slurm_knows_no_gpus(self) -> SiteFile:
         if self.gpu_request == "none" and self.allocation == "gpu":
             raise ValueError("gpu_request: none needs allocation: node: Slurm hands out no GPUs that it does not know")
@@ -265,6 +273,12 @@ def with_measured_nodes(site: SiteFile) -> SiteFile:
     if inventory.site != site.name:
         raise UsageError(f"site {site.name}: inventory: {path} is of site {inventory.site}")
     groups = node_groups(inventory, site.gres, site.partitions)
+    names = Counter(name for group in groups for name in group.nodes)
+    if site.allocation == "node" and (several := [name for name, kinds in names.items() if kinds > 1]):
+        raise UsageError(
+            f"site {site.name}: {several[0]} has several types of GPUs, each of which would get the whole node; write "
+            "`allocation: gpu`"
+        )
     gpus = [group.gpu for group in groups]
     entries = [_entry(site, group, gpus[:index].count(group.gpu)) for index, group in enumerate(groups)]
     return site.model_copy(update={"nodes": tuple(entries)})

@@ -25,6 +25,7 @@ declare -a at       # `-M CLUSTER`, or nothing for that of the login node
 
 # Times are in UTC.
 tested() {
+  own_options <<<"$1"
   printf %s "$1" | TZ=UTC timeout "$sbatch_seconds" sbatch --test-only 2>&1
 }
 
@@ -46,9 +47,11 @@ controller() {
   fi
 }
 
+# In the directory that the runs of all users of this scratch have.
 space() {
-  local file=$scratch/.hetrl-$$
-  { mkdir -p "$scratch" && echo x >"$file" && rm "$file" && df -Pk "$scratch"; } 2>&1
+  local place=$scratch/hetrl
+  local file=$place/.hetrl-$$
+  { mkdir -p "$place" && echo x >"$file" && rm "$file" && df -Pk "$place"; } 2>&1
 }
 
 # In order, as one line may need another.

@@ -10,11 +10,12 @@ declare chunk_bytes # of one file in one look
 declare look_bytes  # of all files in one look, but for the last one
 declare logs        # yes: the logs, too
 declare -a files
+declare -a whole # those of them that are sent as a whole, whatever their size
 declare -A known # how much of each file is there already
 
 # In base64: the answer is read as text, and a chunk may begin or end within a character.
 chunk() {
-  tail -c "+$(($2 + 1))" "$1" | head -c "$chunk_bytes" | base64 -w 0
+  tail -c "+$(($2 + 1))" "$1" | head -c "$3" | base64 -w 0
 }
 
 part listed listed
@@ -27,9 +28,13 @@ for file in "${files[@]}"; do
   offset=${known[$file]:-0}
   if [ "$size" -lt "$offset" ]; then offset=0; fi # the file was begun again
   if [ "$size" -le "$offset" ]; then continue; fi
-  part "file $file $size $offset" chunk "$file" "$offset"
   left=$((size - offset))
-  sent=$((sent + (left < chunk_bytes ? left : chunk_bytes)))
+  case " ${whole[*]} " in
+    *" $file "*) ;;
+    *) if [ "$left" -gt "$chunk_bytes" ]; then left=$chunk_bytes; fi ;;
+  esac
+  part "file $file $size $offset" chunk "$file" "$offset" "$left"
+  sent=$((sent + left))
   if [ "$sent" -ge "$look_bytes" ]; then
     part more true
     break

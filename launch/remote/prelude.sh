@@ -14,6 +14,24 @@ if [ -n "${SLURM_JOB_ID:-}" ]; then
   done
 fi
 
+# What a start-up exports would be options of what starts here, too, before those of a script (sbatch(1)), or leave jobs
+# out of what is listed (squeue(1)). Whom jobs are charged to may be said that way.
+for variable in "${!SBATCH_@}" "${!SQUEUE_@}" "${!SCANCEL_@}"; do
+  case $variable in SBATCH_ACCOUNT | SBATCH_QOS | SBATCH_RESERVATION) ;; *) unset "$variable" ;; esac
+done
+export SLURM_TIME_FORMAT=standard
+
+# own_options <SCRIPT: forget what is exported of that which the script says itself.
+own_options() {
+  local said option
+  said=$(grep '^#SBATCH --')
+  for option in account qos reservation; do
+    if grep -q "^#SBATCH --$option" <<<"$said"; then unset "SBATCH_${option^^}"; fi
+  done
+}
+
+echo # a greeting may have left its line open
+
 # part NAME COMMAND [ARGUMENT]...: answer what a command prints; returns its exit code.
 part() {
   echo "@ $1"

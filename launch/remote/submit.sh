@@ -114,7 +114,10 @@ submit() {
   fi
   touch "jobs/$1.asked"
   local id code
-  id=$(timeout "$sbatch_seconds" sbatch --parsable "scripts/$1.sbatch" 2>.error 9>&-)
+  id=$(
+    own_options <"scripts/$1.sbatch"
+    timeout "$sbatch_seconds" sbatch --parsable "scripts/$1.sbatch" 2>.error 9>&-
+  )
   code=$?
   if [ "$code" -eq 0 ]; then
     echo "${id%%;*}" >"jobs/$1" # a cluster's name may follow

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from hetrl.describe.inventory import ClusterNode, Inventory, node_groups, write_inventory
+from hetrl.describe.inventory import ClusterNode, Inventory, node_groups, unmapped_gpus, write_inventory
 from hetrl.describe.sites import SiteFile
 from hetrl.describe.yaml_file import read_yaml
 from hetrl.errors import HetrlError, PartialError, SiteUnreachableError
@@ -123,4 +123,5 @@ def _unmapped(site: SiteFile, inventory: Inventory) -> list[str]:
         node_groups(inventory, site.gres, site.partitions)
     except HetrlError as error:
         return [str(error)]
-    return []
+    left_out = unmapped_gpus(inventory, site.gres, site.partitions)
+    return [f"{complaint}, else they are left out" for complaint in left_out]

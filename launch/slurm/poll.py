@@ -63,6 +63,7 @@ def poll_script(site: SlurmSite, offsets: Mapping[str, int], logs: bool = True) 
         chunk_bytes=CHUNK_BYTES,
         look_bytes=LOOK_BYTES,
         files=(*GROWING, *REPLACED),
+        whole=REPLACED,
         logs="yes" if logs else "",
         known=offsets,
     )

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hetrl.describe.inventory import Inventory, node_groups
+from hetrl.describe.inventory import Inventory, node_groups, unmapped_gpus
 from hetrl.describe.sites import SiteFile
 from hetrl.errors import HetrlError
 from launch.findings import Finding, Wish, data_found, may_lead, models_found, packages_found, packages_of
@@ -212,6 +212,8 @@ def _gpus(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:
     except HetrlError as error:
         yield Finding(site.name, "gpus", "failed", str(error), "map the names under gres in the site's file")
         return
+    for complaint in unmapped_gpus(inventory, site.gres, site.partitions):
+        yield Finding(site.name, "gpus", "warning", complaint, "map them, or leave them out of the run as they are")
     for entry in site.nodes:
         there = sum(group.count for group in groups if group.gpu == entry.gpu and group.gpus >= entry.gpus)
         what = f"nodes {entry.name}"

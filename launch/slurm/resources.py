@@ -98,9 +98,12 @@ def resource_options(
     if gres is not None and site.gpu_request != "none":
         per_node = f"--gpus-per-node={gres.removeprefix('gpu:')}"
         options.append(per_node if site.gpu_request == "gpus-per-node" else f"--gres={gres}")
-    if feature is not None:
-        options.append(f"--constraint={feature}")
-    return (*options, *site.sbatch, *gateway_alone)
+    added = (*site.sbatch, *gateway_alone)
+    if feature is not None:  # the last one counts to sbatch: both in one
+        theirs = [option.partition("=")[2] for option in added if option.startswith("--constraint=")]
+        options.append("--constraint=" + "&".join([feature, *(f"({one})" for one in theirs)]))
+        added = tuple(option for option in added if not option.startswith("--constraint="))
+    return (*options, *added)
 
 
 def unmanaged_gpus(site: SiteFile, shapes: Iterable[Shape]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hetrl.describe.inventory import ClusterNode, Inventory, Partition, Reservation, expand_hosts, gigabytes
 from hetrl.errors import HetrlError
@@ -124,13 +124,29 @@ def _node(row: Mapping[str, str]) -> ClusterNode:
         gpus=parse_gres(row.get("Gres", "")),
         gpus_used=parse_gres(row.get("GresUsed", "")),
         cpus=int(row.get("CPUTot", "0")),
-        memory_gb=gigabytes(float(row.get("RealMemory", "0"))),
+        memory_gb=gigabytes(_number(row, "RealMemory") - _number(row, "MemSpecLimit")),
         features=() if features in _NOTHING else tuple(features.split(",")),
         partitions=tuple(name for name in row.get("Partitions", "").split(",") if name),
-        # Signs behind a state say that the node does not answer, is powered up, ... (sinfo(1), NODE STATE CODES).
-        states=tuple(state.rstrip("*~#!%$@^-") for state in row.get("State", "UNKNOWN").split("+")),
+        states=tuple(_states(row.get("State", "UNKNOWN"))),
         reason=row.get("Reason", ""),
     )
+
+
+def _states(text: str) -> Iterator[str]:
+    """Yield a node's states; signs behind one say more: it does not answer, is in maintenance, is powered up, ...
+
+    Source: sinfo(1), NODE STATE CODES.
+    """
+    for state in text.split("+"):
+        name = state.rstrip("*~#!%$@^-")
+        signs = state[len(name) :]
+        yield name
+        yield from (meant for sign, meant in (("*", "NOT_RESPONDING"), ("$", "MAINTENANCE")) if sign in signs)
+
+
+def _number(row: Mapping[str, str], key: str) -> float:
+    value = row.get(key, "")
+    return float(value) if value.isdigit() else 0.0
 
 
 def _leaf_switches(text: str) -> dict[str, tuple[str, ...]]:

@@ -22,7 +22,7 @@ from launch.slurm.files import Mirror
 from launch.slurm.jobs import jobs_of
 from launch.slurm.poll import GROWING, Look, parse_poll, poll_script
 from launch.slurm.run import SlurmRun, SlurmSite
-from launch.state import State
+from launch.state import CANCELLED, FINISHED, State
 
 LOOK_SECONDS = 60.0  # squeue has ASK_SECONDS of it; the files come after its answer
 CANCEL_SECONDS = 120.0 + LOCK_SECONDS
@@ -132,7 +132,8 @@ def cancel_jobs(run: Run, slurm: SlurmRun) -> str:
     what may live on. The run counts as cancelled all the same, and a second `cancel` tries the others again.
     """
     state = refresh(run, slurm, "cancel")
-    if not state.ended:  # said before it is done: a launcher that follows takes no cancelled job for a failure
+    # Said before it is done: a launcher takes no cancelled job for a failure then, and takes up no run that failed.
+    if state.phase not in (FINISHED, CANCELLED):
         EventLog(run.events, "cancel").append("cancelled", cause="cancelled with hetrl cancel")
     count, remains = cancel_everywhere(slurm)
     state = refresh(run, slurm, "cancel")

@@ -30,7 +30,7 @@ from hetrl.runtime.run.support import check_runnable
 from hetrl.workload import ACTOR_TRAINING
 from launch.executor import HERE, SLURM, ExecutorName, Prepared, choose_executor
 from launch.follow import Outcome
-from launch.life import Manner, begin, bring_up
+from launch.life import Manner, begin, bring_up, only_launcher
 from launch.local import carrying, processes_of, stop_processes
 from launch.render import check_startable
 from launch.run_directory import Run, find_run
@@ -39,7 +39,7 @@ from launch.slurm.executor import SlurmExecutor
 from launch.slurm.handing_on import not_taken
 from launch.slurm.run import SlurmRun, read_slurm_run
 from launch.slurm.watch import cancel_everywhere, refresh
-from launch.state import FINISHED, State
+from launch.state import CANCELLED, FINISHED, State
 from launch.verbs.checkpoints import everywhere, history_of, trained_at
 from launch.verbs.planning import given_plan, print_plan, problem_at, solve_problem
 from launch.verbs.prepare import prepare
@@ -79,7 +79,11 @@ def resume_command(arguments: argparse.Namespace) -> int:
         manner = _manner(run, _allowed(run), detach=arguments.detach)
         code = bring_up(run, plan, partial(SlurmExecutor, run, slurm), console, manner)
         return _restarted(run, code, console, run.path / "config.yaml")
-    left = _end_local(run, state) if slurm is None else _end_jobs(run, slurm, state, arguments.without)
+    if slurm is None:
+        left = _end_local(run, state)
+    else:
+        with only_launcher(run):
+            left = _end_jobs(run, slurm, state, arguments.without)
     if state.phase == FINISHED and arguments.config is None:
         print(f"{left}; --config EXPERIMENT with more steps goes on from it")
         return 0
@@ -131,10 +135,24 @@ def _restarted(run: Run, code: int, console: Console, config: Path) -> int:
             break
         say(console, f"{run.id} is taken up again, {number} of at most {allowed} times (launch.restarts)")
         same = config.exists() and config.read_bytes() == kept.read_bytes()
-        prepared, plan = _again(run, config if same else kept, console)
-        manner = _manner(prepared.run, allowed - number, yes=True)
-        run, code = prepared.run, begin(patient(prepared), plan, console, manner)
+        with only_launcher(run):  # nobody else takes it up, as long as what goes on from it does
+            prepared, plan = _again(run, config if same else kept, console)
+            manner = _manner(prepared.run, allowed - number, yes=True)
+            code = begin(_unless_cancelled(run, patient(prepared)), plan, console, manner)
+        run = prepared.run
     return code
+
+
+def _unless_cancelled(run: Run, prepared: Prepared) -> Prepared:
+    """Return what goes on from a run; it is not submitted where `hetrl cancel` was said of that one meanwhile."""
+
+    def agree(console: Console, yes: bool) -> bool:
+        agreed = prepared.agree(console, yes)
+        if any(event["kind"] == CANCELLED for event in read_lines(run.events)):
+            raise HetrlError(f"{run.id} was cancelled: {prepared.run.id} is not submitted")
+        return agreed
+
+    return replace(prepared, agree=agree)
 
 
 def _again(run: Run, config: Path, console: Console) -> tuple[Prepared, Plan]:

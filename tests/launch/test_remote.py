@@ -47,8 +47,22 @@ def test_every_script_is_sent():
 def test_scripts_do_not_stand_in_the_allocation_of_their_launcher():
     allocation = "export SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_GPUS_PER_NODE=8 SLURM_CONF=/etc/s SBATCH_ACCOUNT=us\n"
     shown = "\nenv | grep -E '^(SLURM|SBATCH)_' | sort"
-    assert bash(f"{allocation}{PRELUDE}{shown}") == "SBATCH_ACCOUNT=us\nSLURM_CONF=/etc/s\n"
+    own = "\nSBATCH_ACCOUNT=us\nSLURM_CONF=/etc/s\nSLURM_TIME_FORMAT=standard\n"
+    assert bash(f"{allocation}{PRELUDE}{shown}") == own
     assert "SLURM_NTASKS=4" in bash(f"{allocation}unset SLURM_JOB_ID\n{PRELUDE}{shown}")
+
+
+def test_what_a_start_up_exports_is_no_option_of_what_is_asked_but_whom_jobs_are_charged_to():
+    exported = "".join(
+        f"export {name}=other\n"
+        for name in (*("SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_ACCOUNT", "SBATCH_QOS"), "SQUEUE_PARTITION")
+    )
+    shown = "\nown_options <<<'#SBATCH --qos=normal'\nenv | grep -E '^(SBATCH|SQUEUE)_' | sort"
+    assert bash(f"{exported}{PRELUDE}{shown}") == "\nSBATCH_ACCOUNT=other\n"
+
+
+def test_a_greeting_that_leaves_its_line_open_takes_no_part_along():
+    assert parse(bash(f"printf welcome\n{PRELUDE}\npart a echo x")) == {"a": Part("x\n", 0)}
 
 
 def test_a_line_that_fails_ends_the_shell(tmp_path):
@@ -72,7 +86,7 @@ def test_whatever_a_script_is_given_arrives(word, words):
 @given(st.dictionaries(TEXT.filter(bool), st.integers(0, 99), max_size=3))
 def test_counts_arrive_by_their_names(known):
     sizes = {"ask_seconds": 1, "chunk_bytes": 1, "look_bytes": 1}
-    given_to = {"directory": "", "keys": "", "at": (), "files": (), "logs": "", **sizes}
+    given_to = {"directory": "", "keys": "", "at": (), "files": (), "whole": (), "logs": "", **sizes}
     text = script("jobs", "poll", **given_to, known=known).partition("# shellcheck")[0]
     words = bash(f'{text}\nfor name in "${{!known[@]}}"; do printf "%s\\0" "$name" "${{known[$name]}}"; done').split(
         "\0"

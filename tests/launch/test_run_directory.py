@@ -161,6 +161,7 @@ def test_runs_directory_that_cannot_be_written_is_a_clear_error(tmp_path, monkey
 def test_relative_paths_of_an_experiment_become_absolute_where_they_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model").mkdir()
+    Path("qwen3-0.6b").mkdir()  # an export of it: the plan is made for what the catalogue has
     given = quick_experiment(
         model={"architecture": "qwen3-0.6b", "weights": "model"}, data={"kind": "jsonl", "path": "x"}
     )

@@ -122,6 +122,16 @@ def test_a_site_without_room_is_not_taken_for_one_that_is_out_of_reach(tmp_path:
     assert caught.value.exit_code == 1
 
 
+def test_a_scratch_that_is_somebody_else_s_is_not_out_of_reach(tmp_path: Path, monkeypatch):
+    said = "mkdir: cannot create directory ‘/scratch/hetrl/a’: Permission denied"
+    (tmp_path / "rsync").write_text(f"#!/bin/sh\necho '{said}' >&2; exit 12\n")
+    (tmp_path / "rsync").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(HetrlError, match="alps: mkdir: .* Permission denied; name a `scratch` that is yours") as caught:
+        Shell("alps").copy_to(tmp_path, str(tmp_path / "there"), timeout_seconds=20)
+    assert caught.value.exit_code == 1
+
+
 def test_directory_arrives_and_what_is_extra_goes(tmp_path: Path):
     (tmp_path / "here").mkdir()
     (tmp_path / "here/file").write_text("x")

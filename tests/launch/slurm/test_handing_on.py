@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from lab.processes import wait_until
 from launch import follow
 from launch.cli import main
 from launch.slurm.commands import submit_script
 from launch.slurm.run import HELD, read_slurm_run
+from launch.verbs import resume
 from tests.launch.launch_cases import ROOT
 from tests.launch.slurm import fake_slurm
 from tests.launch.slurm.slurm_cases import SITES, Clusters, environment, make_clusters, submit
@@ -117,6 +119,50 @@ def test_nodes_are_given_back_where_another_start_would_end_likewise(
     assert followed(clusters, steps=steps, exit_code=exit_code, again=False) == exit_code
     assert len(clusters.runs()) == 1
     assert {state for states in clusters.states().values() for state in states} == {"CANCELLED"}
+
+
+@pytest.mark.parametrize("word", ["cancel", "resume"])
+def test_a_run_that_waits_to_be_taken_up_is_its_launcher_s(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    """Whoever cancels the one that failed has nothing submitted; nobody else takes it up."""
+    waits, said = threading.Event(), resume.say
+
+    def say(console: Console, text: str) -> None:
+        said(console, text)
+        if "trying again" in text:
+            waits.set()
+
+    monkeypatch.setattr(resume, "say", say)
+    monkeypatch.setattr(resume, "AGAIN_SECONDS", 0.2)
+
+    def play() -> None:
+        (failed,) = clusters.runs()
+        clusters.control(failed, "go", members=["alpha/actor_training/0"])
+        clusters.control(failed, "step", step=1, of=2, reward=0.5, seconds={"iteration": 1.0})
+        clusters.fault("beta", "scontrol", "down")
+        clusters.control(failed, "failed", cause="a rank is gone", exit_code=1)
+        assert waits.wait(DEADLINE_SECONDS)
+        codes.append(main([word, failed.id]))
+        clusters.fault("beta", "scontrol")
+        if word == "resume":
+            wait_until(lambda: len(job_ids(clusters.runs()[1].path)) == 4, DEADLINE_SECONDS, lambda: "it is not")
+            clusters.finish(clusters.runs()[1])
+
+    assert submit(clusters) == 0
+    codes = list[int]()
+    other = threading.Thread(target=play, daemon=True)
+    other.start()
+    code = main(["resume"])
+    other.join(DEADLINE_SECONDS)
+    assert (code, codes) == ((1, [0]) if word == "cancel" else (0, [2]))
+    assert len(clusters.runs()) == 2
+    states = {state for states in clusters.states().values() for state in states}
+    if word == "cancel":
+        assert (submissions(clusters), states) == (SUBMISSIONS, {"CANCELLED"})
+        assert "was cancelled: " in capsys.readouterr().err
+    else:
+        assert "another hetrl follows it" in capsys.readouterr().err
 
 
 def test_where_the_time_is_up_all_jobs_are_submitted_anew(clusters: Clusters) -> None:

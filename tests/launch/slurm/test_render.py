@@ -288,6 +288,33 @@ def test_what_is_no_option_of_sbatch_is_refused(option):
         problem({"name": "a", "sbatch": [option], "nodes": [{"name": "n", "gpu": "l4", "gpus": 1}]})
 
 
+@pytest.mark.parametrize(
+    ("key", "option", "message"),
+    [
+        ("sbatch", "--job-name=rl", "it is set for each job"),
+        ("sbatch", "--job=rl", "it is set for each job"),
+        ("sbatch", "--clus=other", "write it under `cluster`"),
+        ("sbatch", "--partition=gpu", "write it under `partitions`"),
+        ("sbatch", "--time=1", "write it under `launch.walltime`"),
+        ("gateway_sbatch", "--output=/dev/null", "it is set for each job"),
+    ],
+)
+def test_options_that_a_run_finds_its_jobs_by_are_refused(key, option, message):
+    with pytest.raises(ValueError, match=f"{key}: {option}: take it out, {message}"):
+        problem({"name": "a", key: [option], "nodes": [{"name": "n", "gpu": "l4", "gpus": 1}]})
+
+
+def test_a_constraint_of_the_site_stands_beside_that_of_the_gpu():
+    site = {"name": "b", "allocation": "gpu", "gres": {"l4": "l4"}, "nodes": [{"name": "l4", "gpu": "l4", "gpus": 2}]}
+    more = ["--constraint=ib|opa", "--mail-type=FAIL", "--time-min=10", "--nodelist=n1"]
+    known = {"b": inventory("b", {"": 2}, ("l4",))}
+    found = scripts(plan(["b/l4/0"], [["b/l4/1"]]), problem({**site, "sbatch": more}), inventories=known)
+    for script in found.values():
+        constraints = [line for line in script.text.splitlines() if line.startswith("#SBATCH --constraint")]
+        assert constraints == ["#SBATCH --constraint='l4&(ib|opa)'"]
+        assert "#SBATCH --mail-type=FAIL" in script.text
+
+
 # --- templates --------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from hetrl.describe.inventory import Inventory, expand_hosts, node_groups, read_inventory, write_inventory
+from hetrl.describe.inventory import (
+    Inventory,
+    expand_hosts,
+    node_groups,
+    read_inventory,
+    unmapped_gpus,
+    write_inventory,
+)
 from hetrl.errors import HetrlError, UsageError
 from launch.remote import script
 from launch.slurm.text import at_cluster, of_cluster, parse_discovery, parse_gres, parse_seconds
@@ -24,6 +32,12 @@ WHEN = "2026-11-21T13:17:00+00:00"
 
 def inventory(version: str, site: str = "alps") -> Inventory:
     return parse_discovery((RECORDED / f"{version}.txt").read_text(), site, WHEN)
+
+
+def inventory_of(node: str) -> Inventory:
+    """Return that of a cluster of one node, in the words of scontrol."""
+    text = re.sub(r"(?<=@ nodes\n).*?(?=@ end)", f"{node}\n", (RECORDED / "22.05.txt").read_text(), flags=re.DOTALL)
+    return parse_discovery(text, "alps", WHEN)
 
 
 def test_a_real_cluster_of_22_05():
@@ -81,11 +95,60 @@ def test_everything_is_asked_of_the_cluster_that_is_named(tmp_path):
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         command = ["bash", "-c", script("discover", at=of_cluster(cluster))]
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        return [line for line in said.splitlines() if not line.startswith("@ ") and line != "--version"]
+        return [line for line in said.splitlines() if line and not line.startswith("@ ") and line != "--version"]
 
     assert len(asked("beta")) == 6 and all(line.startswith("-M beta ") for line in asked("beta"))
     assert len(asked(None)) == 6 and not any("-M" in line for line in asked(None))
     assert (at_cluster("sinfo", "beta"), at_cluster("sinfo", None)) == ("sinfo -M beta", "sinfo")
+
+
+@pytest.mark.parametrize(
+    ("state", "in_service"),
+    [
+        *(("IDLE", True), ("MIXED+PLANNED", True), ("IDLE+CLOUD+POWERED_DOWN", True), ("IDLE~", True)),
+        *(("IDLE+MAINTENANCE+RESERVED", False), ("IDLE+INVALID_REG", False), ("IDLE*", False), ("IDLE$", False)),
+        *(("IDLE+DRAIN", False), ("DOWN*+CLOUD", False)),
+    ],
+)
+def test_nodes_that_take_no_job_are_not_in_service(state, in_service):
+    (node,) = inventory_of(f"NodeName=n1 Gres=gpu:a100:4 CPUTot=8 RealMemory=64000 State={state} Partitions=gpu").nodes
+    assert node.in_service == in_service
+
+
+def test_memory_that_is_kept_from_jobs_does_not_count():
+    line = "NodeName=n1 Gres=gpu:a100:4 CPUTot=8 RealMemory=64000 State=IDLE Partitions=gpu MemSpecLimit={}"
+    assert [inventory_of(line.format(limit)).nodes[0].memory_gb for limit in ("8000", "(null)")] == [58.0, 67.0]
+
+
+def test_gpus_that_nothing_maps_are_left_out_beside_others():
+    found = inventory("22.05")
+    first, *others = found.nodes
+    old = replace(first, gpus={"gtx1080ti": 4, "a100": 2}, features=())
+    mixed = replace(found, nodes=(old, *others))
+    groups = node_groups(mixed, {"a100": "a100-80gb"}, ["gpu"])
+    assert [(group.gpus, group.memory_gb, group.nodes) for group in groups] == [
+        (2, 67.0, ("a-n1",)),
+        (4, 67.0, ("a-n2",)),
+    ]
+    (complaint,) = unmapped_gpus(mixed, {"a100": "a100-80gb"}, ["gpu"])
+    assert "gpu:gtx1080ti on a-n1 are is not known" in complaint
+    assert unmapped_gpus(found, {"a100": "a100-80gb"}, ["gpu"]) == []
+
+
+def test_gpus_without_type_of_two_generations_are_told_apart_by_features():
+    found = inventory("22.05")
+    first, second, *_ = (replace(node, gpus={"": 4}) for node in found.nodes)
+    nodes = (replace(first, features=("ib", "v100")), replace(second, features=("a100", "ib")))
+    groups = node_groups(replace(found, nodes=nodes), {"v100": "v100-32gb", "a100": "a100-80gb"}, ["gpu"])
+    assert [(group.gpu, group.nodes) for group in groups] == [("v100-32gb", ("a-n1",)), ("a100-80gb", ("a-n2",))]
+
+
+def test_types_on_one_node_share_its_memory_and_cpus():
+    found = inventory("22.05")
+    first, *_ = found.nodes
+    both = replace(found, nodes=(replace(first, gpus={"a100": 2, "l4": 4}, cpus=17),))
+    groups = node_groups(both, {"a100": "a100-80gb", "l4": "l4"}, ["gpu"])
+    assert [(group.gpu, group.memory_gb, group.cpus) for group in groups] == [("a100-80gb", 33.5, 8), ("l4", 33.5, 8)]
 
 
 def test_nodes_are_those_of_the_default_partition_where_none_is_named():
