@@ -229,11 +229,15 @@ class Gateway:
     def _greet(self, address: str, hello: wire.Hello, identity: bytes) -> None:
         seat = self._delivery.seat(address)
         known = seat.connected
-        seat.greet(hello, identity)
+        other = seat.greet(hello, identity)
         if seat.connected and not known:
             _log.info("%s: %s is connected", self.site, address)
-            for peer in (peer for peer, link in self._delivery.links.items() if link.out):
-                self._delivery.say(address, wire.LinkOut(site=peer))
+        if other:  # a member that was started again, or has lost what this one said before
+            for peer, link in self._delivery.links.items():
+                if link.out:
+                    self._delivery.say(address, wire.LinkOut(site=peer))
+                if link.gone is not None:
+                    self._delivery.say(address, wire.Undeliverable(receiver=peer, cause=link.gone))
 
     def _send(self, frames: Sequence[Any]) -> Attempt:
         """Hand frames to the ROUTER, which tells who is gone."""

@@ -75,13 +75,18 @@ class PeerLink:
         tell_members: Callable[[wire.Message], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Connect; members are told when the link is out, and whenever it or a stream of it that was lost is back."""
+        """Connect; members are told when the link is out, and whenever it or a stream of it that was lost is back.
+
+        A stream that is back says nothing of the way from there to here: a link that was out is back once an echo is
+        answered, which is asked for at once.
+        """
         self._echoed_seconds, self._tell_members = now(), tell_members
 
         def came_back() -> None:
             self._counts["reconnects"] += 1
-            self._carries()
-            tell_members(wire.LinkRestored(site=self.peer))
+            self._echo_seconds = 0.0
+            if not self.out and self.gone is None:
+                tell_members(wire.LinkRestored(site=self.peer))
 
         for number in range(1 + self._count):
             queue = STREAM_QUEUE_MESSAGES if number else QUEUE_MESSAGES
@@ -169,8 +174,10 @@ class PeerLink:
             self._give_up(cause, wire.Undeliverable(receiver=self.peer, cause=cause))
 
     def ended(self) -> None:
-        """Hear that the other gateway has ended for good."""
-        self._give_up(f"{self._site} -> {self.peer}: the gateway there has ended", wire.GatewayEnded(site=self.peer))
+        """Hear that the other gateway has ended for good, which is said once."""
+        if self.gone is None:
+            cause = f"{self._site} -> {self.peer}: the gateway there has ended"
+            self._give_up(cause, wire.GatewayEnded(site=self.peer))
 
     def _give_up(self, cause: str, told: wire.Message) -> None:
         _log.warning("%s", cause)

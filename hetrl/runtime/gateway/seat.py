@@ -34,13 +34,15 @@ class Seat:
         """Whether the member has said hello on both connections."""
         return len(self._identities) == 2
 
-    def greet(self, hello: Hello, identity: bytes) -> None:
-        """Know one connection of the member, and send what waited for it."""
+    def greet(self, hello: Hello, identity: bytes) -> bool:
+        """Know one connection of the member, and send what waited for it; return whether it is another one."""
+        other = self._identities.get(hello.bulk) != identity
         self._identities[hello.bulk] = identity
         if not hello.bulk:
             self.hello = hello
         self._away_since = None
         self.pump()
+        return other
 
     def offer(self, parcel: Parcel) -> str | None:
         """Queue a parcel; return why not where it is refused, None also for a chunk that is dropped and counted."""

@@ -8,7 +8,7 @@ import logging
 import shlex
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 from hetrl.errors import UsageError
 from hetrl.runtime.gateway.link_report import LinkReport
@@ -84,7 +84,7 @@ async def keep_tunnel_to(ask: list[str], tunnel: Callable[..., list[str]], repor
     """
     while True:
         answer, last_line = await _ask(ask)
-        if answer.startswith(_ENDPOINT):
+        if answer:
             refused = asyncio.Event()
             keeping = keep_tunnel(tunnel(endpoint=answer.removeprefix(_ENDPOINT)), report, refused.set)
             await first_to_end(keeping, _moved(ask, answer, refused))
@@ -98,15 +98,21 @@ async def _moved(ask: list[str], before: str, refused: asyncio.Event) -> None:
     while True:
         await refused.wait()
         answer, _ = await _ask(ask)
-        if answer.startswith(_ENDPOINT) and answer != before:
+        if answer and answer != before:
             return
         refused.clear()
         await asyncio.sleep(ASK_PAUSE_SECONDS)
 
 
 async def _ask(command: list[str]) -> tuple[str, str]:
-    """Run ssh; return what the other site says, and the last line of what ssh itself says."""
-    process = await _start(command, stdout=asyncio.subprocess.PIPE)
+    """Run ssh; return the endpoint that the other site says, and the last line of what ssh itself says.
+
+    Lines in front of it, as a login shell's greeting, are no answer.
+    """
+    try:
+        process = await _start(command, stdout=asyncio.subprocess.PIPE)
+    except OSError as error:
+        return "", f"cannot start: {error.strerror}"
     try:
         async with asyncio.timeout(ASK_SECONDS):
             answer, said = await process.communicate()
@@ -115,7 +121,9 @@ async def _ask(command: list[str]) -> tuple[str, str]:
     finally:
         await _end(process)
     lines = said.decode(errors="replace").strip().splitlines()
-    return answer.decode(errors="replace").strip(), lines[-1] if lines else ""
+    told = (line.strip() for line in answer.decode(errors="replace").splitlines())
+    endpoint = next((line for line in told if line.startswith(_ENDPOINT)), "")
+    return endpoint, lines[-1] if lines else ""
 
 
 async def keep_tunnel(command: list[str], report: LinkReport, refused: Callable[[], None] = lambda: None) -> None:
@@ -173,7 +181,7 @@ async def _listen_to(
     """Log each line of ssh that it did not say lately; return its last one when it ends."""
     assert process.stderr is not None
     last_line = ""
-    async for raw in process.stderr:
+    async for raw in _lines(process.stderr):
         last_line = raw.decode(errors="replace").strip() or last_line
         if _REFUSED in last_line:
             refused()
@@ -181,6 +189,20 @@ async def _listen_to(
             said.append(last_line)
             _log.info("%s: ssh: %s", report.link, last_line)
     return last_line
+
+
+async def _lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yield the lines of a stream; one that is longer than its buffer, as a banner may be, in parts."""
+    while True:
+        try:
+            line = await stream.readuntil()
+        except asyncio.IncompleteReadError as end:
+            if end.partial:
+                yield end.partial
+            return
+        except asyncio.LimitOverrunError as full:
+            line = await stream.readexactly(full.consumed)
+        yield line
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -160,7 +160,10 @@ def _upstream(
 
 async def _reach_peer(peer: str, way: Way, reach: Reach) -> socket.socket:
     """Open a connection to the peer's gateway, where it listens by now."""
-    endpoint = way.endpoint or read_endpoint(Path(str(way.endpoint_file)))
+    try:
+        endpoint = way.endpoint or read_endpoint(Path(str(way.endpoint_file)))
+    except OSError as error:  # of a file system that is away for a moment, or whose file was replaced (ESTALE)
+        raise SiteUnreachableError(f"{peer}: {way.endpoint_file} cannot be read: {error.strerror}") from None
     if endpoint is None:
         raise SiteUnreachableError(f"{peer}: its gateway is not up, or {way.endpoint_file} not here yet")
     return await reach(endpoint.removeprefix("tcp://"))

@@ -307,8 +307,10 @@ class Exchange:
     def _from(self, header: wire.Header) -> Inbound:
         key = (header.source, header.priority)
         if key not in self._inbound:
-            # Replicas say nothing large, and are the many: what a site of them can fill is bounded by the window.
-            most = WINDOW_BYTES if wire.role_of(header.source) == ACTOR_GENERATION else MESSAGE_BYTES
+            # Replicas and keepers say nothing large, and are the many: what a site of them can fill is bounded by the
+            # window.
+            small = wire.role_of(header.source) in (ACTOR_GENERATION, wire.KEEPER)
+            most = WINDOW_BYTES if small else MESSAGE_BYTES
             self._inbound[key] = Inbound(header.priority, header.incarnation, WINDOW_BYTES, most)
         return self._inbound[key]
 

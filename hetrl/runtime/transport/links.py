@@ -41,6 +41,11 @@ class Links:
         self._given_up.pop(site, None)
         self._tell(site)
 
+    def forget(self) -> None:
+        """Take no link for out, or given up, that the gateway does not call so from here on."""
+        for site in {*self._out, *self._given_up}:
+            self.restored(site)
+
     def _tell(self, site: str) -> None:
         for listener in [*self._listeners.values()]:
             listener(site)
@@ -65,8 +70,9 @@ class Links:
         loop = asyncio.get_running_loop()
 
         def look(site: str) -> None:
-            if site in sites:
-                deadline.reschedule(loop.time() + seconds if self._out.isdisjoint(sites) else None)
+            out = not self._out.isdisjoint(sites)
+            if site in sites and (out or deadline.when() is None):  # a stream that is back lets no clock begin anew
+                deadline.reschedule(None if out else loop.time() + seconds)
 
         async with asyncio.timeout(seconds if self._out.isdisjoint(sites) else None) as deadline:
             with self.told(look):

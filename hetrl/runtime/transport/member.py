@@ -264,6 +264,7 @@ class Member:
         """Say whose the connections are, and ask at once for what may have been lost with one before."""
         self._greet()
         if lost:
+            self.links.forget()  # a gateway that was started again has no link that is out, and says so of none
             self._exchange.hasten(self._loop.time())
 
     def _greet(self) -> None:

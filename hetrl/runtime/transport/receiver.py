@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -19,6 +20,7 @@ from hetrl.runtime.transport.links import Links
 from hetrl.runtime.transport.mailbox import Envelope, Mailbox, RunAborted
 from hetrl.runtime.transport.offences import Offences
 from hetrl.runtime.wire.authority import Authority
+from hetrl.text import printable_lines
 
 _SETTLE_SECONDS = 0.02  # one report for many small messages
 
@@ -102,8 +104,10 @@ class Receiver:
                 self._links.restored(site)
                 self._exchange.hasten(now, site)
             case wire.GatewayEnded(site=site):
-                self._exchange.end(site, f"the gateway of {site} has ended")
+                cause = f"the gateway of {site} has ended"
+                self._exchange.end(site, cause)
                 self._moved()
+                self._links.give_up(site, cause)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self._refused(header, receiver, cause)
             case wire.Heartbeat() if header.source == self._expected:
@@ -115,6 +119,7 @@ class Receiver:
 
     def _accept(self, envelope: Envelope, arrival: Arrival | None) -> None:
         """Give what arrived to whoever waits for it."""
+        envelope = replace(envelope, message=_legible(envelope.message))
         source, message, asked = envelope.header.source, envelope.message, self._mailbox.asked(envelope.header.reply_to)
         if asked not in (None, source):
             raise ValueError(f"{type(message).__name__} of {source} answers what {asked} was asked")
@@ -145,3 +150,9 @@ class Receiver:
     def _settle(self) -> None:
         self._settling = False
         self._exchange.settle()
+
+
+def _legible(message: wire.Message) -> wire.Message:
+    """Return a message whose cause, if it has one, may go to a log and a terminal: it is a stranger's text."""
+    cause = getattr(message, "cause", None)
+    return msgspec.structs.replace(message, cause=printable_lines(cause)) if isinstance(cause, str) else message

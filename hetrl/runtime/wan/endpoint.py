@@ -259,8 +259,10 @@ class Endpoint:
                 self._give_up(source, name, cause)
             case wire.Undeliverable(receiver=receiver, cause=cause):
                 self.lost(receiver, f"{receiver} cannot be reached: {cause}")
-            case _:
+            case wire.StoreAsk():
                 self._dispatch(envelope)
+            case _:  # nothing that a rank waits for
+                pass
 
     def _keep(self, source: str, piece: wire.WanPiece, buffer: memoryview) -> None:
         try:

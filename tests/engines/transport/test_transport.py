@@ -699,3 +699,90 @@ def test_a_replayed_frame_is_heard_once() -> None:
                 await controller.receive(0.1)
 
     asyncio.run(scenario())
+
+
+# ---- what members know of links
+
+
+@pytest.fixture
+def _quick_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"OUT_SECONDS": 0.5, "ECHO_SECONDS": 0.1, "REDIAL_SECONDS": 1.0}.items():
+        monkeypatch.setattr(peer_link, name, seconds)
+    monkeypatch.setattr(transport_member, "HELLO_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("_quick_echoes")
+def test_members_of_a_gateway_that_is_started_again_while_a_link_is_out_learn_that_it_is_back() -> None:
+    async def scenario() -> None:
+        async with cabled() as (run, cable, _), members(run, CONTROLLER, BETA) as (controller, rollout):
+            await until(lambda: run.is_up("beta", "alpha"))
+            cable.cut()
+            await until(lambda: controller.links.are_out(BETA))
+            await run.stop("alpha")
+            run.start("alpha")
+            cable.mend()
+            await controller.send(BETA, wire.Done())
+            assert isinstance((await rollout.receive(20)).message, wire.Done)
+            await until(lambda: not controller.links.are_out(BETA))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("_quick_echoes")
+def test_a_member_that_is_started_again_while_a_link_is_out_is_told() -> None:
+    async def scenario() -> None:
+        async with cabled() as (run, cable, _):
+            async with members(run, CONTROLLER) as (first,):
+                cable.cut()
+                await until(lambda: first.links.are_out(BETA))
+            async with members(run, CONTROLLER) as (second,):
+                await until(lambda: second.links.are_out(BETA))
+                cable.mend()
+                await until(lambda: not second.links.are_out(BETA))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("_quick_echoes")
+def test_a_link_that_carries_one_way_alone_is_given_up_after_its_patience() -> None:
+    async def scenario() -> None:
+        patience = {"alpha": 3.0, "beta": 3.0}
+        async with cabled(patience_seconds=patience) as (run, _, back), members(run, CONTROLLER) as (controller,):
+            await until(lambda: run.is_up("beta", "alpha"))
+            out = list[bool]()
+            with controller.links.told(lambda _: out.append(controller.links.are_out(BETA))):
+                back.cut()
+                await until(lambda: controller.links.why_given_up(BETA) is not None)
+            assert out == [True, True], "out, then given up; it never counts as back in between"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("_quick_echoes")
+def test_a_gateway_that_ends_for_good_while_the_link_is_out_is_waited_for_no_more() -> None:
+    async def scenario() -> None:
+        async with cabled() as (run, cable, _), members(run, CONTROLLER) as (controller,):
+            await until(lambda: run.is_up("beta", "alpha"))
+            cable.cut()
+            await until(lambda: controller.links.are_out(BETA))
+            await run.stop("beta", for_good=True)
+            await until(lambda: controller.links.why_given_up(BETA) is not None)
+
+    asyncio.run(scenario())
+
+
+def test_a_cause_that_somebody_gives_is_fit_for_a_terminal() -> None:
+    async def scenario() -> None:
+        async with running() as run, members(run, CONTROLLER, BETA) as (controller, rollout):
+            asked = asyncio.create_task(controller.request(BETA, wire.Finish(), **_STEP))
+            envelope = await rollout.receive(20)
+            await rollout.reply(
+                envelope, wire.Failed(cause="\x1b]0;owned\x1b[2J" + 9_000 * "x" + "\nall is well\n" * 999)
+            )
+            with pytest.raises(HetrlError) as caught:
+                await asked
+            said = str(caught.value)
+            assert "\x1b" not in said and len(said) < 9_000
+            assert "\nall is well\n" in said
+
+    asyncio.run(scenario())

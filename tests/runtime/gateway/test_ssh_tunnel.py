@@ -60,3 +60,44 @@ def test_a_tunnel_that_is_given_up_while_its_ssh_ends_is_gone(
         return kept.cancelled()
 
     assert asyncio.run(give_up())
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, answer: bytes, said: bytes = b"") -> tuple[str, str]:
+    """Ask an ssh that prints this."""
+
+    class Answers(Ssh):
+        async def communicate(self) -> tuple[bytes, bytes]:
+            self.over.set_result(0)
+            return answer, said
+
+    async def start(*_: object, **__: object) -> Answers:
+        return Answers()
+
+    monkeypatch.setattr(ssh_tunnel, "_start", start)
+    return asyncio.run(ssh_tunnel._ask(["ssh"]))
+
+
+def test_a_login_shell_may_greet_before_it_says_where_the_gateway_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    greeting = b"Loading default modules\n"
+    assert answers(monkeypatch, greeting + b"tcp://n1:7001\n") == ("tcp://n1:7001", "")
+    assert answers(monkeypatch, greeting, b"cat: no such file\n") == ("", "cat: no such file")
+
+
+def test_an_ssh_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(ssh_tunnel, "_start", start)
+    assert asyncio.run(ssh_tunnel._ask(["ssh"])) == ("", "cannot start: Resource temporarily unavailable")
+
+
+def test_a_banner_without_an_end_of_a_line_is_heard_in_parts() -> None:
+    async def run() -> list[bytes]:
+        stream = asyncio.StreamReader()
+        stream.feed_data(b"#" * 200_000 + b"\nrefused\nlast")
+        stream.feed_eof()
+        return [line async for line in ssh_tunnel._lines(stream)]
+
+    lines = asyncio.run(run())
+    assert b"".join(lines) == b"#" * 200_000 + b"\nrefused\nlast"
+    assert lines[-2:] == [b"refused\n", b"last"]
