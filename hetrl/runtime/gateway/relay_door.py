@@ -12,7 +12,7 @@ import ipaddress
 import socket
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 STRANGERS = 128
@@ -72,7 +72,8 @@ class Door:
         oldest = next(stranger for stranger in self._strangers if standing[stranger.address] == most)
         del self._strangers[oldest]
         oldest.in_the_way = True
-        oldest.deadline.reschedule(asyncio.get_running_loop().time())
+        with suppress(RuntimeError):  # its time is up at this very moment
+            oldest.deadline.reschedule(asyncio.get_running_loop().time())
 
     @contextmanager
     def admitted(self, address: str) -> Iterator[None]:

@@ -90,16 +90,22 @@ async def accept(listener: socket.socket) -> socket.socket:
 async def connect(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
     """Return a connection to `host:port`, the first of the host's addresses that answers.
 
-    Raises SiteUnreachableError that names the address where none does within `seconds`.
+    Each has an equal part of what is left of `seconds`: behind a firewall one of them may never answer. Raises
+    SiteUnreachableError that names the address where none does.
     """
     host, port = host_and_port(address)
     failure = "it has no address"
     try:
-        async with asyncio.timeout(seconds):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            for family, kind, protocol, _, where in found:
+        async with asyncio.timeout(seconds) as deadline:
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            for left, (family, kind, protocol, _, where) in zip(range(len(found), 0, -1), found, strict=True):
+                part = ((deadline.when() or 0.0) - loop.time()) / left
                 try:
-                    return await _connect(socket.socket(family, kind, protocol), where)
+                    async with asyncio.timeout(part):
+                        return await _connect(socket.socket(family, kind, protocol), where)
+                except TimeoutError:
+                    failure = f"no answer within {part:.3g} s"
                 except OSError as error:
                     failure = os.strerror(error.errno or 0)
     except TimeoutError:

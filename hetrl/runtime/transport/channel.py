@@ -15,6 +15,7 @@ in RFC 9293 and RFC 2018; a window of what was consumed as in RFC 9000, section 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -27,6 +28,7 @@ STALL_SECONDS, LONGEST_STALL_SECONDS = 1.0, 8.0
 STALL_ROUND_TRIPS = 4.0
 _SMOOTHING = 1 / 8  # RFC 6298, section 2
 MOST_WAITING = 2**16  # messages that the application has not taken out; small ones cost more than their bytes
+MOST_OPEN = MOST_WAITING // 2  # that a sender lets be under way, which knows of bytes that were taken alone
 MOST_EARLY = 2**14  # chunks that came before one that is missing
 _MOST_RANGES = 64  # of a report, which stays small; what it leaves out is only sent again
 
@@ -55,6 +57,7 @@ class Outbound:
         self.stream += 1
         self._sent: dict[int, _Sent] = {}
         self._sequence = 0
+        self._ends = deque[int]()  # of the messages that begun, in bytes since the stream began
         self._unacknowledged_bytes = self._reserved_bytes = self._taken_bytes = 0
         self._moved_seconds = 0.0  # when something last went forward
         self._probes = self._horizon = 0
@@ -84,13 +87,23 @@ class Outbound:
 
     def has_room(self, message_bytes: int) -> bool:
         """Whether a message may begin."""
-        return self.open_bytes == 0 or self.open_bytes + message_bytes <= self._window_bytes
+        if self.open_bytes == 0:
+            return True
+        return self.open_bytes + message_bytes <= self._window_bytes and self._open_messages < MOST_OPEN
+
+    @property
+    def _open_messages(self) -> int:
+        """Return how many messages the receiver has not taken out, as if it took them in their order."""
+        while self._ends and self._ends[0] <= self._taken_bytes:
+            self._ends.popleft()
+        return len(self._ends)
 
     def reserve(self, message_bytes: int, now: float) -> None:
         """Count a message that begins."""
         if self.open_bytes == 0:
             self._moved_seconds = now
         self._reserved_bytes += message_bytes
+        self._ends.append(self._reserved_bytes)
 
     def may_send(self, chunk: Chunk) -> bool:
         """Whether a chunk may go; only a message larger than the window ever waits for this."""

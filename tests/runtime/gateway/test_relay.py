@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from hetrl.errors import HetrlError, SiteUnreachableError, UsageError
-from hetrl.runtime.gateway import relay as relay_module, relay_protocol, tcp
+from hetrl.runtime.gateway import relay as relay_module, relay_door, relay_protocol, tcp
 from hetrl.runtime.gateway.relay import Relay
 from hetrl.runtime.gateway.relay_client import dial, enter, paired
 from hetrl.runtime.gateway.relay_protocol import DIAL, OFFER, Request, WrongKeyError, key_of_run
@@ -293,7 +293,55 @@ def test_what_is_no_relay_is_said_to_be_none() -> None:
     asyncio.run(scenario())
 
 
+def test_who_comes_as_the_time_of_the_oldest_stranger_is_up_gets_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_door, "STRANGERS", 1)
+
+    async def scenario() -> str:
+        door, over = relay_door.Door(10, 10), asyncio.Event()
+
+        async def stranger() -> None:
+            async with asyncio.timeout(0.05) as deadline:
+                with door.greeted("192.0.2.1", deadline):
+                    try:
+                        await asyncio.sleep(60)
+                    finally:
+                        over.set()
+                        await asyncio.sleep(0)  # its deadline is past, and it is not out yet
+
+        waits = asyncio.create_task(stranger())
+        await over.wait()
+        async with asyncio.timeout(10) as deadline:
+            with door.greeted("192.0.2.2", deadline):
+                await asyncio.gather(waits, return_exceptions=True)
+                return "let in"
+
+    assert asyncio.run(scenario()) == "let in"
+
+
 # ---- plain TCP
+
+
+def test_an_address_that_never_answers_leaves_time_for_the_next() -> None:
+    async def scenario() -> None:
+        good = socket.create_server(("127.0.0.1", 0))
+        with good, socket.socket() as full, socket.socket() as waits, socket.socket() as more:
+            port = good.getsockname()[1]
+            full.bind(("127.0.0.2", port))
+            full.listen(0)
+            for other in (waits, more):  # its queue is full: what comes next gets no answer
+                other.setblocking(False)
+                other.connect_ex(("127.0.0.2", port))
+            await asyncio.sleep(0.2)
+
+            async def found(*_: object, **__: object) -> list[tuple[object, ...]]:
+                kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+                return [(*kind, (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+            asyncio.get_running_loop().getaddrinfo = found
+            with await tcp.connect(f"relay.example.org:{port}", 2.0) as connection:
+                assert connection.getpeername() == ("127.0.0.1", port)
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:70000", "host:1x", "::1:80", "host:²"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hetrl.runtime.transport.channel import MOST_EARLY, Inbound, Outbound
+from hetrl.runtime.transport.channel import MOST_EARLY, MOST_OPEN, MOST_WAITING, Inbound, Outbound
 from hetrl.runtime.transport.chunks import Chunk
 from hetrl.runtime.wire import Acknowledged, Place, Priority
 
@@ -34,6 +34,22 @@ def test_what_arrived_is_let_go() -> None:
     assert [number for number in range(9) if channel.holds(number)] == [2, 5, 6, 8]
     channel.acknowledge(replace(REPORT, cumulative=9, ranges=(), taken_bytes=90), 1.0)
     assert not channel.unacknowledged
+
+
+def test_an_honest_sender_begins_no_more_small_messages_than_may_wait() -> None:
+    channel = Outbound(Priority.CONTROL, WINDOW_BYTES)
+    begun = 0
+    while channel.has_room(1):
+        channel.reserve(1, 0.0)
+        channel.add(chunk(begun, 1), 0.0)
+        begun += 1
+    assert begun == MOST_OPEN < MOST_WAITING and channel.open_bytes < WINDOW_BYTES
+    report = replace(REPORT, cumulative=begun, ranges=(), taken_bytes=3)
+    channel.acknowledge(report, 1.0)
+    assert channel.has_room(1)
+    for _ in range(3):
+        channel.reserve(1, 2.0)
+    assert not channel.has_room(1)
 
 
 @pytest.mark.parametrize(
