@@ -6,8 +6,8 @@ a run has learnt where the mean of its last steps reaches the goal
 the curves of an algorithm agree where every other one's mean over seeds stays within one standard deviation of that of
 mode sync at one site, as means over the steps
 
-Runs of the same settings that the result has already are kept, so that it may be made in several goes: `--fresh` begins
-anew.
+Runs that the result has already are kept where the settings of their algorithm are the same, so that it may be made in
+several goes: `--fresh` begins anew.
 """
 
 from __future__ import annotations
@@ -31,28 +31,33 @@ from lab.models import addition_start
 
 GOAL, LAST_STEPS, STEPS, SAMPLES = 0.9, 10, 300, 128
 PLACES = ("one site", "three sites")
+COUPLED = "async 4, coupled"
 MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync"},
     "async 1": {"mode": "async", "max_staleness": 1},
     "async 4": {"mode": "async", "max_staleness": 4},
-    "async 4, coupled": {"mode": "async", "max_staleness": 4, "objective": "coupled"},
+    COUPLED: {"mode": "async", "max_staleness": 4, "objective": "coupled"},
 }
-_RATE = {"minibatches": 2, "learning_rate": 2.5e-4, "learning_rate_warmup": 20, "learning_rate_decay": "cosine"}
+_SHARED = {"minibatches": 2, "learning_rate_warmup": 20, "learning_rate_decay": "cosine"}
+_GAE = {"discount": 1.0, "trace": 0.95}
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "grpo": {"kind": "grpo", "samples_per_prompt": 4, **_RATE},
-    "ppo": {"kind": "ppo", "samples_per_prompt": 1, "discount": 1.0, "trace": 0.95, **_RATE},
+    "grpo": {"kind": "grpo", "samples_per_prompt": 4, "learning_rate": 2.5e-4, **_SHARED},
+    "ppo": {"kind": "ppo", "samples_per_prompt": 1, "learning_rate": 2e-4, **_GAE, **_SHARED},
 }
 CRITIC = {"start": "actor", "learning_rate": 1e-3, "learning_rate_warmup": 10, "warmup_steps": 5}
-# of what a kept run must be
-SETTINGS: dict[str, Any] = {
-    "steps": STEPS,
-    "samples": SAMPLES,
-    "start": [addition_start.RIGHT_STEPS, addition_start.MIXED_STEPS, addition_start.WRONG],
-    "critic": CRITIC,
-    "algorithms": ALGORITHMS,
-}
 
 Run = dict[str, Any]
+
+
+def settings(algorithm: str) -> dict[str, Any]:
+    """Return of what a kept run of an algorithm must be."""
+    return {
+        "steps": STEPS,
+        "samples": SAMPLES,
+        "start": [addition_start.RIGHT_STEPS, addition_start.MIXED_STEPS, addition_start.WRONG],
+        "algorithm": ALGORITHMS[algorithm],
+        **({"critic": CRITIC} if algorithm == "ppo" else {}),
+    }
 
 
 def experiment(algorithm: str, place: str, mode: str, seed: int, start: Path, work: Path) -> dict[str, Any]:
@@ -121,11 +126,17 @@ def distance(ours: Sequence[Run], others: Sequence[Run]) -> float:
     Both are means over the steps: at a single one, few seeds may happen to have the same reward.
     """
     apart, deviations = [], []
-    for step in range(STEPS):
-        values = [[one["rewards"][step] for one in runs] for runs in (ours, others)]
+    for step in zip(*(one["rewards"] for one in (*ours, *others)), strict=True):
+        values = step[: len(ours)], step[len(ours) :]
         apart.append(abs(statistics.fmean(values[0]) - statistics.fmean(values[1])))
         deviations.append(max(statistics.stdev(part) for part in values))
     return statistics.fmean(apart) / statistics.fmean(deviations)
+
+
+def settings_of_runs() -> list[tuple[str, str, str]]:
+    """Return algorithm, place and mode of the runs of each seed; objective coupled is for GRPO."""
+    every = product(ALGORITHMS, PLACES, MODES)
+    return [(algorithm, place, mode) for algorithm, place, mode in every if algorithm == "grpo" or mode != COUPLED]
 
 
 def key(found: Mapping[str, Any]) -> tuple[str, str, str, int]:
@@ -134,16 +145,17 @@ def key(found: Mapping[str, Any]) -> tuple[str, str, str, int]:
 
 
 def kept() -> list[Run]:
-    """Return the runs of the last result, if they are of these settings."""
+    """Return those runs of the last result whose algorithm has these settings."""
     path = RESULTS / "learn.json"
-    result = json.loads(path.read_text()) if path.exists() else {}
-    return result["runs"] if result.get("settings") == SETTINGS else []
+    result = json.loads(path.read_text()) if path.exists() else {"settings": {}, "runs": []}
+    same = {algorithm for algorithm in ALGORITHMS if result["settings"].get(algorithm) == settings(algorithm)}
+    return [one for one in result["runs"] if one["algorithm"] in same]
 
 
 def table_of(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]) -> str:
     """Return the part of the page."""
     lines = []
-    for algorithm, place, mode in product(ALGORITHMS, PLACES, MODES):
+    for algorithm, place, mode in settings_of_runs():
         ours = [runs[algorithm, place, mode, seed] for seed in seeds if (algorithm, place, mode, seed) in runs]
         first = [
             runs[algorithm, PLACES[0], "sync", seed] for seed in seeds if (algorithm, PLACES[0], "sync", seed) in runs
@@ -154,10 +166,9 @@ def table_of(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]
         lines.append(
             f"| {algorithm} | {place} | {mode} | {statistics.fmean(one['rewards'][0] for one in ours):.2f} "
             f"| {', '.join(f'{last(one):.3f}' for one in ours)} | {max(one['largest_staleness'] for one in ours)} "
-            f"| {f'{distance(ours, first):.2f}' if whole else '–'} "
-            f"| {statistics.fmean(one['seconds'] for one in ours):.0f} |"
+            f"| {f'{distance(ours, first):.2f}' if whole else '–'} |"
         )
-    wanted = len(ALGORITHMS) * len(PLACES) * len(MODES) * len(seeds)
+    wanted = len(settings_of_runs()) * len(seeds)
     so_far = f"{len(runs)} of {wanted} runs so far. " if len(runs) < wanted else ""
     return "\n".join(
         [
@@ -166,8 +177,8 @@ def table_of(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]
             "same algorithm in mode sync at one site, in standard deviations over seeds (goal 1). The number of a "
             "mode is `max_staleness`; coupled: `algorithm.objective`, which else is decoupled.",
             "",
-            "| algorithm | place | mode | first | last | largest staleness | apart | seconds |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
+            "| algorithm | place | mode | first | last | largest staleness | apart |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
             *lines,
         ]
     )
@@ -182,7 +193,7 @@ def main() -> None:
     runs = {} if arguments.fresh else {key(one): one for one in kept()}
     with tempfile.TemporaryDirectory() as work:
         starts = {seed: Path(work) / f"start-{seed}" for seed in arguments.seeds}
-        for seed, algorithm, mode, place in product(arguments.seeds, ALGORITHMS, MODES, PLACES):
+        for seed, (algorithm, place, mode) in product(arguments.seeds, settings_of_runs()):
             if (algorithm, place, mode, seed) in runs:
                 continue
             if not starts[seed].exists():
@@ -196,7 +207,8 @@ def main() -> None:
 
 def write(runs: Mapping[tuple[str, str, str, int], Run], seeds: Sequence[int]) -> None:
     """Write the result, also one to which no run was added."""
-    result = {"seeds": seeds, "goal": GOAL, "settings": SETTINGS, "runs": [*runs.values()]}
+    of_algorithms = {algorithm: settings(algorithm) for algorithm in ALGORITHMS}
+    result = {"seeds": seeds, "goal": GOAL, "settings": of_algorithms, "runs": [*runs.values()]}
     write_result("learn", result, table_of(runs, seeds))
 
 
