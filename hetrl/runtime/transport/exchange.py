@@ -6,7 +6,7 @@ member sends. A multicast is cut once: a chunk carries a place per receiver, and
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -35,6 +35,7 @@ class Exchange:
         self._header = wire.Header(run=run, source=address, to=(), id=NO_ANSWER, incarnation=incarnation)
         self._outbound: dict[tuple[str, Priority], Outbound] = {}
         self._inbound: dict[tuple[str, Priority], Inbound] = {}
+        self._untaken = Counter[tuple[str, Priority]]()  # bytes of whole messages, until the application takes them
         self._lives: dict[str, int] = {}
         self._past: dict[str, deque[int]] = {}
         self._waiting: list[Shipment] = []
@@ -171,12 +172,17 @@ class Exchange:
         """Take a chunk; return the messages that it completes. Raises ValueError where it has no place for us."""
         if len(header.places) != len(header.to) or self.address not in header.to:
             raise ValueError(f"a chunk from {header.source} without a place for {self.address}")
+        place = header.places[header.to.index(self.address)]
+        if self._overrun(header, place.stream):
+            return []
         if not self._meet(header):
             self._gone_duplicate += 1
             return []
         channel = self._from(header)
         chunk = Chunk(header.id, header.reply_to, header.sizes, tuple(map(flat, views)))
-        whole = channel.accept(header.places[header.to.index(self.address)], chunk)
+        whole = channel.accept(place, chunk)
+        if whole:
+            self._untaken[header.source, header.priority] += sum(message.bytes for message in whole)
         self._owe(header.source, channel)
         while channel.faults:
             self._offended(header.source, channel.faults.pop())
@@ -186,15 +192,33 @@ class Exchange:
 
     def taken(self, arrival: Arrival) -> None:
         """Return the credit of a message that the application took out."""
-        channel = self._inbound.get((arrival.header.source, arrival.header.priority))
+        key = arrival.header.source, arrival.header.priority
+        self._untaken[key] -= arrival.bytes
+        if not self._untaken[key]:
+            del self._untaken[key]
+        channel = self._inbound.get(key)
         if channel is not None and channel.incarnation == arrival.header.incarnation:
             channel.take(arrival.stream, arrival.bytes)
             self._owe(arrival.header.source, channel)
 
     def probed(self, header: wire.Header, probe: wire.Probe) -> None:
         """Answer a probe."""
+        if self._overrun(header, probe.stream):
+            return
         if self._meet(header) and (report := self._from(header).answer(probe)) is not None:
             self.tell(header.source, report)
+
+    def _overrun(self, header: wire.Header, stream: int) -> bool:
+        """Whether a frame begins a channel anew while more of what came before waits here than a window holds.
+
+        It is dropped, and sent again until the application has taken enough out: else whoever counts up its streams or
+        lives before each message had no bound.
+        """
+        key = header.source, header.priority
+        if self._untaken[key] <= WINDOW_BYTES:
+            return False
+        channel = self._inbound.get(key)
+        return channel is None or header.incarnation != channel.incarnation or stream > channel.stream
 
     @property
     def owes(self) -> bool:

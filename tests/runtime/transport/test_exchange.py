@@ -358,3 +358,28 @@ def test_bogus_frames_are_refused_or_dropped(data: st.DataObject) -> None:
     network.run()
     assert network.arrived[_B] == [(_A, 5, b"still here")]
     assert _A not in network.offences
+
+
+@pytest.mark.parametrize("hop", ["stream", "life"])
+def test_who_begins_its_channel_anew_before_each_message_is_held_to_the_window_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, hop: str
+) -> None:
+    monkeypatch.setattr(exchange, "WINDOW_BYTES", _WINDOW)
+    member = Exchange(_A, "run", 1, lambda *_: None, lambda *_: None, lambda *_: pytest.fail("it is no offence"))
+
+    def say(number: int, priority: Priority = Priority.DATA, size: int = 300) -> list[Arrival]:
+        stream, life = (number, 1) if hop == "stream" else (1, number)
+        header = wire.Header(
+            **{"run": "run", "source": _B, "to": (_A,), "id": number, "incarnation": life, "priority": priority},
+            places=(wire.Place(stream=stream, sequence=0),),
+            sizes=(size,),
+        )
+        return member.heard(header, [memoryview(bytes(size))])
+
+    arrived = [arrival for number in range(1, 50) for arrival in say(number)]
+    assert len(arrived) == 4, "one more than the window holds"
+    assert len(say(60, Priority.CONTROL, 1)) == 1, "another channel goes on"
+    assert say(60) == []
+    for arrival in arrived[:2]:
+        member.taken(arrival)
+    assert len(say(60)) == 1
