@@ -39,7 +39,7 @@ UNANSWERED = 124  # the exit code of timeout(1)
 # sbatch lost its controller, which may have taken the job all the same; and it never reached its controller.
 _UNSURE = "timed out|zero bytes|communication"
 _NEVER = "unable to contact|connection refused|connect failure|can't be reached"
-_NO_ANSWER = re.compile(f"{_UNSURE}|{_NEVER}", re.IGNORECASE)
+NO_ANSWER = re.compile(f"{_UNSURE}|{_NEVER}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def parse_submitted(text: str, site: SlurmSite, *, again: bool = False) -> Taken
     refusal = next((part for name, part in parts.items() if name.startswith("refused ")), Part(code=0))
     silent = refusal.code == UNANSWERED or listed.code != 0
     why = last_line(refusal.text) or ("sbatch did not answer" if silent else f"sbatch ended with code {refusal.code}")
-    unreachable = silent or bool(_NO_ANSWER.search(refusal.text))
+    unreachable = silent or bool(NO_ANSWER.search(refusal.text))
     return Taken(jobs, f"{site.name}: {missing[0]} was not accepted: {why}", unreachable)
 
 

@@ -25,6 +25,7 @@ CLOCK_OFFSET_SECONDS = 30.0
 SCRATCH_GB = 50.0
 _OF_NODES_ALONE = re.compile(r"Exec format error|cannot execute binary")
 FULL_GB = 0.1  # code, plan and logs of a run need about that
+SLURMCTLD = "slurmctld"  # what a finding is about where it does not answer
 PROGRAMS = ("sbatch", "squeue", "scancel", "srun", "scontrol", "rsync")
 # Prints the versions of the packages that it is given, without importing them.
 _VERSIONS = """
@@ -81,7 +82,9 @@ def judge(site: SiteFile, answer: str, wish: Wish, asked_at: float, answered_at:
     try:
         inventory = parse_discovery(answer, site.name, "")
     except HetrlError as error:
-        findings.append(Finding(site.name, "inventory", "failed", str(error), "ask the site why scontrol is silent"))
+        # A controller that was away for one question is asked again, as one that is away for all of them.
+        what = "inventory" if said.get("programs", "").strip() else SLURMCTLD
+        findings.append(Finding(site.name, what, "failed", str(error), "ask the site why scontrol is silent"))
     else:
         findings += [*_federation(site, inventory), *_partitions(site, inventory, wish), *_gpus(site, inventory)]
         findings.append(_queue(site, inventory, parts.get("queue", Part())))
@@ -115,9 +118,9 @@ def _programs(site: SiteFile, text: str) -> Finding:
 def _controller(site: SiteFile, text: str) -> Finding:
     said = final_line(text) or "no answer"
     if re.search(r"\bUP\b", text):
-        return Finding(site.name, "slurmctld", "ok", said)
+        return Finding(site.name, SLURMCTLD, "ok", said)
     remedy = f"wait until `{at_cluster('sinfo', site.cluster)}` answers there"
-    return Finding(site.name, "slurmctld", "failed", said, remedy)
+    return Finding(site.name, SLURMCTLD, "failed", said, remedy)
 
 
 def _federation(site: SiteFile, inventory: Inventory) -> Iterator[Finding]:

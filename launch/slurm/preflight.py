@@ -14,8 +14,10 @@ from hetrl.plan.plan import Plan
 from hetrl.problem import Problem
 from launch.findings import Finding, Wish, wish_of
 from launch.show import moment
+from launch.slurm.commands import NO_ANSWER
 from launch.slurm.discover import at_every_site, raise_for
 from launch.slurm.doctor import Answer, ask
+from launch.slurm.preconditions import SLURMCTLD
 from launch.slurm.render import SiteScript
 
 
@@ -39,7 +41,7 @@ def preflight(problem: Problem, scripts: Sequence[SiteScript]) -> dict[str, Answ
     failed = [finding for answer in answers.values() for finding in answer.findings if finding.verdict == "failed"]
     if failed:
         lines = [f"{each.site}: {each.what}: {each.found}; {each.remedy}" for each in failed]
-        silent = any(finding.what == "slurmctld" for finding in failed)
+        silent = any(finding.what == SLURMCTLD or NO_ANSWER.search(finding.found) for finding in failed)
         raise (SiteUnreachableError if silent else HetrlError)("\n".join(lines))
     return answers
 

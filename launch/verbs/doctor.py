@@ -21,6 +21,7 @@ from launch.executor import SLURM, choose_executor
 from launch.findings import Finding, Wish, may_lead, models_found, packages_found, packages_of, wish_of
 from launch.slurm.discover import at_every_site
 from launch.slurm.doctor import ask, gateway_script, node_scripts
+from launch.slurm.preconditions import SLURMCTLD
 from launch.slurm.stage import SCRATCH_OF_DRY_RUNS
 
 _MARK = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
@@ -58,7 +59,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
 def _deep(problem: Problem, sites: Sequence[SiteFile], findings: Sequence[Finding], wish: Wish) -> list[Finding]:
     from launch.measure.deep import look_at_nodes
 
-    refused = {each.site for each in findings if each.verdict == "failed" and each.what in ("slurmctld", "scratch")}
+    refused = {each.site for each in findings if each.verdict == "failed" and each.what in (SLURMCTLD, "scratch")}
     refused |= {each.site for each in findings if each.verdict == "failed" and each.what.startswith("job")}
     fit = [site for site in sites if site.name not in refused]
     return look_at_nodes(problem, fit, wish, problem.experiment.launch.queue_timeout_seconds)

@@ -84,6 +84,15 @@ def test_each_thing_that_may_be_wrong(changes, what, verdict, found, remedy):
     assert remedy in finding.remedy
 
 
+@pytest.mark.parametrize(("programs", "what"), [("", "slurmctld"), ("scontrol", "inventory")])
+def test_a_controller_that_was_away_for_a_moment_is_one_that_does_not_answer(programs, what):
+    """It is asked again then; a site without Slurm is not."""
+    said = {**GOOD, "programs": programs}
+    answer = "".join(part(name, f"{text}\n") for name, text in said.items())
+    (finding,) = [one for one in judge(SITE, answer, WISH, 1000.0, 1001.0) if "Slurm said nothing about" in one.found]
+    assert (finding.what, finding.verdict) == (what, "failed")
+
+
 def test_what_a_site_says_is_shown_as_it_says_it():
     said, remedy = "nodes cpu-[a01-a04] are down: /scratch/[/x] :warning:", "see [bold]"
     console = Console(file=io.StringIO(), width=120)
