@@ -6,16 +6,16 @@ member sends. A multicast is cut once: a chunk carries a place per receiver, and
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from hetrl.runtime import wire
-from hetrl.runtime.transport.channel import Inbound, Outbound
-from hetrl.runtime.transport.chunks import MESSAGE_BYTES, Arrival, Assembly, Buffer, Chunk, Shipment, flat
+from hetrl.runtime.transport.arrivals import Arrivals, Offended
+from hetrl.runtime.transport.channel import Outbound
+from hetrl.runtime.transport.chunks import Arrival, Buffer, Chunk, Shipment
 from hetrl.runtime.wire import NO_ANSWER, Priority
-from hetrl.workload import ACTOR_GENERATION
 
 # 64 MiB: 10 Gb/s over a round trip of 50 ms.
 WINDOW_BYTES = 64 * 2**20
@@ -23,7 +23,6 @@ _PAST_LIVES = 16  # of each member: frames of lives that are over may still be u
 
 Emit = Callable[[wire.Header, Sequence[Buffer]], None]
 Fail = Callable[[str, tuple[int, ...], str], None]  # receiver, its messages that were under way, cause
-Offended = Callable[[str, ValueError], None]  # source, what was wrong
 
 
 class Exchange:
@@ -34,13 +33,10 @@ class Exchange:
         self._emit, self._fail, self._offended = emit, fail, offended
         self._header = wire.Header(run=run, source=address, to=(), id=NO_ANSWER, incarnation=incarnation)
         self._outbound: dict[tuple[str, Priority], Outbound] = {}
-        self._inbound: dict[tuple[str, Priority], Inbound] = {}
-        self._untaken = Counter[tuple[str, Priority]]()  # bytes of whole messages, until the application takes them
+        self._arrivals = Arrivals(WINDOW_BYTES, self.tell, offended)
         self._lives: dict[str, int] = {}
         self._past: dict[str, deque[int]] = {}
         self._waiting: list[Shipment] = []
-        self._owed: dict[tuple[str, Priority], None] = {}
-        self._gone_duplicate = 0
 
     # ---- sending
 
@@ -173,71 +169,30 @@ class Exchange:
         if len(header.places) != len(header.to) or self.address not in header.to:
             raise ValueError(f"a chunk from {header.source} without a place for {self.address}")
         place = header.places[header.to.index(self.address)]
-        if self._overrun(header, place.stream):
+        if self._arrivals.overrun(header, place.stream):
             return []
         if not self._meet(header):
-            self._gone_duplicate += 1
+            self._arrivals.chunks_gone += 1
             return []
-        channel = self._from(header)
-        chunk = Chunk(header.id, header.reply_to, header.sizes, tuple(map(flat, views)))
-        whole = channel.accept(place, chunk)
-        if whole:
-            self._untaken[header.source, header.priority] += sum(message.bytes for message in whole)
-        self._owe(header.source, channel)
-        while channel.faults:
-            self._offended(header.source, channel.faults.pop())
-        return [
-            Arrival(_header_of(message, header), message.frames, message.bytes, channel.stream) for message in whole
-        ]
+        return self._arrivals.heard(header, place, views)
 
     def taken(self, arrival: Arrival) -> None:
         """Return the credit of a message that the application took out."""
-        key = arrival.header.source, arrival.header.priority
-        self._untaken[key] -= arrival.bytes
-        if not self._untaken[key]:
-            del self._untaken[key]
-        channel = self._inbound.get(key)
-        if channel is not None and channel.incarnation == arrival.header.incarnation:
-            channel.take(arrival.stream, arrival.bytes)
-            self._owe(arrival.header.source, channel)
+        self._arrivals.taken(arrival)
 
     def probed(self, header: wire.Header, probe: wire.Probe) -> None:
         """Answer a probe."""
-        if self._overrun(header, probe.stream):
-            return
-        if self._meet(header) and (report := self._from(header).answer(probe)) is not None:
-            self.tell(header.source, report)
-
-    def _overrun(self, header: wire.Header, stream: int) -> bool:
-        """Whether a frame begins a channel anew while more of what came before waits here than a window holds.
-
-        It is dropped, and sent again until the application has taken enough out: else whoever counts up its streams or
-        lives before each message had no bound.
-        """
-        key = header.source, header.priority
-        if self._untaken[key] <= WINDOW_BYTES:
-            return False
-        channel = self._inbound.get(key)
-        return channel is None or header.incarnation != channel.incarnation or stream > channel.stream
+        if not self._arrivals.overrun(header, probe.stream) and self._meet(header):
+            self._arrivals.probed(header, probe)
 
     @property
     def owes(self) -> bool:
         """Whether somebody is to hear what arrived: `settle` within a moment."""
-        return bool(self._owed)
+        return self._arrivals.owes
 
     def settle(self) -> None:
         """Report to everybody whose chunks arrived or were taken out since the last report."""
-        owed, self._owed = self._owed, {}
-        for source, priority in owed:
-            if (channel := self._inbound.get((source, priority))) is not None:
-                self.tell(source, channel.report())
-
-    def _owe(self, source: str, channel: Inbound) -> None:
-        if channel.urgent:
-            self._owed.pop((source, channel.priority), None)
-            self.tell(source, channel.report())
-        else:
-            self._owed[source, channel.priority] = None
+        self._arrivals.settle()
 
     # ---- members that go and come
 
@@ -286,9 +241,7 @@ class Exchange:
         return True
 
     def _retire(self, source: str) -> None:
-        for priority in Priority:
-            if (channel := self._inbound.pop((source, priority), None)) is not None:
-                self._gone_duplicate += channel.chunks_duplicate
+        self._arrivals.retire(source)
         if source in self._lives:
             self._past.setdefault(source, deque(maxlen=_PAST_LIVES)).append(self._lives.pop(source))
 
@@ -320,25 +273,10 @@ class Exchange:
     @property
     def chunks_duplicate(self) -> int:
         """Return how many chunks came that were here already, or too late."""
-        return self._gone_duplicate + sum(channel.chunks_duplicate for channel in self._inbound.values())
+        return self._arrivals.chunks_duplicate
 
     def _to(self, receiver: str, priority: Priority) -> Outbound:
         key = (receiver, priority)
         if key not in self._outbound:
             self._outbound[key] = Outbound(priority, WINDOW_BYTES)
         return self._outbound[key]
-
-    def _from(self, header: wire.Header) -> Inbound:
-        key = (header.source, header.priority)
-        if key not in self._inbound:
-            # Replicas and keepers say nothing large, and are the many: what a site of them can fill is bounded by the
-            # window.
-            small = wire.role_of(header.source) in (ACTOR_GENERATION, wire.KEEPER)
-            most = WINDOW_BYTES if small else MESSAGE_BYTES
-            self._inbound[key] = Inbound(header.priority, header.incarnation, WINDOW_BYTES, most)
-        return self._inbound[key]
-
-
-def _header_of(message: Assembly, header: wire.Header) -> wire.Header:
-    """Return the header of a message that the chunk with `header` completed, maybe one of a later message."""
-    return replace(header, id=message.message, reply_to=message.reply_to, places=(), sizes=())

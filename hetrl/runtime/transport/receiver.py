@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import msgspec
 import zmq
@@ -82,7 +81,7 @@ class Receiver:
         message = wire.decode_message(struct)
         if refusal := self._authority.refusal(message, header, self._exchange.address):
             raise ValueError(refusal)
-        return message
+        return _legible(message)
 
     def take(self, arrival: Arrival) -> None:
         """Return the credit of a message that the application took out."""
@@ -119,7 +118,6 @@ class Receiver:
 
     def _accept(self, envelope: Envelope, arrival: Arrival | None) -> None:
         """Give what arrived to whoever waits for it."""
-        envelope = replace(envelope, message=_legible(envelope.message))
         source, message, asked = envelope.header.source, envelope.message, self._mailbox.asked(envelope.header.reply_to)
         if asked not in (None, source):
             raise ValueError(f"{type(message).__name__} of {source} answers what {asked} was asked")

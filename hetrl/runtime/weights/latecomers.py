@@ -112,8 +112,9 @@ class Latecomers:
         for receiver, cause in refused.items():
             if receiver in self._refused_whole:
                 self._give_up(receiver, f"{receiver}: {cause}")
-            self._refused_whole.add(receiver)  # one that counted on another of its node takes the next one by itself
-            self._repaired[receiver] = cause
+            else:  # one that counted on another of its node takes the next one by itself
+                self._refused_whole.add(receiver)
+                self._repaired[receiver] = cause
 
     async def _close(
         self, to: Sequence[str], version: int, digest: str, pieces: Sequence[wire.WeightsTensor], *, load: bool
